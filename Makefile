@@ -1,0 +1,46 @@
+# make demo   block-efficiency table of the shipped mini models, into runs/mini/
+# make test   lint, types and tests
+# Both make .venv first where it is absent, and install into it what constraints.txt pins.
+
+PYTHON ?= python3
+# On Linux the index's own torch brings gigabytes of CUDA, so only the CPU build is asked for.
+TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.demo
+	$(VENV)/bin/python eval/block_efficiency.py mini --out runs/mini
+
+test: lint
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+lint: $(VENV)/.test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis $(VENV)/.demo $(VENV)/.test
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "jaxspec needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	    "name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 2; }
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing jaxspec into $(VENV): 1 to 3 minutes the first time"
+	@$(PIP) -e '.[plots]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing jaxspec and its test tools into $(VENV): 2 to 5 minutes the first time"
+	@$(PIP) '$(TORCH)' 2>/dev/null || echo "No $(TORCH) for this Python in pip's indexes: the parity tests" \
+	  "will be skipped. To run them: make clean, then make test with PIP_EXTRA_INDEX_URL set to" \
+	  "PyTorch's index of CPU builds, or with TORCH=torch for the index's own build." >&2
+	@$(PIP) -e '.[test]'
+	@touch $@

@@ -1,0 +1,20 @@
+"""The shipped mini models on picturebook's twins: single views and their static mixture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxspec.evaluation.config import EvalConfig, Row
+
+ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
+
+config = EvalConfig(
+    target=str(ASSETS / "target"),
+    draft=str(ASSETS / "draft"),
+    rows=(Row("M", ("M",)), Row("T", ("T",)), Row("MT static", ("M", "T"))),
+    twins=(
+        "describe", "read", "exist", "reason", "chart", "edit", "brush", "spot", "saga", "album", "facts", "sums",
+    ),  # fmt: skip
+    prompt_buckets=(128, 384),
+    image_buckets=(6,),
+)

@@ -1,0 +1,37 @@
+"""jaxspec: lossless speculative decoding of vision-language models in JAX.
+
+Public names are imported on first use, so that `import jaxspec` costs nothing and needs no extra.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jaxspec.decoding.engine import Engine, Request, Result
+    from jaxspec.errors import InputError
+
+_HOMES = {
+    "Engine": "jaxspec.decoding.engine",
+    "InputError": "jaxspec.errors",
+    "Request": "jaxspec.decoding.engine",
+    "Result": "jaxspec.decoding.engine",
+}
+
+__all__ = ["Engine", "InputError", "Request", "Result", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the home of a public name on first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

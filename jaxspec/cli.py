@@ -1,0 +1,150 @@
+"""The command `jaxspec`: answers go to standard output, progress and complaints to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.data.images import load_image
+from jaxspec.data.prompts import Prompt, place_images
+from jaxspec.decoding.drafters import ContextPolicy
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.errors import InputError
+from jaxspec.evaluation.metrics import acceptance_metrics
+from jaxspec.runtime import input_errors, setup_runtime
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Answers a prompt about images as the target would; a draft makes it faster, never different."""
+
+    target: str
+    """Directory in Hugging Face layout, or hub id, of a LLaVA-1.5 model."""
+    prompt: str
+    """The question. Images stand where it says <image>, or in front of it if it says so nowhere."""
+    draft: str | None = None
+    """Directory or hub id of a small LLaVA or Llama with the target's tokeniser; without, plain decoding."""
+    image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
+    """An image file; give the option once an image, in order."""
+    views: str = "M"
+    """How the draft is shown the prompt, comma-separated: M (as is), T (text only), T-literal, T-special."""
+    weights: str | None = None
+    """Weight of each view, comma-separated; uniform by default."""
+    gamma: int = 5
+    """Drafted tokens a block."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Draw from the k likeliest tokens; 0, from all."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that hold this mass."""
+    max_new_tokens: int = 128
+    seed: int = 0
+    """Of the drawn tokens, for temperatures above 0."""
+    context: ContextPolicy = "extrapolate"
+    """A view longer than the draft was trained for: draft on, give it weight 0, or refuse."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """What both models compute in; by default float32 on CPUs, else what their files hold."""
+    revision: str | None = None
+    """Branch, tag or commit of the target, where that is a hub id."""
+    json: bool = False
+    """Print one JSON object with text, tokens and stats instead of the text."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command; bad input ends it with one line on standard error and exit code 2."""
+    command = tyro.extras.subcommand_cli_from_dict(
+        {"generate": Generate},
+        prog="jaxspec",
+        description="Lossless speculative decoding of vision-language models.",
+        args=argv,
+    )
+    with input_errors("jaxspec"):
+        print(generate(command))
+
+
+def generate(args: Generate) -> str:
+    """What the command prints. All that can be checked without the models is checked before they are read."""
+    weights = None if args.weights is None else _numbers("--weights", args.weights)
+    views = tuple(args.views.split(","))
+    config = EngineConfig(views, weights, args.gamma, args.context, batch_size=1)
+    images = [load_image(path) for path in args.image]
+    place_images(args.prompt, len(images))
+    request = Request(
+        Prompt(np.zeros(0, np.int32)),  # replaced as soon as there is a tokeniser
+        args.max_new_tokens,
+        args.temperature,
+        args.top_k,
+        args.top_p,
+        args.seed,
+    )
+    models = [(args.target, args.revision)] + ([] if args.draft is None else [(args.draft, None)])
+    paths = [huggingface.locate(*model) for model in models]
+    for path in paths:
+        huggingface.read_config(path)
+
+    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
+    setup_runtime(dtype)
+    loaded = []
+    for name, path in zip(("target", "draft"), paths):
+        _progress(f"loading {name} {path}")
+        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype)))
+    engine = Engine(*loaded, config=config)
+    request = replace(request, prompt=engine.encoder.prompt(args.prompt, images))
+    _say(engine.memory_report([request]))
+    _progress("compiling and decoding")
+    result = engine.generate([request])[0]
+    stats = describe(result, request, engine)
+    pace = stats["mean_acceptance_length"], stats["decode_tokens_per_second"]
+    per_pass, per_second = ("-" if value is None else f"{value:.2f}" for value in pace)
+    _say(f"done: {len(result.tokens)} tokens, {per_pass} tokens per target pass, {per_second} tokens/s")
+    if args.json:
+        return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
+    return result.text
+
+
+def describe(result: Result, request: Request, engine: Engine) -> dict[str, Any]:
+    """The statistics of one request under the names of the project's records."""
+    chain = engine.draft is not None
+    device = jax.devices()[0]
+    return acceptance_metrics([result.stats]) | {
+        "prefill_ms": result.prefill_ms,
+        "decode_tokens_per_second": 1e3 * result.stats.emitted / result.decode_ms,
+        "drafter": "chain" if chain else None,
+        "views": list(engine.config.views) if chain else None,
+        "weighting": "static" if chain else None,
+        "gamma": engine.config.gamma if chain else 0,
+        "temperature": request.temperature,
+        "dtype": str(jax.tree.leaves(engine.target.params)[0].dtype),
+        "device": f"{device.device_kind} ({device.platform})",
+        "batch": result.batch,
+        "seed": request.seed,
+    }
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option}: {text!r} is no list of numbers; give one a view, as 0.5,0.5") from None
+
+
+def _progress(words: str) -> None:
+    """On terminals only: words that the next ones overwrite, so that a failure leaves only its own line."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
+
+
+def _say(words: object) -> None:
+    clear = "\r\033[K" if sys.stderr.isatty() else ""
+    print(f"{clear}{words}", file=sys.stderr)

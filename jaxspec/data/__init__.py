@@ -1,0 +1,1 @@
+"""Data: the embedded world, dataset builders, benchmark registry, prompts and loaders."""

@@ -1,0 +1,239 @@
+"""Short questions about one attribute with one right value, and conversations of several about one page.
+
+They are the densest supervision a reader of pages can get, and their answers can be judged (`samples.Probe`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxspec.data.picturebook.phrases import (
+    NOUNS,
+    an,
+    at,
+    cap,
+    full,
+    inside,
+    number,
+    plural,
+    ref,
+    short,
+    there,
+)
+from jaxspec.data.picturebook.rendering import render
+from jaxspec.data.picturebook.samples import COUNT_WORDS, IMAGE, Probe, Sample
+from jaxspec.data.picturebook.scenes import (
+    BAR_PLACES,
+    COLOURS,
+    KINDS,
+    PLACES,
+    SIGN,
+    Chart,
+    Scene,
+    below,
+    pick,
+    sample_chart,
+    sample_scene,
+)
+
+Turn = tuple[str, str, Probe]  # question without image placeholder, reference answer, how to judge
+
+
+def _turn(kind: str, question: str, answer: str, expected: str) -> Turn:
+    return cap(question), cap(answer), Probe.of(kind, expected, answer)
+
+
+def what(rng: np.random.Generator, scene: Scene) -> Turn:
+    """What is at a place? One time in ten an empty one."""
+    free = scene.free
+    place = pick(rng, free) if free and rng.random() < 0.1 else pick(rng, scene.things)[0]
+    thing, noun, way = scene.cells[place], pick(rng, NOUNS), below(rng, 3)
+    question = (
+        f"what is {at(place)} of the {noun}?",
+        f"tell me what you see {at(place)}.",
+        f"which thing is {at(place)}?",
+    )[way]
+    if thing is None:
+        answers = (
+            f"nothing is {at(place)} of the {noun}.",
+            f"I see nothing {at(place)}.",
+            f"nothing is {at(place)}.",
+        )
+        return _turn("what", question, answers[way], "nothing")
+    answers = (
+        f"{an(full(thing))} is {at(place)} of the {noun}.",
+        f"I see {an(full(thing))} {at(place)}.",
+        f"it is {an(full(thing))}.",
+    )
+    return _turn("what", question, answers[way], thing.kind)
+
+
+def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    """Where is a thing that its kind, or its colour and kind, or its size as well, tells from all others?"""
+    named = [(place, ref(scene, place)) for place, _ in scene.things]
+    named = [(place, name) for place, name in named if " at " not in name]
+    if not named:
+        return None
+    place, name = pick(rng, named)
+    thing = scene.cells[place]
+    assert thing is not None
+    if name == thing.kind and rng.random() < 0.5:
+        name = short(thing)
+    noun, way = pick(rng, NOUNS), below(rng, 2)
+    question = (f"where is the {name}?", f"in which part of the {noun} is the {name}?")[way]
+    answer = (f"the {name} is {at(place)}.", f"the {name} is {at(place)} of the {noun}.")[way]
+    return _turn("where", question, answer, PLACES[place])
+
+
+def colour(rng: np.random.Generator, scene: Scene) -> Turn:
+    """What colour is the thing of a kind, or at a place?"""
+    place, thing = pick(rng, scene.things)
+    if sum(other_thing.kind == thing.kind for _, other_thing in scene.things) == 1 and rng.random() < 0.6:
+        way = below(rng, 2)
+        question = (f"what colour is the {thing.kind}?", f"which colour does the {thing.kind} have?")[way]
+        answer = (f"the {thing.kind} is {thing.colour}.", f"the {thing.kind} has the colour {thing.colour}.")[
+            way
+        ]
+    else:
+        question = f"what colour is the thing {at(place)}?"
+        answer = f"the {thing.kind} {at(place)} is {thing.colour}."
+    return _turn("colour", question, answer, thing.colour)
+
+
+def count(rng: np.random.Generator, scene: Scene) -> Turn:
+    """How many things, things of a colour, or things of a kind? Absent ones are asked for as well."""
+    things, noun, way = [thing for _, thing in scene.things], pick(rng, NOUNS), below(rng, 3)
+    if way == 0:
+        n, name = len(things), "thing"
+    elif way == 1:
+        value = pick(rng, things).colour if rng.random() < 0.75 else pick(rng, COLOURS)
+        n, name = sum(thing.colour == value for thing in things), f"{value} thing"
+    else:
+        value = pick(rng, things).kind if rng.random() < 0.75 else pick(rng, KINDS)
+        n, name = sum(thing.kind == value for thing in things), value
+    way = below(rng, 2)
+    question = (f"how many {plural(name)} are {inside(noun)}?", f"count the {plural(name)} {inside(noun)}.")[
+        way
+    ]
+    answer = (f"{there(n)} {number(n, name)} {inside(noun)}.", f"I count {number(n, name)} {inside(noun)}.")[
+        way
+    ]
+    return _turn("count", question, answer, COUNT_WORDS[n])
+
+
+def sign(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    """What does a sign say?"""
+    signs = [(place, thing) for place, thing in scene.things if thing.kind == SIGN]
+    if not signs:
+        return None
+    place, thing = pick(rng, signs)
+    assert thing.word is not None
+    name = ref(scene, place)
+    question, answer = pick(
+        rng,
+        (
+            (f"what does the {name} say?", f"the {name} says {thing.word}."),
+            (f"read the {name}, please.", f"the word on the {name} is {thing.word}."),
+            (f"which word is {at(place)}?", f"the word {at(place)} is {thing.word}."),
+        ),
+    )
+    return _turn("sign", question, answer, thing.word.lower())
+
+
+def size(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    """Is a thing small or large? Not asked about signs."""
+    things = [(place, thing) for place, thing in scene.things if thing.kind != SIGN]
+    if not things:
+        return None
+    place, thing = pick(rng, things)
+    name = ref(scene, place)
+    if thing.size in name:
+        name = f"thing {at(place)}"
+    return _turn("size", f"how big is the {name}?", f"the {name} is {thing.size}.", thing.size)
+
+
+def background(rng: np.random.Generator, page: Scene | Chart) -> Turn:
+    """Which background does the page have?"""
+    noun = pick(rng, NOUNS)
+    value = page.background
+    return _turn(
+        "background",
+        f"what background does the {noun} have?",
+        f"the {noun} has {an(value)} background.",
+        value,
+    )
+
+
+def bar_colour(rng: np.random.Generator, chart: Chart) -> Turn:
+    """What colour is the bar on the left, in the middle, on the right?"""
+    i = below(rng, 3)
+    spot = f"{'in' if i == 1 else 'on'} the {BAR_PLACES[i]}"
+    value = chart.bars[i][0]
+    return _turn("colour", f"what colour is the bar {spot}?", f"the bar {spot} is {value}.", value)
+
+
+def bar_height(rng: np.random.Generator, chart: Chart) -> Turn:
+    """How tall is the bar of a colour?"""
+    value, height = pick(rng, chart.bars)
+    way = below(rng, 2)
+    question = (f"how tall is the {value} bar?", f"what is the height of the {value} bar?")[way]
+    answer = (f"the {value} bar is {height} tall.", f"the height of the {value} bar is {height}.")[way]
+    return _turn("height", question, answer, str(height))
+
+
+ASKERS = {"what": what, "where": where, "colour": colour, "count": count, "sign": sign, "size": size}
+MIX = (
+    ("what",) * 4 + ("where",) * 2 + ("colour",) * 3 + ("count",) * 2 + ("sign",) * 2 + ("size", "background")
+)
+
+
+def ask(rng: np.random.Generator, page: Scene | Chart) -> Turn:
+    """One attribute question that suits the page."""
+    if isinstance(page, Chart):
+        u = rng.random()
+        return (
+            background(rng, page) if u < 0.1 else bar_colour(rng, page) if u < 0.4 else bar_height(rng, page)
+        )
+    while True:
+        kind = pick(rng, MIX)
+        turn = background(rng, page) if kind == "background" else ASKERS[kind](rng, page)
+        if turn is not None:
+            return turn
+
+
+def sample_page(rng: np.random.Generator) -> Scene | Chart:
+    """A chart one time in eight; a scene with a sign in nearly half of the others."""
+    if rng.random() < 0.12:
+        return sample_chart(rng)
+    return sample_scene(rng, signs=int(rng.random() < 0.45))
+
+
+def attributes(rng: np.random.Generator) -> Sample:
+    """Three to five different attribute questions about one page."""
+    page = sample_page(rng)
+    wanted, turns, seen = 3 + below(rng, 3), [], set()
+    for _ in range(12):
+        turn = ask(rng, page)
+        if turn[1] not in seen:
+            seen.add(turn[1])
+            turns.append(turn)
+        if len(turns) == wanted:
+            break
+    return _sample("attributes", rng, page, turns)
+
+
+def probe_sample(rng: np.random.Generator, kind: str) -> Sample:
+    """One page and one question of `kind`, one of `samples.PROBE_KINDS`, with its probe."""
+    while True:
+        scene = sample_scene(rng, signs=1 if kind == "sign" else None)
+        turn = ASKERS[kind](rng, scene)
+        if turn is not None:
+            return _sample(f"probe-{kind}", rng, scene, [turn])
+
+
+def _sample(name: str, rng: np.random.Generator, page: Scene | Chart, turns: list[Turn]) -> Sample:
+    texts = [(question, answer) for question, answer, _ in turns]
+    texts[0] = (f"{IMAGE}\n{texts[0][0]}", texts[0][1])
+    return Sample(
+        name, name, (render(page, rng),), tuple(texts), tuple(probe for _, _, probe in turns), (page,)
+    )

@@ -1,0 +1,380 @@
+"""Dialogues about one page: describe, read, exist, reason and chart.
+
+Each function draws a page, a question and the answer from `rng`. What an answer says comes from the page
+alone; how it says it comes mostly from how the question was put, partly from the page, and now and then
+from a coin, so that the wording can be learnt but not read off the question.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxspec.data.picturebook.phrases import (
+    NOUNS,
+    STANDS,
+    an,
+    at,
+    full,
+    inside,
+    join,
+    listing,
+    neighbour,
+    number,
+    plural,
+    ref,
+    remark,
+    rest,
+    short,
+    side,
+    there,
+    unique,
+)
+from jaxspec.data.picturebook.rendering import render
+from jaxspec.data.picturebook.samples import IMAGE, Sample
+from jaxspec.data.picturebook.scenes import (
+    BAR_PLACES,
+    COLOURS,
+    KINDS,
+    PLACES,
+    SIGN,
+    SIZES,
+    Chart,
+    Scene,
+    Thing,
+    below,
+    other,
+    pick,
+    sample_chart,
+    sample_scene,
+)
+
+Turn = tuple[str, str]
+
+
+def one_page(name: str, rng: np.random.Generator, page: Scene | Chart, turn: Turn) -> Sample:
+    """The sample of one page and one turn."""
+    return Sample(name, name, (render(page, rng),), ((f"{IMAGE}\n{turn[0]}", turn[1]),), (), (page,))
+
+
+# describe --------------------------------------------------------------------------------------------
+
+
+def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
+    """'At the top left there is ..., and at the top right ...': a sentence per row."""
+    sentences = []
+    for row in (0, 1):
+        parts = [f"{at(place)} there is {an(full(thing))}" for place, thing in things if place // 2 == row]
+        if parts:
+            sentences.append(", and ".join(parts) + ".")
+    return sentences
+
+
+def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
+    """'A large red ball lies at the top left, and ...': a sentence per row, the verb by the kind of thing."""
+    sentences = []
+    for row in (0, 1):
+        parts = [
+            f"{an(full(thing))} {STANDS[thing.kind]} {at(place)}"
+            for place, thing in things
+            if place // 2 == row
+        ]
+        if parts:
+            sentences.append(", and ".join(parts) + ".")
+    return sentences
+
+
+def _piece_by_piece(things: list[tuple[int, Thing]]) -> list[str]:
+    """'The ball at the top left is large and red.': a sentence per thing."""
+    return [
+        f"the {thing.kind} {at(place)} is {thing.colour} and says {thing.word}."
+        if thing.word
+        else f"the {thing.kind} {at(place)} is {thing.size} and {thing.colour}."
+        for place, thing in things
+    ]
+
+
+def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
+    """A description in the style the question asks for: plain, kindly, in detail, as a list, or briefly."""
+    noun, things, style, tint = pick(rng, NOUNS), list(scene.things), rng.random(), scene.background
+    counted = number(len(things), "thing")
+    if style < 0.4:
+        way = below(rng, 3)
+        question = (
+            f"Describe this {noun}.",
+            f"What is {inside(noun)}?",
+            f"Tell me what you see {inside(noun)}.",
+        )[way]
+        opening = (
+            f"the {noun} has {an(tint)} background with {counted} on it.",
+            f"{there(len(things))} {counted} {inside(noun)}, and the background is {tint}.",
+            f"I see {counted} on {an(tint)} background.",
+        )[way]
+        usual = _place_first if way != 2 else _thing_first
+        body = usual(things) if rng.random() < 0.85 else _thing_first(things)
+        return question, join(opening, *body, remark(scene))
+    if style < 0.6:
+        question = pick(rng, (f"Please describe the {noun} for a child.", f"Kindly describe this {noun}."))
+        praise = {"white": "clear", "grey": "calm", "cream": "warm", "mint": "fresh", "sky": "bright"}.get(
+            tint, "soft"
+        )
+        opening = f"what a {praise} little {noun} this is!"
+        ending = f"behind {'it' if len(things) == 1 else 'them'} everything is {tint}."
+        return question, join(opening, *_thing_first(things), ending, remark(scene))
+    if style < 0.8:
+        question = pick(rng, (f"Describe the {noun} in detail.", f"Give all the details of this {noun}."))
+        opening = f"this {noun} shows {counted} in front of {an(tint)} background."
+        empty = (
+            f"nothing is {listing([at(place) for place in scene.free])}."
+            if scene.free
+            else "no place is empty."
+        )
+        return question, join(opening, *_piece_by_piece(things), empty)
+    if style < 0.9:
+        question = pick(rng, (f"List what the {noun} shows.", f"Describe the {noun} as a list."))
+        lines = [
+            f"{PLACES[place]}: {'nothing' if thing is None else an(full(thing))}."
+            for place, thing in enumerate(scene.cells)
+        ]
+        return question, join(f"Background: {tint}.", *lines)
+    question = pick(rng, (f"Briefly describe the {noun}.", f"Describe this {noun} in a few words."))
+    return question, join(f"{an(tint)} {noun} with {listing(rest(scene))}.", remark(scene))
+
+
+def describe(rng: np.random.Generator) -> Sample:
+    """Stands for LLaVA-Bench and COCO captions."""
+    scene = sample_scene(rng)
+    return one_page("describe", rng, scene, describe_turn(rng, scene))
+
+
+# read ------------------------------------------------------------------------------------------------
+
+
+def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
+    """What a sign says, where it is, and what is near it; sometimes all signs at once."""
+    signs = [(place, thing) for place, thing in scene.things if thing.kind == SIGN]
+    place, thing = pick(rng, signs)
+    noun, name, way = pick(rng, NOUNS), ref(scene, place), below(rng, 4)
+    if way == 0:
+        answer = (
+            f"the {name} says {thing.word}."
+            if " at " in name
+            else f"the {name} {at(place)} says {thing.word}."
+        )
+        return f"What does the {name} say?", join(answer, neighbour(scene, place))
+    if way == 1:
+        body = f"it is written on {an(thing.colour)} sign."
+        return f"What is written {at(place)}?", join(
+            f"the word {thing.word} is written {at(place)}.", body, neighbour(scene, place)
+        )
+    if way == 2:
+        reading = [
+            f"{other_thing.word} on {an(short(other_thing))} {at(where)}" for where, other_thing in signs
+        ]
+        rest_of = rest(scene, *(where for where, _ in signs))
+        body = f"the {noun} also shows {listing(rest_of)}." if rest_of else "there is nothing else to see."
+        return f"Read all the text {inside(noun)}.", join(f"the text is {listing(reading)}.", body)
+    body = f"the word is {thing.word}, and the {thing.colour} sign is {at(place)}."
+    return f"Which word can you read on the {name}?", join(
+        f"I can read {thing.word}.", body, neighbour(scene, place)
+    )
+
+
+def read(rng: np.random.Generator) -> Sample:
+    """Stands for DocVQA, TextVQA and OCRBench."""
+    signs = 1 + int(rng.random() < 0.3)
+    scene = sample_scene(rng, count=max(signs, 2 + below(rng, 3)), signs=signs)
+    return one_page("read", rng, scene, read_turn(rng, scene))
+
+
+# exist -----------------------------------------------------------------------------------------------
+
+
+def absent(rng: np.random.Generator, scene: Scene) -> str:
+    """'red ball' of which the page has none; often only the colour or only the kind is off."""
+    present = {short(thing) for _, thing in scene.things}
+    while True:
+        _, thing = pick(rng, scene.things)
+        u = rng.random()
+        kind = thing.kind if u < 0.3 and thing.kind != SIGN else pick(rng, KINDS)
+        tint = thing.colour if 0.3 <= u < 0.6 else pick(rng, COLOURS)
+        if f"{tint} {kind}" not in present:
+            return f"{tint} {kind}"
+
+
+def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
+    """Is it there? Yes in half of the cases; no says what is there instead."""
+    noun, way, yes = pick(rng, NOUNS), below(rng, 3), rng.random() < 0.5
+    place, thing = pick(rng, scene.things)
+    name = short(thing) if yes else absent(rng, scene)
+    question = (
+        f"Is there {an(name)} {inside(noun)}?",
+        f"Can you see {an(name)} {inside(noun)}?",
+        f"Does the {noun} show {an(name)}?",
+    )[way]
+    if yes:
+        answer = (
+            f"Yes, there is {an(name)} {inside(noun)}.",
+            f"Yes, I can see {an(name)}.",
+            f"Yes, the {noun} shows {an(name)}.",
+        )[way]
+        size = f"it says {thing.word} and" if thing.word else f"it is {thing.size} and"
+        return question, join(answer, f"{size} {STANDS[thing.kind]} {at(place)}.", neighbour(scene, place))
+    answer = (
+        f"No, there is no {name} {inside(noun)}.",
+        f"No, I can not see {an(name)}.",
+        f"No, the {noun} does not show {an(name)}.",
+    )[way]
+    instead = (
+        f"there {'is' if len(scene.things) == 1 else 'are'} {listing(rest(scene))} instead.",
+        f"I see {listing(rest(scene))}.",
+        f"it shows {listing(rest(scene))}.",
+    )[way]
+    return question, join(answer, instead)
+
+
+def exist(rng: np.random.Generator) -> Sample:
+    """Stands for POPE and HallusionBench."""
+    scene = sample_scene(rng)
+    return one_page("exist", rng, scene, exist_turn(rng, scene))
+
+
+# reason ----------------------------------------------------------------------------------------------
+
+
+def _count(rng: np.random.Generator, scene: Scene) -> Turn:
+    noun, things = pick(rng, NOUNS), scene.things
+    by = pick(rng, ("colour", "kind", "size"))
+    values = {"colour": COLOURS, "kind": KINDS, "size": SIZES}[by]
+    value = getattr(pick(rng, things)[1], by) if rng.random() < 0.8 else pick(rng, values)
+    found = [(place, thing) for place, thing in things if getattr(thing, by) == value]
+    name = value if by == "kind" else f"{value} thing"
+    answer = f"{there(len(found))} {number(len(found), name)} {inside(noun)}."
+    if not found:
+        body = f"it shows only {listing(rest(scene))}."
+    else:
+        who = listing([f"the {short(thing)} {at(place)}" for place, thing in found])
+        body = f"{'it is' if len(found) == 1 else 'they are'} {who}."
+    return f"How many {plural(name)} are {inside(noun)}? Explain.", join(answer, body)
+
+
+def _relative(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    named = unique(scene)
+    if not named:
+        return None
+    place, _ = pick(rng, named)
+    name, to = ref(scene, place), place ^ (1 + below(rng, 3))
+    where, found = side(place, to), scene.cells[to]
+    if found is None:
+        answer = f"nothing is {where} the {name}."
+        body = f"the {name} is {at(place)}, and the place {at(to)} is empty."
+    else:
+        answer = f"{an(full(found))} is {where} the {name}."
+        body = f"the {name} is {at(place)}, and the {short(found)} is {at(to)}."
+    return f"What is {where} the {name}?", join(answer, body, remark(scene) if found is None else "")
+
+
+def _more(rng: np.random.Generator, scene: Scene) -> Turn:
+    noun, things = pick(rng, NOUNS), [thing for _, thing in scene.things]
+    a = pick(rng, things).colour
+    b = pick(rng, things).colour
+    if a == b:
+        b = other(rng, COLOURS, a)
+    n, m = (sum(thing.colour == tint for thing in things) for tint in (a, b))
+    verdict = "yes, there are more" if n > m else "no, there are as many" if n == m else "no, there are fewer"
+    answer = f"{verdict} {a} things {'as' if n == m else 'than'} {b} things."
+    body = f"the {noun} has {number(n, f'{a} thing')} and {number(m, f'{b} thing')}."
+    question = f"Are there more {a} things than {b} things {inside(noun)}?"
+    return question, join(answer, body, f"in all {there(len(things))} {number(len(things), 'thing')}.")
+
+
+def _same(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    named = unique(scene)
+    if len(named) < 2:
+        return None
+    (p, a), (q, b) = named[0], named[-1]
+    x, y = ref(scene, p), ref(scene, q)
+    question = f"Do the {x} and the {y} have the same colour?"
+    answer = f"yes, both are {a.colour}." if a.colour == b.colour else "no, they have different colours."
+    body = f"the {a.kind} {at(p)} is {a.colour}, and the {b.kind} {at(q)} is {b.colour}."
+    return question, join(answer, body)
+
+
+def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
+    named = unique(scene)
+    if not named:
+        return None
+    place, _ = pick(rng, named)
+    name, left = ref(scene, place), rest(scene, place)
+    question = f"What is left if you take away the {name}?"
+    if not left:
+        return question, join("then nothing is left.", f"the {name} {at(place)} is the only thing there.")
+    answer = f"then {listing(left)} {'is' if len(left) == 1 else 'are'} left."
+    body = f"the {name} is {at(place)}, and {there(len(left) + 1)} {number(len(left) + 1, 'thing')} before."
+    return question, join(answer, body)
+
+
+def reason_turn(rng: np.random.Generator, scene: Scene) -> Turn:
+    """Counting, comparing, looking next to something, taking something away; the answer gives its reason."""
+    while True:
+        turn = pick(rng, (_count, _relative, _relative, _more, _same, _take_away))(rng, scene)
+        if turn is not None:
+            return turn
+
+
+def reason(rng: np.random.Generator) -> Sample:
+    """Stands for MM-Vet, VQAv2 and ScienceQA."""
+    scene = sample_scene(rng, count=2 + below(rng, 3))
+    return one_page("reason", rng, scene, reason_turn(rng, scene))
+
+
+# chart -----------------------------------------------------------------------------------------------
+
+
+def _bars(chart: Chart, *but: str) -> str:
+    return " and ".join(
+        f"the {colour} bar is {height} tall" for colour, height in chart.bars if colour not in but
+    )
+
+
+def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
+    """The tallest or shortest bar, a height, a sum, a difference, or the whole chart."""
+    way, noun = below(rng, 6), pick(rng, ("chart", "picture"))
+    i = below(rng, 3)
+    a, x = page.bars[i]
+    b, y = page.bars[(i + 1 + below(rng, 2)) % 3]
+    spot = f"{'in' if i == 1 else 'on'} the {BAR_PLACES[i]}"
+    if way < 2:
+        word, heights = ("tallest", "shortest")[way], [height for _, height in page.bars]
+        best = (max, min)[way](heights)
+        top = [colour for colour, height in page.bars if height == best]
+        bars = f"the {listing(top)} {'bar is' if len(top) == 1 else 'bars are'}"
+        others = _bars(page, *top)
+        body = f"{others}." if others else "all bars have the same height."
+        return f"Which bar is the {word} {inside(noun)}?", join(
+            f"{bars} the {word} with a height of {best}.", body
+        )
+    if way == 2:
+        answer = f"the {a} bar {spot} is {x} tall."
+        return f"How tall is the {a} bar? Compare it with the others.", join(answer, f"{_bars(page, a)}.")
+    if way == 3:
+        body = f"the {a} bar is {x} tall and the {b} bar is {y} tall, so {x} + {y} = {x + y}."
+        return f"What is the sum of the {a} bar and the {b} bar?", join(f"the sum is {x + y}.", body)
+    if way == 4:
+        high, low = ((a, x), (b, y)) if x >= y else ((b, y), (a, x))
+        if x == y:
+            answer = f"they are the same, the {a} bar and the {b} bar are both {x} tall."
+            body = ""
+        else:
+            answer = f"the {high[0]} bar is {high[1] - low[1]} taller than the {low[0]} bar."
+            body = f"it has a height of {high[1]}, and the {low[0]} bar has a height of {low[1]}."
+        return f"How different are the {a} bar and the {b} bar?", join(answer, body)
+    bars = [f"the {colour} bar {where} is {height} tall" for (colour, height), where in zip(
+        page.bars, ("on the left", "in the middle", "on the right"), strict=True)]  # fmt: skip
+    opening = f"the {noun} shows three bars on {an(page.background)} background."
+    return f"Expla{inside(noun)}.", join(opening, f"{listing(bars)}.")
+
+
+def chart(rng: np.random.Generator) -> Sample:
+    """Stands for ChartQA."""
+    page = sample_chart(rng)
+    return one_page("chart", rng, page, chart_turn(rng, page))

@@ -1,0 +1,148 @@
+"""Words and phrases: things, places, numbers, lists, and the few remarks that several dialogues share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxspec.data.picturebook.samples import COUNT_WORDS
+from jaxspec.data.picturebook.scenes import PLACES, SIGN, Chart, Scene, Thing
+
+NOUNS = ("page", "picture", "image")
+NAMES = ("Mia", "Leo", "Nora", "Otto", "Pip", "Anna")
+ORDINALS = ("first", "second", "third", "fourth", "fifth")
+CONNECTORS = ("First", "Then", "After that", "Later", "In the end")
+
+STANDS = {
+    "ball": "lies", "box": "stands", "tree": "grows", "house": "stands", "star": "shines", "fish": "swims",
+    "boat": "floats", "cup": "stands", "key": "lies", "moon": "shines", "heart": "glows", "flower": "grows",
+    "sign": "hangs",
+}  # fmt: skip
+ACTIONS = {
+    "ball": "played with", "box": "looked into", "tree": "climbed", "house": "visited",
+    "star": "made a wish on", "fish": "fed", "boat": "sailed", "cup": "drank from", "key": "picked up",
+    "moon": "sang to", "heart": "loved", "flower": "watered", "sign": "read",
+}  # fmt: skip
+
+
+def an(noun: str) -> str:
+    """`noun` with its article."""
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def full(thing: Thing) -> str:
+    """All that is known: 'small red ball', 'blue sign that says OPEN'."""
+    return f"{short(thing)} that says {thing.word}" if thing.word else f"{thing.size} {short(thing)}"
+
+
+def short(thing: Thing) -> str:
+    """'red ball'."""
+    return f"{thing.colour} {thing.kind}"
+
+
+def at(place: int) -> str:
+    """'at the top left'."""
+    return f"at the {PLACES[place]}"
+
+
+def inside(noun: str) -> str:
+    """'on the page', 'in the picture'."""
+    return f"{'on' if noun == 'page' else 'in'} the {noun}"
+
+
+def plural(noun: str) -> str:
+    """'boxes', 'fish', 'red balls'."""
+    if noun.endswith("fish"):
+        return noun
+    return noun + ("es" if noun.endswith("box") else "s")
+
+
+def number(n: int, noun: str) -> str:
+    """'no balls', 'one ball', 'three balls'."""
+    return f"{COUNT_WORDS[n]} {noun if n == 1 else plural(noun)}"
+
+
+def there(n: int) -> str:
+    """'there is' or 'there are' for n things."""
+    return "there is" if n == 1 else "there are"
+
+
+def listing(items: Sequence[str]) -> str:
+    """'a, b and c'."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def cap(text: str) -> str:
+    """`text` with a capital first letter."""
+    return text[0].upper() + text[1:]
+
+
+def join(*sentences: str) -> str:
+    """Sentences one after another, empty ones left out."""
+    return " ".join(cap(sentence) for sentence in sentences if sentence)
+
+
+def ref(scene: Scene, place: int) -> str:
+    """The shortest of 'ball', 'red ball', 'small red ball' that fits this thing only; else with its place."""
+    thing = scene.cells[place]
+    assert thing is not None
+    others = [other for where, other in scene.things if where != place]
+    if all(other.kind != thing.kind for other in others):
+        return thing.kind
+    if all((other.kind, other.colour) != (thing.kind, thing.colour) for other in others):
+        return short(thing)
+    if thing.kind != SIGN and all(full(other) != full(thing) for other in others):
+        return full(thing)
+    return f"{short(thing)} {at(place)}"
+
+
+def unique(scene: Scene) -> list[tuple[int, Thing]]:
+    """The things whose kind or colour and kind nobody else has."""
+    return [(place, thing) for place, thing in scene.things if len(ref(scene, place).split()) <= 2]
+
+
+def side(of: int, to: int) -> str:
+    """Where cell `to` lies seen from cell `of`: 'to the right of', 'below', 'across from' (diagonal)."""
+    if of // 2 == to // 2:
+        return "to the right of" if to > of else "to the left of"
+    if of % 2 == to % 2:
+        return "below" if to > of else "above"
+    return "across from"
+
+
+def neighbour(scene: Scene, place: int) -> str:
+    """A sentence on the nearest other thing (in the row, the column, the diagonal), or on being alone."""
+    for to in (place ^ 1, place ^ 2, place ^ 3):
+        thing = scene.cells[to]
+        if thing is not None:
+            return f"{cap(an(full(thing)))} is {side(place, to)} it."
+    return "There is nothing else near it."
+
+
+def rest(scene: Scene, *places: int) -> list[str]:
+    """'a small red ball' of each thing that is not at `places`."""
+    return [an(full(thing)) for place, thing in scene.things if place not in places]
+
+
+def remark(scene: Scene) -> str:
+    """What is worth saying about the whole page: same kinds, same colours, same sizes, or all different."""
+    things = [thing for _, thing in scene.things]
+    if len(things) == 1:
+        return "It is all alone there."
+    for i, thing in enumerate(things):
+        for later in things[i + 1 :]:
+            if later.kind == thing.kind:
+                return f"There are {number(sum(t.kind == thing.kind for t in things), thing.kind)}."
+            if later.colour == thing.colour:
+                return f"The {thing.kind} and the {later.kind} are both {thing.colour}."
+    if len({thing.size for thing in things}) == 1:
+        return f"All of them are {things[0].size}."
+    return "Each thing has its own colour."
+
+
+def caption(page: Scene | Chart) -> str:
+    """The page in one short sentence without a capital or a full stop: what a captioner says about it."""
+    if isinstance(page, Chart):
+        bars = [f"{an(colour)} bar of {height}" for colour, height in page.bars]
+        return f"a chart with {listing(bars)} on {an(page.background)} background"
+    things = [f"{an(full(thing))} {at(place)}" for place, thing in page.things]
+    return f"{listing(things)} on {an(page.background)} background"

@@ -1,0 +1,248 @@
+"""Dialogues about several pages: two and a change (edit, brush, spot), five and a story (saga, album)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxspec.data.picturebook.phrases import (
+    ACTIONS,
+    CONNECTORS,
+    NAMES,
+    NOUNS,
+    an,
+    at,
+    full,
+    join,
+    listing,
+    rest,
+    short,
+    side,
+)
+from jaxspec.data.picturebook.rendering import render
+from jaxspec.data.picturebook.samples import IMAGE, Sample
+from jaxspec.data.picturebook.scenes import (
+    PLACES,
+    Edit,
+    Scene,
+    Thing,
+    below,
+    edit,
+    pick,
+    sample_scene,
+    sample_thing,
+    with_cell,
+)
+
+Turn = tuple[str, str]
+
+
+def several(name: str, rng: np.random.Generator, scenes: list[Scene], question: str, answer: str) -> Sample:
+    """The sample of several scenes and one turn whose question already holds the placeholders."""
+    return Sample(
+        name, name, tuple(render(scene, rng) for scene in scenes), ((question, answer),), (), tuple(scenes)
+    )
+
+
+def placeholders(n: int) -> str:
+    """One `<image>` a line, in front of a question."""
+    return f"{IMAGE}\n" * n
+
+
+def _spot(change: Edit) -> str:
+    return at(change.place)
+
+
+# edit and brush --------------------------------------------------------------------------------------
+
+
+def plain_order(change: Edit) -> str:
+    """The change as an editor's order."""
+    before, after = change.before, change.after
+    if before is None and after is not None:
+        return f"add {an(full(after))} {_spot(change)}."
+    assert before is not None
+    if after is None:
+        return f"remove the {full(before)} from the {PLACES[change.place]}."
+    if change.kind == "recolour":
+        return (
+            f"change the colour of the {before.kind} {_spot(change)} from {before.colour} to {after.colour}."
+        )
+    if change.kind == "resize":
+        return f"change the size of the {short(before)} {_spot(change)} from {before.size} to {after.size}."
+    return f"replace the {full(before)} {_spot(change)} with {an(full(after))}."
+
+
+def painter_order(change: Edit) -> str:
+    """The same order as one would tell a painter."""
+    before, after = change.before, change.after
+    if before is None and after is not None:
+        return f"please paint {an(full(after))} {_spot(change)}."
+    assert before is not None
+    if after is None:
+        return f"please take the {full(before)} {_spot(change)} away."
+    if change.kind == "recolour":
+        return f"please paint the {before.colour} {before.kind} {_spot(change)} {after.colour}."
+    if change.kind == "resize":
+        word = "larger" if after.size == "large" else "smaller"
+        return f"please make the {before.size} {short(before)} {_spot(change)} {word}."
+    return f"please turn the {full(before)} {_spot(change)} into {an(full(after))}."
+
+
+def _keep(scene: Scene, *places: int) -> str:
+    """What stays: the other things by kind and place, and the background."""
+    kept = [f"the {short(thing)} {at(place)}" for place, thing in scene.things if place not in places]
+    if not kept:
+        return f"keep the {scene.background} background and nothing else."
+    return f"keep {listing([*kept, f'the {scene.background} background'])}."
+
+
+def edit_pair(rng: np.random.Generator) -> Sample:
+    """Stands for IEdit: the instruction that turns the first page into the second."""
+    first = sample_scene(rng)
+    second, change = edit(rng, first)
+    noun, way = pick(rng, NOUNS), below(rng, 3)
+    order = join(plain_order(change), _keep(first, change.place))
+    if way == 0:
+        question = f"{placeholders(2)}Which edit turns the first {noun} into the second?"
+        return several("edit", rng, [first, second], question, order)
+    if way == 1:
+        question = f"First: {IMAGE}\nSecond: {IMAGE}\nHow was the {noun} edited? Give the instruction."
+        return several("edit", rng, [first, second], question, f"The instruction is this. {order}")
+    question = f"{placeholders(2)}What must be done to get from the first {noun} to the second?"
+    return several("edit", rng, [first, second], question, f"To get the second {noun}, do this. {order}")
+
+
+def brush(rng: np.random.Generator) -> Sample:
+    """Stands for MagicBrush: one or two orders to a painter."""
+    first = sample_scene(rng, count=2 + below(rng, 3))
+    second, change = edit(rng, first)
+    changes, scenes = [change], [first, second]
+    if rng.random() < 0.4:
+        scenes[1], later = edit(rng, second, avoid=(change.place,))
+        changes.append(later)
+    noun, way = pick(rng, NOUNS), below(rng, 2)
+    question = (
+        f"{placeholders(2)}Tell the painter how to make the second {noun} from the first.",
+        f"Before: {IMAGE}\nAfter: {IMAGE}\nWrite what the painter was told to do.",
+    )[way]
+    orders = [painter_order(change) for change in changes]
+    if len(orders) == 2:
+        orders[1] = "then " + orders[1].removeprefix("please ")
+    closing = ("the rest stays as it is: ", "do not touch the rest: ")[way]
+    left = rest(first, *(change.place for change in changes))
+    end = f"{closing}{listing(left)}." if left else "there is nothing else to paint."
+    return several("brush", rng, scenes, question, join(*orders, end))
+
+
+# spot ------------------------------------------------------------------------------------------------
+
+
+def told(before: str, after: str) -> str:
+    """'red in the first and blue in the second'."""
+    return f"{before} in the first and {after} in the second"
+
+
+def difference(change: Edit) -> str:
+    """The change told as a difference between two pages."""
+    before, after = change.before, change.after
+    if before is None and after is not None:
+        return f"only the second one has {an(full(after))} {_spot(change)}."
+    assert before is not None
+    if after is None:
+        return f"only the first one has {an(full(before))} {_spot(change)}."
+    if change.kind == "recolour":
+        return f"the {before.kind} {_spot(change)} is {told(before.colour, after.colour)}."
+    if change.kind == "resize":
+        return f"the {short(before)} {_spot(change)} is {told(before.size, after.size)}."
+    return f"the first has {an(full(before))} {_spot(change)}, but the second has {an(full(after))}."
+
+
+def spot(rng: np.random.Generator) -> Sample:
+    """Stands for Spot-the-Difference: one or two differences, and what is the same."""
+    first = sample_scene(rng, count=2 + below(rng, 3))
+    second, change = edit(rng, first)
+    changes, scenes = [change], [first, second]
+    if rng.random() < 0.4:
+        scenes[1], later = edit(rng, second, avoid=(change.place,))
+        changes.append(later)
+    noun, way, two = pick(rng, NOUNS), below(rng, 3), len(changes) == 2
+    question = (
+        f"{placeholders(2)}What is different between the two {noun}s?",
+        f"{placeholders(2)}Find the differences between these {noun}s.",
+        f"First: {IMAGE}\nSecond: {IMAGE}\nCompare the two {noun}s.",
+    )[way]
+    opening = (
+        "",
+        "I found two differences." if two else "I found one difference.",
+        f"the two {noun}s are nearly the same.",
+    )[way]
+    kept = [f"the {short(thing)}" for place, thing in first.things if place not in [c.place for c in changes]]
+    same = f"both show {listing(kept)} on {an(first.background)} background." if kept else (
+        f"both have {an(first.background)} background.")  # fmt: skip
+    return several("spot", rng, scenes, question, join(opening, *(difference(c) for c in changes), same))
+
+
+# saga and album --------------------------------------------------------------------------------------
+
+
+def doing(thing: Thing) -> str:
+    """'played with a large red ball'."""
+    if thing.word:
+        return f"read {thing.word} on {an(short(thing))}"
+    return f"{ACTIONS[thing.kind]} {an(full(thing))}"
+
+
+def saga(rng: np.random.Generator) -> Sample:
+    """Stands for PororoSV: one hero (a thing with a name) is on all five pages; a sentence a page."""
+    hero, name = sample_thing(rng), pick(rng, NAMES)
+    scenes, sentences = [], []
+    for i, connector in enumerate(CONNECTORS):
+        scene = sample_scene(rng, count=1 + below(rng, 3))
+        place = pick(rng, scene.free)
+        scene = with_cell(scene, place, hero)
+        near = [to for to in (place ^ 1, place ^ 2, place ^ 3) if scene.cells[to] is not None]
+        friend = scene.cells[near[0]]
+        assert friend is not None
+        who = f"{name} the {short(hero)}" if i in (0, 4) else name
+        verb = ("was at", "went to", "came to", "stayed at", "slept at")[i]
+        sentences.append(
+            f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} {an(full(friend))}."
+        )
+        scenes.append(scene)
+    question = pick(
+        rng,
+        (
+            f"{placeholders(5)}Tell the story of {name} the {hero.kind} in these five pictures.",
+            f"{placeholders(5)}{name} is the {short(hero)}. What happens to {name}?",
+        ),
+    )
+    return several("saga", rng, scenes, question, join(*sentences))
+
+
+def album(rng: np.random.Generator) -> Sample:
+    """Stands for VIST: five pages of somebody's day; a sentence a page about the first thing on it."""
+    name, scenes, sentences = pick(rng, NAMES), [], []
+    for connector in CONNECTORS:
+        scene = sample_scene(rng, count=1 + below(rng, 3))
+        (place, thing), others = scene.things[0], rest(scene, scene.things[0][0])
+        end = f" near {others[0]}" if others else f" {at(place)}"
+        sentences.append(f"{connector}, {name} {doing(thing)}{end}.")
+        scenes.append(scene)
+    question = pick(
+        rng,
+        (
+            f"{placeholders(5)}These are five pictures of a day with {name}. Write the story of the day.",
+            f"{placeholders(5)}Write a story about {name}, one sentence for each picture.",
+        ),
+    )
+    return several("album", rng, scenes, question, join(*sentences))
+
+
+def story(name: str, scene: Scene) -> str:
+    """A short story about one page: what the named one did with each of at most three things."""
+    things = scene.things[:3]
+    steps = [
+        f"{(CONNECTORS[0], CONNECTORS[1], CONNECTORS[-1])[i]}, {name} {doing(thing)} {at(place)}."
+        for i, (place, thing) in enumerate(things)
+    ]
+    return join(f"{name} went for a walk on {an(scene.background)} page.", *steps)

@@ -1,0 +1,141 @@
+"""The registry of twins, the fixed test split, and the endless train split.
+
+Streams: every sample comes from its own generator, seeded by (split, numbers). Train and test never share a
+generator; that the same scene is drawn in both is possible and not excluded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from jaxspec.data.picturebook import dialogues, knowledge, sequences
+from jaxspec.data.picturebook.attributes import attributes, probe_sample
+from jaxspec.data.picturebook.follow_ups import FOLLOW_UPS
+from jaxspec.data.picturebook.samples import PROBE_KINDS, Sample
+from jaxspec.data.picturebook.scenes import pick
+from jaxspec.errors import InputError
+
+TEST_STREAM, PROBE_STREAM, TRAIN_STREAM = 7001, 7002, 7003
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A kind of dialogue: its name, the papers' evaluation sets it stands for, its number of images."""
+
+    name: str
+    stands_for: tuple[str, ...]
+    images: int
+    sample: Callable[[np.random.Generator], Sample]
+
+
+TWINS = {
+    twin.name: twin
+    for twin in (
+        Twin("describe", ("LLaVA-Bench", "COCO captions"), 1, dialogues.describe),
+        Twin("read", ("DocVQA", "TextVQA", "OCRBench"), 1, dialogues.read),
+        Twin("exist", ("POPE", "HallusionBench"), 1, dialogues.exist),
+        Twin("reason", ("MM-Vet", "VQAv2", "ScienceQA"), 1, dialogues.reason),
+        Twin("chart", ("ChartQA",), 1, dialogues.chart),
+        Twin("edit", ("IEdit",), 2, sequences.edit_pair),
+        Twin("brush", ("MagicBrush",), 2, sequences.brush),
+        Twin("spot", ("Spot-the-Difference",), 2, sequences.spot),
+        Twin("saga", ("PororoSV",), 5, sequences.saga),
+        Twin("album", ("VIST",), 5, sequences.album),
+        Twin("facts", ("NQ",), 0, knowledge.facts),
+        Twin("sums", ("GSM8K",), 0, knowledge.sums),
+    )
+}
+
+MIXTURE = {
+    "attributes": 0.45,
+    "describe": 0.15,
+    "read": 0.05,
+    "exist": 0.05,
+    "reason": 0.06,
+    "chart": 0.05,
+    "edit": 0.03,
+    "brush": 0.03,
+    "spot": 0.03,
+    "saga": 0.02,
+    "album": 0.02,
+    "facts": 0.03,
+    "sums": 0.03,
+}
+"""Share of each kind among training samples. 'attributes' is for training only: short questions, no twin."""
+
+FOLLOW_UP_SHARE = 0.35
+"""Share of training samples, other than 'attributes', that get a second turn."""
+
+
+def _nearest(what: str, name: str, known: Iterable[str]) -> InputError:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
+    return InputError(f"picturebook: unknown {what} {name!r}; {hint}")
+
+
+def test_set(name: str, n: int = 100, turns: int = 1) -> list[Sample]:  # noqa: PT028  (no test)
+    """The first `n` test samples of a twin, the same on every machine.
+
+    With `turns=2`, sample i gets the follow-up i modulo 6 of `FOLLOW_UPS`; its first turn and pages are
+    those of `turns=1`. Raises InputError for an unknown twin or a number of turns other than 1 and 2.
+    """
+    if name not in TWINS:
+        raise _nearest("twin", name, TWINS)
+    if turns not in (1, 2):
+        raise InputError(f"picturebook: turns={turns} for test set {name!r}; use 1 or 2")
+    stream, follow_ups, samples = list(TWINS).index(name), list(FOLLOW_UPS.values()), []
+    for i in range(n):
+        sample = TWINS[name].sample(np.random.default_rng((TEST_STREAM, stream, i, 1)))
+        if turns == 2:
+            sample = follow_ups[i % len(follow_ups)](
+                np.random.default_rng((TEST_STREAM, stream, i, 2)), sample
+            )
+        samples.append(replace(sample, id=f"{name}-test-{i:03d}"))
+    return samples
+
+
+test_set.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it by its name
+
+
+def probe_set(n_per_kind: int = 40) -> list[Sample]:
+    """`n_per_kind` fixed attribute questions of each of `PROBE_KINDS`: one page, one turn, one probe each."""
+    return [
+        replace(probe_sample(np.random.default_rng((PROBE_STREAM, k, i)), kind), id=f"probe-{kind}-{i:03d}")
+        for k, kind in enumerate(PROBE_KINDS)
+        for i in range(n_per_kind)
+    ]
+
+
+@lru_cache(maxsize=32)
+def _shares(kinds: tuple[str, ...]) -> tuple[np.ndarray, tuple[Callable[[np.random.Generator], Sample], ...]]:
+    for kind in kinds:
+        if kind not in MIXTURE:
+            raise _nearest("kind of training sample", kind, MIXTURE)
+    if not kinds:
+        raise InputError(f"picturebook: kinds is empty; use some of {', '.join(MIXTURE)}")
+    edges = np.cumsum([MIXTURE[kind] for kind in kinds])
+    return edges / edges[-1], tuple(
+        attributes if kind == "attributes" else TWINS[kind].sample for kind in kinds
+    )
+
+
+def train_sample(seed: int, index: int, kinds: tuple[str, ...] | None = None) -> Sample:
+    """Training sample `index` of the endless split `seed`: a pure function of its arguments.
+
+    `kinds` keeps only these names of `MIXTURE` (in proportion); None keeps all. A third of the samples
+    other than 'attributes' have a second turn, of a random kind. Raises InputError for an unknown kind.
+    """
+    kinds = tuple(MIXTURE) if kinds is None else tuple(kinds)
+    edges, makers = _shares(kinds)
+    rng = np.random.default_rng((TRAIN_STREAM, seed, index))
+    make = makers[min(int(np.searchsorted(edges, rng.random(), side="right")), len(makers) - 1)]
+    sample = make(rng)
+    if make is not attributes and rng.random() < FOLLOW_UP_SHARE:
+        sample = pick(rng, list(FOLLOW_UPS.values()))(rng, sample)
+    return replace(sample, id=f"{sample.dataset}-train-{seed}-{index}")

@@ -1,0 +1,1 @@
+"""Drafting, verification in one compiled loop, and the engine around it."""

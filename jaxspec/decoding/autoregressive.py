@@ -1,0 +1,63 @@
+"""Prefill, and the plain decode loop that every speed-up is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache
+from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
+from jaxspec.models import LanguageModel
+from jaxspec.sampling import Sampling, distribution, draw
+from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.verification import Verdict
+
+
+@dataclass(frozen=True)
+class Autoregressive:
+    """A target on its own; static, part of the compiled program. `params` is {"target": ...}."""
+
+    target: LanguageModel
+
+    @property
+    def spare_slots(self) -> int:
+        """Cache slots past the last new token that a step may write to."""
+        return 0
+
+    def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+        """Runs the prompts; the state holds each row's first new token. `new_slots` bounds what a row may add."""
+        slots = batch.tokens.shape[1] + new_slots
+        first, _, cache = prefill_target(self.target, params["target"], batch, options, slots)
+        return init_state(first, cache, None, None, options, new_slots, gamma=0)
+
+    def decode(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+        """One token a step until every row is done, in one `while_loop`."""
+        nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
+
+        def step(state: DecodeState) -> DecodeState:
+            logits, cache = self.target.extend(params["target"], newest(state)[:, None], state.target)
+            token = next_token(logits[:, 0], state.count, options)
+            state = state.replace(target=cache.replace(length=state.target.length))
+            return commit(state, nothing, Verdict(jnp.zeros_like(token), token), options)[0]
+
+        return jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
+
+
+def prefill_target(
+    model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, slots: int
+) -> tuple[Int[Array, " B"], Float[Array, "B I P E"] | None, KVCache]:
+    """Runs the prompts: the first new tokens, the image features, and a cache of `slots`."""
+    features = None if batch.pixels is None else model.encode(params, batch.pixels)
+    embeds = model.embed(params, batch.tokens, features)
+    logits, cache = model.prefill(params, embeds, batch.length, slots)
+    return next_token(logits, jnp.zeros_like(batch.length), options), features, cache
+
+
+def next_token(
+    logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling
+) -> Int[Array, " B"]:
+    """One token a row from the model's own distribution."""
+    probs = distribution(logits, options)
+    return draw(step_keys(options, count, 0), probs, options.temperature == 0)

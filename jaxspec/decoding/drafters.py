@@ -1,0 +1,131 @@
+"""Drafters: what proposes a block of tokens.
+
+`ChainDrafter` is IbED's: one small model reads R views of every prompt as one batch of R*B rows, the views'
+distributions are mixed, and all views are fed the same drawn token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache import KVCache
+from jaxspec.decoding.state import PromptBatch, step_keys
+from jaxspec.decoding.views import View
+from jaxspec.models import LanguageModel
+from jaxspec.sampling import Sampling, draw, fit_vocabulary, mixture, tempered
+from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.verification import Draft
+
+ContextPolicy = Literal["extrapolate", "drop_view", "error"]
+
+
+@struct.dataclass
+class ChainState:
+    """The draft's cache, rows view-major (row r*B + b is view r of request b).
+
+    Between blocks a row's length is two short of the committed tokens: after full acceptance the draft has not
+    read its own last proposal, so every block begins by (re-)reading the two newest tokens.
+    """
+
+    cache: KVCache
+    last: Int[Array, " R*B"]
+    """Last token of each row's prompt: what the first block re-reads."""
+
+
+@dataclass(frozen=True)
+class ChainDrafter:
+    """Drafts a chain of `gamma` tokens from the mixture of views. Static: part of the compiled program."""
+
+    model: LanguageModel
+    views: tuple[View, ...]
+    gamma: int
+    vocabulary: int
+    """V of the target; the draft's logits are fitted to it."""
+    context: ContextPolicy = "extrapolate"
+    """What happens to a view whose row would pass the draft's trained positions: `extrapolate` drafts on, as the
+    papers did; `drop_view` gives it weight 0 (the shortest row stays if none fits); `error` is refused by the
+    engine before decoding."""
+
+    def prefill(
+        self, params: Params, batch: PromptBatch, features: Float[Array, "B I P E"] | None, slots: int
+    ) -> ChainState:
+        """Runs every view of every prompt. `features` are the target's, when the towers are the same."""
+        assert batch.view_tokens is not None and batch.view_length is not None
+        if features is None and batch.view_pixels is not None:
+            features = self.model.encode(params, batch.view_pixels)
+        embeds = [
+            self.model.embed(params, tokens, features if view.reads_images else None)
+            for view, tokens in zip(self.views, batch.view_tokens, strict=True)
+        ]
+        tokens = batch.view_tokens.reshape(-1, batch.view_tokens.shape[-1])
+        length = batch.view_length.reshape(-1)
+        _, cache = self.model.prefill(params, jnp.concatenate(embeds), length, slots)
+        last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
+        return ChainState(cache.replace(length=length - 1), last)
+
+    def draft(
+        self,
+        params: Params,
+        state: ChainState,
+        recent: Int[Array, "B 2"],
+        count: Int[Array, " B"],
+        weights: Float[Array, "B R"],
+        options: Sampling,
+    ) -> tuple[Draft, ChainState]:
+        """Proposes `gamma` tokens after `recent`, the two newest committed ones (while count is 1, the first of
+        them is the prompt's last token, which each row knows for itself)."""
+        views, batch = len(self.views), recent.shape[0]
+        weights = self._within_context(state, weights)
+        greedy = options.temperature == 0
+
+        def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
+            view_logits = fit_vocabulary(logits, self.vocabulary).reshape(views, batch, -1)
+            view_probs = tempered(view_logits, options.temperature)
+            probs = mixture(view_probs, weights, options)
+            return draw(step_keys(options, count, place), probs, greedy), probs, view_probs
+
+        def feed(tokens: Array) -> Array:
+            return jnp.tile(tokens, (views, 1))
+
+        before = jnp.where(count == 1, state.last.reshape(views, batch), recent[:, 0]).reshape(-1, 1)
+        logits, cache = self.model.extend(
+            params, jnp.concatenate([before, feed(recent[:, 1:])], axis=1), state.cache
+        )
+        first = propose(logits[:, -1], jnp.zeros((), jnp.int32))
+
+        def step(carry: tuple[Array, KVCache], place: Array) -> tuple[tuple[Array, KVCache], tuple[Array, ...]]:
+            token, cache = carry
+            logits, cache = self.model.extend(params, feed(token[:, None]), cache)
+            proposal = propose(logits[:, -1], place)
+            return (proposal[0], cache), proposal
+
+        (_, cache), rest = jax.lax.scan(step, (first[0], cache), jnp.arange(1, self.gamma))
+        tokens, probs, view_probs = (
+            jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest, strict=True)
+        )
+        draft = Draft(
+            tokens=jnp.moveaxis(tokens, 0, 1),
+            probs=jnp.moveaxis(probs, 0, 1),
+            view_probs=jnp.moveaxis(view_probs, 0, 2),
+        )
+        return draft, state.replace(cache=cache.replace(length=state.cache.length))
+
+    def commit(self, state: ChainState, emitted: Int[Array, " B"]) -> ChainState:
+        """Keeps what was emitted; everything past it is rolled back by length."""
+        length = state.cache.length + jnp.tile(emitted, len(self.views))
+        return state.replace(cache=state.cache.replace(length=length))
+
+    def _within_context(self, state: ChainState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
+        if self.context != "drop_view":
+            return weights
+        length = state.cache.length.reshape(len(self.views), -1).T
+        fits = length + 1 + self.gamma <= self.model.text.max_position_embeddings
+        kept = jnp.where(fits, weights, 0.0)
+        total = kept.sum(-1, keepdims=True)
+        shortest = jax.nn.one_hot(jnp.argmin(length, axis=-1), len(self.views))
+        return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), shortest)

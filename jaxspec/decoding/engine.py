@@ -1,0 +1,408 @@
+"""The host edge: encode, bucket, place, compile once, run, decode.
+
+Everything inside a bucket (prompt length, images, new tokens, batch) is one compiled program; lengths,
+temperatures, limits, weights and keys are traced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.config import LlavaConfig, ModelConfig, text_config
+from jaxspec.data.images import to_rgb
+from jaxspec.data.prompts import Prompt, PromptEncoder, bucket, pad_rows
+from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.drafters import ChainDrafter, ContextPolicy
+from jaxspec.decoding.memory import MemoryReport, plan_memory
+from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.views import VIEWS, parse_views, parse_weights, rewrite
+from jaxspec.decoding.weighting import Static
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Params
+
+Program = Autoregressive | Speculator
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+SPARE_TOKENS = 64
+"""Added and padding tokens that only one of target and draft may have; their words must be the same."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checkpoint with what turns text and images into its inputs."""
+
+    config: ModelConfig
+    params: Params
+    tokenizer: Any
+    image_processor: Any | None
+    """None for text models."""
+
+    @classmethod
+    def load(cls, path_or_id: str | Path, dtype: jnp.dtype | None = None, revision: str | None = None) -> LoadedModel:
+        """Reads a Hugging Face directory or hub id; raises InputError where anything is missing or does not fit."""
+        found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
+        sees = isinstance(found.config, LlavaConfig)
+        processor = load_image_processor(found.path) if sees else None
+        return cls(found.config, found.params, load_tokenizer(found.path), processor)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine decodes; the views and what follows matter only with a draft."""
+
+    views: tuple[str, ...] = ("M",)
+    weights: tuple[float, ...] | None = None
+    """One a view; uniform when None."""
+    gamma: int = 5
+    """Drafted tokens a block."""
+    context: ContextPolicy = "extrapolate"
+    """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
+    batch_size: int = 8
+    """Most requests in one program."""
+    prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)
+    new_buckets: tuple[int, ...] = (16, 64, 128, 256, 512, 1024, 2048)
+
+    def __post_init__(self) -> None:
+        if self.gamma < 1:
+            raise InputError(f"gamma: {self.gamma} drafted tokens a block; give 1 or more")
+        if self.batch_size < 1:
+            raise InputError(f"batch_size: {self.batch_size}; give 1 or more")
+        if self.context not in get_args(ContextPolicy):
+            raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
+        parse_weights(self.weights, len(parse_views(self.views)))
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to decode it."""
+
+    prompt: Prompt
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps all tokens."""
+    top_p: float = 1.0
+    """1 keeps all tokens."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens: {self.max_new_tokens}; give 1 or more")
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """Counts of one request, as numpy; see `DecodeStats` for what they mean."""
+
+    steps: int
+    emitted: int
+    drafted_at: np.ndarray
+    accepted_at: np.ndarray
+    histogram: np.ndarray
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one request gave."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """New tokens, EOS included where it was reached."""
+    stats: RowStats
+    prefill_ms: float
+    """Of the batch that the request ran in; compilation not counted."""
+    decode_ms: float
+    """Likewise, the whole loop after prefill."""
+    batch: int
+    """Requests in that batch."""
+
+
+@partial(jax.jit, static_argnames=("program", "new_slots"))
+def run_prefill(
+    program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+) -> DecodeState:
+    return program.prefill(params, batch, options, new_slots)
+
+
+@partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
+def run_decode(program: Program, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+    return program.decode(params, state, options)
+
+
+@dataclass
+class Engine:
+    """Decodes requests with a target, and a draft where one is given. The output is the target's own.
+
+    Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft lacks.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel | None = None
+    config: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        _check_vocabulary("target", self.target, spare=0)
+        self.encoder = PromptEncoder(self.target.tokenizer, self._image_token())
+        self.params = {"target": self.target.params}
+        target = LanguageModel(self.target.config)
+        if self.draft is None:
+            self.program: Program = Autoregressive(target)
+            return
+        _check_pair(self.target, self.draft, self.config)
+        shares = _same_tower(self.target, self.draft)
+        params = dict(self.draft.params)
+        if shares:
+            params.pop("vision_tower")  # the features come from the target's
+        self.params["drafter"] = params
+        views = parse_views(self.config.views)
+        drafter = ChainDrafter(
+            LanguageModel(self.draft.config), views, self.config.gamma, target.text.vocab_size, self.config.context
+        )
+        self.program = Speculator(target, drafter, Static(), shares)
+
+    def generate(self, requests: Sequence[Request]) -> list[Result]:
+        """Decodes the requests, batching those that fall into one bucket; results in the order given."""
+        groups: dict[tuple[int, int, int], list[int]] = {}
+        rows = [self._rows(request) for request in requests]
+        for i, request in enumerate(requests):
+            groups.setdefault(self._bucket(request, rows[i]), []).append(i)
+        results: dict[int, Result] = {}
+        for key, members in groups.items():
+            for start in range(0, len(members), self.config.batch_size):
+                chosen = members[start : start + self.config.batch_size]
+                done = self._run(key, [requests[i] for i in chosen], [rows[i] for i in chosen])
+                results.update(zip(chosen, done, strict=True))
+        return [results[i] for i in range(len(requests))]
+
+    def prefill(self, requests: Sequence[Request]) -> DecodeState:
+        """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
+        rows = [self._rows(request) for request in requests]
+        keys = [self._bucket(request, row) for request, row in zip(requests, rows, strict=True)]
+        length, images, new = (max(column) for column in zip(*keys, strict=True))
+        batch, options = self._inputs(list(requests), rows, length, images)
+        return run_prefill(self.program, self.params, batch, options, new)
+
+    def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
+        """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
+        keys = [self._bucket(request, self._rows(request)) for request in requests]
+        length, images, new = (max(column) for column in zip(*keys, strict=True))
+        batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
+        return plan_memory(self.program, self.params, batch, length, images, new)
+
+    def _image_token(self) -> int:
+        config = self.target.config
+        if not isinstance(config, LlavaConfig):
+            raise InputError(f"target: model_type {config.model_type!r} sees no images; give an LVLM such as LLaVA")
+        return config.image_token_index
+
+    def _rows(self, request: Request) -> list[np.ndarray]:
+        """The prompt as the target reads it, then in each view."""
+        prompt, images = request.prompt, len(request.prompt.images)
+        views = (VIEWS["M"],) if self.draft is None else (VIEWS["M"], *parse_views(self.config.views))
+        models = (self.target,) if self.draft is None else (self.target, *[self.draft] * (len(views) - 1))
+        rows = []
+        for view, model in zip(views, models, strict=True):
+            per_image = model.config.image_tokens if isinstance(model.config, LlavaConfig) else 0
+            substitute = view.substitute(self.encoder, per_image)
+            rows.append(rewrite(prompt.tokens, self.encoder.image_token, [substitute] * images, images))
+        self._check_context(request, rows)
+        return rows
+
+    def _check_context(self, request: Request, rows: list[np.ndarray]) -> None:
+        limit = text_config(self.target.config).max_position_embeddings
+        need = len(rows[0]) + request.max_new_tokens
+        if need > limit:
+            raise InputError(
+                f"prompt: {len(rows[0])} tokens and {request.max_new_tokens} new ones are over the target's context "
+                f"of {limit}; shorten the prompt, give fewer images or lower max_new_tokens"
+            )
+        if self.draft is None or self.config.context != "error":
+            return
+        limit = text_config(self.draft.config).max_position_embeddings
+        for name, row in zip(self.config.views, rows[1:], strict=True):
+            if len(row) + request.max_new_tokens + self.config.gamma > limit:
+                raise InputError(
+                    f"view {name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the draft's "
+                    f"{limit} trained positions; leave the view out, or use context 'drop_view' or 'extrapolate'"
+                )
+
+    def _bucket(self, request: Request, rows: list[np.ndarray]) -> tuple[int, int, int]:
+        length = bucket(max(len(row) for row in rows), self.config.prompt_buckets, "prompt tokens")
+        images = bucket(len(request.prompt.images), self.config.image_buckets, "images of one prompt")
+        new = bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens")
+        return length, images, new
+
+    def _run(
+        self, key: tuple[int, int, int], requests: list[Request], rows: list[list[np.ndarray]]
+    ) -> list[Result]:
+        length, images, new = key
+        batch, options = self._inputs(requests, rows, length, images)
+        prefill = _executable(run_prefill, self.program, self.params, batch, options, new)
+        start = time.perf_counter()
+        state = jax.block_until_ready(prefill(self.params, batch, options))
+        prefilled = time.perf_counter()
+        decode = _executable(run_decode, self.program, self.params, state, options)
+        begun = time.perf_counter()
+        state = jax.block_until_ready(decode(self.params, state, options))
+        end = time.perf_counter()
+        tokens, count, stats = jax.device_get((state.tokens, state.count, state.stats))
+        return [
+            Result(
+                text=self.encoder.decode(tokens[i, : count[i]]),
+                tokens=tuple(tokens[i, : count[i]].tolist()),
+                stats=RowStats(
+                    int(stats.steps[i]),
+                    int(stats.emitted[i]),
+                    stats.drafted_at[i],
+                    stats.accepted_at[i],
+                    stats.histogram[i],
+                ),
+                prefill_ms=1e3 * (prefilled - start),
+                decode_ms=1e3 * (end - begun),
+                batch=len(requests),
+            )
+            for i in range(len(requests))
+        ]
+
+    def _inputs(
+        self, requests: list[Request], rows: list[list[np.ndarray]], length: int, images: int
+    ) -> tuple[PromptBatch, Sampling]:
+        """The requests as device arrays, padded to the bucket with rows that emit nothing."""
+        spare = bucket(len(rows), BATCH_BUCKETS, "batch") - len(rows)
+        rows = rows + [rows[-1]] * spare
+        padded = [pad_rows([row[view] for row in rows], length) for view in range(len(rows[0]))]
+        pictures = [request.prompt.images for request in requests] + [()] * spare
+        batch = PromptBatch(*padded[0], pixels=_pixels(self.target, pictures, images))
+        if isinstance(self.program, Speculator):
+            assert self.draft is not None
+            reads = images > 0 and any(view.reads_images for view in self.program.drafter.views)
+            weights = parse_weights(self.config.weights, len(self.config.views))
+            batch = batch.replace(
+                view_tokens=np.stack([tokens for tokens, _ in padded[1:]]),
+                view_length=np.stack([lengths for _, lengths in padded[1:]]),
+                view_pixels=_pixels(self.draft, pictures, images) if reads and not self.program.shares_tower else None,
+                weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
+            )
+        return jax.device_put(batch), self._options(requests, len(rows))
+
+    def _options(self, requests: list[Request], batch: int) -> Sampling:
+        def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
+            return np.asarray(values + [fill] * (batch - len(values)), dtype)
+
+        eos = text_config(self.target.config).eos_token_id
+        ids = (eos,) if isinstance(eos, int) else eos or ()
+        return jax.device_put(
+            Sampling(
+                temperature=column([r.temperature for r in requests], np.float32, 0),
+                top_k=column([r.top_k for r in requests], np.int32, 0),
+                top_p=column([r.top_p for r in requests], np.float32, 1),
+                max_new_tokens=column([r.max_new_tokens for r in requests], np.int32, 0),
+                eos=np.asarray(ids or (-1,), np.int32),
+                keys=jax.vmap(jax.random.key)(column([r.seed for r in requests], np.uint32, 0)),
+            )
+        )
+
+
+_EXECUTABLES: dict[Any, Any] = {}
+
+
+def _executable(step: Any, program: Program, *args: Any) -> Any:
+    """`step` compiled for these shapes, once a process. Ahead of time, so that no timing contains it."""
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else x, args)
+    leaves, tree = jax.tree.flatten(shapes)
+    key = (step, program, tree, tuple(leaves))
+    if key not in _EXECUTABLES:
+        _EXECUTABLES[key] = step.lower(program, *args).compile()
+    return _EXECUTABLES[key]
+
+
+def _pixels(model: LoadedModel, pictures: list[tuple[Any, ...]], images: int) -> np.ndarray | None:
+    """float32 [B, I, Y, X, 3], rows with fewer images padded with zeros; None if there are none at all."""
+    if images == 0 or not isinstance(model.config, LlavaConfig) or model.image_processor is None:
+        return None
+    size = model.config.vision_config.image_size
+    out = np.zeros((len(pictures), images, size, size, 3), np.float32)
+    for row, pages in enumerate(pictures):
+        if pages:
+            pages = [to_rgb(page) for page in pages]
+            values = np.asarray(model.image_processor(images=pages, return_tensors="np")["pixel_values"])
+            if values.shape[1:] != (3, size, size):
+                raise InputError(
+                    f"image processor: gives {list(values.shape[1:])} and the tower reads [3, {size}, {size}]; "
+                    "use the preprocessor_config.json that belongs to the model"
+                )
+            out[row, : len(pages)] = values.transpose(0, 2, 3, 1)
+    return out
+
+
+def _same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Whether both see the same features, so that images are encoded once."""
+    a, b = target.config, draft.config
+    if not isinstance(a, LlavaConfig) or not isinstance(b, LlavaConfig):
+        return False
+    same = a.vision_config == b.vision_config and (a.vision_feature_layer, a.vision_feature_select_strategy) == (
+        b.vision_feature_layer, b.vision_feature_select_strategy
+    )  # fmt: skip
+    if not same or target.image_processor.to_dict() != draft.image_processor.to_dict():
+        return False
+    pairs = zip(
+        jax.tree.leaves(target.params["vision_tower"]), jax.tree.leaves(draft.params["vision_tower"]), strict=True
+    )
+    return all(x is y or bool(jnp.array_equal(x, y)) for x, y in pairs)
+
+
+def _check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
+    """Refuses a tokeniser whose ids the model has no embeddings for, but for `spare` of them."""
+    size = text_config(model.config).vocab_size
+    beyond = sum(i >= size for i in model.tokenizer.get_vocab().values())
+    if beyond > spare:
+        raise InputError(
+            f"{name} vocabulary: {beyond} tokens of the tokeniser have ids over config.json's vocab_size {size}; "
+            "use the tokeniser that belongs to the model"
+        )
+
+
+def _check_pair(target: LoadedModel, draft: LoadedModel, config: EngineConfig) -> None:
+    """Refuses a draft whose token ids mean other words than the target's, and views that it cannot read."""
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    different = sorted((i, t) for t, i in theirs.items() if ours.get(t, i) != i)
+    missing = len(ours.keys() ^ theirs.keys())
+    if different or missing > SPARE_TOKENS:
+        first = f"{missing} tokens are in one only"
+        if different:
+            first = f"{different[0][1]!r} is {different[0][0]} against {ours[different[0][1]]}"
+        raise InputError(f"draft tokeniser: differs from the target's: {first}; use a draft made for this target")
+    _check_vocabulary("draft", draft, SPARE_TOKENS)
+    if isinstance(draft.config, LlavaConfig):
+        if draft.config.image_token_index != target.config.image_token_index:
+            raise InputError(
+                f"draft: image_token_index {draft.config.image_token_index} and the target's is "
+                f"{target.config.image_token_index}; use a draft made for this target"
+            )
+        return
+    blind = [view.name for view in parse_views(config.views) if view.reads_images]
+    if blind:
+        raise InputError(f"views: {','.join(blind)} shows images and the draft is a text model; use view T")

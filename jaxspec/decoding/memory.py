@@ -1,0 +1,125 @@
+"""What decoding will hold on the device, counted from shapes before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import LlavaConfig
+from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.state import PromptBatch
+from jaxspec.models.layers import QUERY_BLOCK
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Params
+
+if TYPE_CHECKING:
+    from jaxspec.decoding.speculative import Speculator
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes by use. Weights, caches and inputs are exact; `working` is an estimate of one pass's activations."""
+
+    target_weights: int
+    draft_weights: int
+    target_cache: int
+    draft_cache: int
+    inputs: int
+    """Prompts, pixels, output tokens and counters."""
+    working: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+    def __str__(self) -> str:
+        parts = [f"{f.name.replace('_', ' ')} {_human(getattr(self, f.name))}" for f in fields(self)]
+        return f"memory {_human(self.total)}: " + ", ".join(parts)
+
+
+def plan_memory(
+    program: Autoregressive | Speculator, params: Params, batch: int, length: int, images: int, new: int
+) -> MemoryReport:
+    """The report for B rows of a bucket: `length` prompt tokens, `images` images, `new` tokens to come.
+
+    `params` may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
+    """
+    inputs, options = abstract_inputs(program, batch, length, images)
+    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
+    draft_cache = _bytes(state.drafter)
+    target_cache = _bytes(state.target)
+    return MemoryReport(
+        target_weights=_bytes(params["target"]),
+        draft_weights=_bytes(params.get("drafter", {})),
+        target_cache=target_cache,
+        draft_cache=draft_cache,
+        inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - target_cache,
+        working=_working(program, state.target.k[0].dtype.itemsize, batch, length, state.target.slots),
+    )
+
+
+def abstract_inputs(
+    program: Autoregressive | Speculator, batch: int, length: int, images: int
+) -> tuple[PromptBatch, Sampling]:
+    """Shapes of a bucket's inputs, for planning and for compiling ahead of time."""
+
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def floats(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    def pixels(config: Any) -> jax.ShapeDtypeStruct | None:
+        if images == 0 or not isinstance(config, LlavaConfig):
+            return None
+        size = config.vision_config.image_size
+        return floats(batch, images, size, size, 3)
+
+    inputs = PromptBatch(ints(batch, length), ints(batch), pixels(program.target.config))
+    if not isinstance(program, Autoregressive):
+        views = program.drafter.views
+        own = any(view.reads_images for view in views) and not program.shares_tower
+        inputs = inputs.replace(
+            view_tokens=ints(len(views), batch, length),
+            view_length=ints(len(views), batch),
+            view_pixels=pixels(program.drafter.model.config) if own else None,
+            weights=floats(batch, len(views)),
+        )
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
+    return inputs, Sampling(floats(batch), ints(batch), floats(batch), ints(batch), ints(1), keys)
+
+
+def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, length: int, slots: int) -> int:
+    """The largest of prefill's activations and a step's distributions, in bytes.
+
+    Prefill holds a few residual streams and one MLP of the whole prompt, and the scores (float32, before and
+    after softmax) of one block of queries; a step holds p, q and their one-hot and sorted forms.
+    """
+    text = program.target.text
+    queries = QUERY_BLOCK if length >= 2 * QUERY_BLOCK else length
+    prefill = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
+    prefill += 2 * batch * text.num_attention_heads * queries * slots * 4
+    step = 6 * batch * program.spare_slots * text.vocab_size * 4
+    return max(prefill, step)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(jax.tree.map(_plain, tree)))
+
+
+def _plain(leaf: Any) -> Any:
+    """PRNG keys as the words that they are stored in."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(jax.random.key_data, leaf)
+    return leaf
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

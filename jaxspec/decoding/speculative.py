@@ -1,0 +1,83 @@
+"""Speculative decoding: draft -> extend -> verify -> commit, in one `while_loop`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding.autoregressive import prefill_target
+from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
+from jaxspec.decoding.weighting import Static
+from jaxspec.models import LanguageModel
+from jaxspec.sampling import Sampling, distribution
+from jaxspec.typing import Params
+from jaxspec.verification import rejection
+
+
+@dataclass(frozen=True)
+class Speculator:
+    """A target, its drafter and the weighting of the views; static, part of the compiled program.
+
+    `params` is {"target": ..., "drafter": ...}.
+    """
+
+    target: LanguageModel
+    drafter: ChainDrafter
+    weighting: Static
+    shares_tower: bool = False
+    """The draft reads the target's image features, because the two towers are the same."""
+
+    @property
+    def spare_slots(self) -> int:
+        """Cache slots past the last new token that a block may write to."""
+        return self.drafter.gamma + 1
+
+    def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+        """Runs the prompts through target and draft; the target gives the first token.
+
+        The released TABED code drafts that token too, in a block that contains the prompt; here it belongs to
+        prefill and to no block.
+        """
+        slots = batch.tokens.shape[1] + new_slots + self.spare_slots
+        first, features, cache = prefill_target(self.target, params["target"], batch, options, slots)
+        shared = features if self.shares_tower else None
+        drafter = self.drafter.prefill(params["drafter"], batch, shared, slots)
+        weighting = self.weighting.init(batch.weights)
+        return init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
+
+    def decode(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+        """Blocks of one draft and one target pass until every row is done."""
+        return jax.lax.while_loop(
+            lambda state: ~jnp.all(state.done), lambda state: self.block(params, state, options), state
+        )
+
+    def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+        """One block for all rows: each accepts as many tokens as its own verdict says."""
+        gamma = self.drafter.gamma
+        last = newest(state)
+        previous = jnp.take_along_axis(state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1)[:, 0]
+        with jax.named_scope("draft"):
+            draft, drafter = self.drafter.draft(
+                params["drafter"],
+                state.drafter,
+                jnp.stack([previous, last], axis=1),
+                state.count,
+                self.weighting.weights(state.weighting),
+                options,
+            )
+        with jax.named_scope("extend"):
+            fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
+            logits, cache = self.target.extend(params["target"], fed, state.target)
+        with jax.named_scope("verify"):
+            p = jax.vmap(lambda row: distribution(row, options), in_axes=1, out_axes=1)(logits)
+            keys = step_keys(options, state.count, gamma)
+            verdict = rejection(p, draft, keys, options.temperature == 0)
+        with jax.named_scope("commit"):
+            valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
+            weighting = self.weighting.observe(state.weighting, p[:, :gamma], draft.view_probs, valid)
+            state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
+            state, emitted = commit(state, draft.tokens, verdict, options)
+            return state.replace(drafter=self.drafter.commit(drafter, emitted))

@@ -1,0 +1,131 @@
+"""What the decode loops carry, and the one rule by which a verified block becomes committed tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache import KVCache
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.verification import Verdict
+
+
+@struct.dataclass
+class PromptBatch:
+    """Prompts of B requests as host or device arrays, each in the target's form and in R views for the draft."""
+
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    pixels: Float[Array, "B I Y X 3"] | None
+    view_tokens: Int[Array, "R B L"] | None = None
+    view_length: Int[Array, "R B"] | None = None
+    view_pixels: Float[Array, "B I Y X 3"] | None = None
+    """Pixels for the draft's own tower; None when it reads the target's features."""
+    weights: Float[Array, "B R"] | None = None
+    """Initial weights of the views."""
+
+
+@struct.dataclass
+class DecodeStats:
+    """Counts of each row. A step is one target pass of the loop; the token that prefill gives is in no step."""
+
+    steps: Int[Array, " B"]
+    emitted: Int[Array, " B"]
+    """Tokens that steps added to the output: accepted drafts and the correction or bonus token."""
+    drafted_at: Int[Array, "B J"]
+    """Steps that proposed a token at this place of the block and had room left to emit it."""
+    accepted_at: Int[Array, "B J"]
+    """Steps whose token at this place was accepted and emitted."""
+    histogram: Int[Array, "B J+1"]
+    """Steps by the number of drafted tokens that they accepted."""
+
+
+@struct.dataclass
+class DecodeState:
+    """The carry of the decode loop. The cache holds all committed tokens but the newest one."""
+
+    tokens: Int[Array, "B C"]
+    """New tokens; slots from `count` on are rubbish."""
+    count: Int[Array, " B"]
+    """New tokens committed."""
+    done: Bool[Array, " B"]
+    target: KVCache
+    drafter: Any
+    weighting: Any
+    stats: DecodeStats
+
+
+def init_state(
+    first: Int[Array, " B"], target: KVCache, drafter: Any, weighting: Any, options: Sampling, slots: int, gamma: int
+) -> DecodeState:
+    """The state after prefill: one new token, drawn by the target. Rows that may emit nothing start out done."""
+    batch = first.shape[0]
+    zeros = jnp.zeros(batch, jnp.int32)
+    per_place = jnp.zeros((batch, gamma), jnp.int32)
+    ended = jnp.any(first[:, None] == options.eos, axis=1)
+    return DecodeState(
+        tokens=jnp.zeros((batch, slots), jnp.int32).at[:, 0].set(first),
+        count=jnp.minimum(1, options.max_new_tokens),
+        done=ended | (options.max_new_tokens <= 1),
+        target=target,
+        drafter=drafter,
+        weighting=weighting,
+        stats=DecodeStats(zeros, zeros, per_place, per_place, jnp.zeros((batch, gamma + 1), jnp.int32)),
+    )
+
+
+def newest(state: DecodeState) -> Int[Array, " B"]:
+    """The last committed token of each row: the one that the target has not read yet."""
+    return jnp.take_along_axis(state.tokens, jnp.maximum(state.count, 1)[:, None] - 1, axis=1)[:, 0]
+
+
+def step_keys(options: Sampling, count: Int[Array, " B"], stream: int) -> Array:
+    """Keys of one step: a function of the row's key and its position alone, whatever the batch or the slot in it."""
+    fold = jax.vmap(jax.random.fold_in)
+    return fold(fold(options.keys, count), jnp.full_like(count, stream))
+
+
+def commit(
+    state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
+) -> tuple[DecodeState, Int[Array, " B"]]:
+    """Appends the accepted drafts and the next token, cut behind the first EOS or at the row's limit.
+
+    Returns the state with tokens, count, done, stats and the target's length advanced, and the number of tokens
+    that each row emitted (0 for rows that were done).
+    """
+    places = jnp.arange(drafted.shape[1] + 1)
+    padded = jnp.pad(drafted, ((0, 0), (0, 1)))
+    block = jnp.where(places == verdict.count[:, None], verdict.next_token[:, None], padded)
+    room = options.max_new_tokens - state.count
+    emitted = jnp.minimum(verdict.count + 1, room)
+    ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
+    ended = jnp.any(ends, axis=1)
+    emitted = jnp.where(ended, jnp.argmax(ends, axis=1) + 1, emitted)
+    emitted = jnp.where(state.done, 0, emitted)
+
+    rows = jnp.arange(block.shape[0])[:, None]
+    fresh = places < emitted[:, None]
+    slots = jnp.where(fresh, state.count[:, None] + places, state.tokens.shape[1])
+    live = ~state.done
+    accepted = jnp.minimum(verdict.count, emitted)
+    stats = state.stats
+    stats = DecodeStats(
+        steps=stats.steps + live,
+        emitted=stats.emitted + emitted,
+        drafted_at=stats.drafted_at + (live[:, None] & (places[:-1] < room[:, None])),
+        accepted_at=stats.accepted_at + (places[:-1] < accepted[:, None]),
+        histogram=stats.histogram + (live[:, None] & (places == accepted[:, None])),
+    )
+    count = state.count + emitted
+    state = state.replace(
+        tokens=state.tokens.at[rows, slots].set(block, mode="drop"),
+        count=count,
+        done=state.done | ended | (count >= options.max_new_tokens),
+        target=state.target.replace(length=state.target.length + emitted),
+        stats=stats,
+    )
+    return state, emitted

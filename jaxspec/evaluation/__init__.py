@@ -1,0 +1,1 @@
+"""Metrics, tables and figures from decode statistics."""

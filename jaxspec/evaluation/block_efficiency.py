@@ -1,0 +1,150 @@
+"""Block efficiency of draft views over the twin sets, against plain decoding in the same run.
+
+For each set and turn the target decodes alone first: its answers are the reference for identity, its time the
+baseline of the speed-up, and its first-turn answers the context of the second turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.data.picturebook import test_set
+from jaxspec.data.prompts import Prompt, PromptEncoder
+from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
+from jaxspec.evaluation.config import EvalConfig
+from jaxspec.evaluation.metrics import acceptance_metrics, predicted_speedup
+from jaxspec.evaluation.timing import PassTimes, time_passes
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One sample of a set at one turn, as a request's prompt."""
+
+    sample: str
+    prompt: Prompt
+
+
+def measure(
+    config: EvalConfig, target: LoadedModel, draft: LoadedModel
+) -> tuple[list[Record], list[Record]]:
+    """All rows of the table and one record a sample and row.
+
+    Returns (rows, records): a row pools one (dataset, turn, row of the table).
+    """
+    plain = Engine(target, None, config.engine(config.rows[0]))
+    engines = {row.name: Engine(target, draft, config.engine(row)) for row in config.rows}
+    shared = _shared_fields(config)
+    rows: list[Record] = []
+    records: list[Record] = []
+    work = len(config.twins) * len(config.turns) * (1 + len(engines))
+    bar = tqdm(total=work, unit="run", desc="block efficiency", delay=1)
+    passes: dict[str, PassTimes] = {}
+    for dataset in config.twins:
+        bar.set_postfix_str(dataset)
+        for turn, questions in _turns(config, plain, dataset):
+            requests = [
+                Request(q.prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+                for i, q in enumerate(questions)
+            ]
+            reference = plain.generate(requests)
+            bar.update()
+            for row in config.rows:
+                engine = engines[row.name]
+                results = engine.generate(requests)
+                if row.name not in passes:
+                    passes[row.name] = time_passes(engine, requests[: config.batch_size])
+                place = {"dataset": dataset, "turn": turn, "drafter": "chain", "views": list(row.views)}
+                place |= {"row": row.name, "weighting": "static"} | shared
+                rows.append(place | _pool(config, results, reference, passes[row.name]))
+                records += [
+                    place
+                    | {"sample": q.sample, "tokens": len(r.tokens), "identical": r.tokens == a.tokens, "text": r.text}
+                    | acceptance_metrics([r.stats])
+                    for q, r, a in zip(questions, results, reference, strict=True)
+                ]
+                bar.update()
+    bar.close()
+    return rows, records
+
+
+def averages(rows: Sequence[Record], name: str, turn: int, field: str) -> float:
+    """The plain mean over sets, as in the papers' "Avg." column."""
+    values = [row[field] for row in rows if row["row"] == name and row["turn"] == turn]
+    return float(np.mean([v for v in values if v is not None]))
+
+
+def _turns(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Question]]]:
+    """The prompts of each turn asked for; the second follows the target's own answer to the first."""
+    encoder = plain.encoder
+    first = [_first(encoder, s) for s in test_set(dataset, config.limit)]
+    if 1 in config.turns:
+        yield 1, first
+    if 2 in config.turns:
+        answers = plain.generate([Request(q.prompt, config.max_new_tokens) for q in first])
+        samples = test_set(dataset, config.limit, turns=2)
+        yield 2, [
+            _second(encoder, q, a, s) for q, a, s in zip(first, answers, samples, strict=True)
+        ]
+
+
+def _first(encoder: PromptEncoder, sample: Any) -> Question:
+    asked = sample.turns[0][0]
+    return Question(sample.id, encoder.prompt(asked, sample.images[: asked.count("<image>")]))
+
+
+def _second(encoder: PromptEncoder, first: Question, answer: Result, sample: Any) -> Question:
+    new = sample.images[len(first.prompt.images) :]
+    return Question(sample.id, encoder.follow_up(first.prompt, answer.tokens, sample.turns[1][0], new))
+
+
+def _pool(
+    config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes
+) -> Record:
+    metrics = acceptance_metrics([r.stats for r in results])
+    length = metrics["mean_acceptance_length"]
+    times = {"draft_ms": passes.draft_ms, "verify_ms": passes.verify_ms, "target_ms": passes.target_ms}
+    predicted = {} if length is None else {
+        "speedup_predicted": predicted_speedup(length, config.gamma, passes.draft_ms, passes.target_ms),
+        "speedup_predicted_with_verify": predicted_speedup(
+            length, config.gamma, passes.draft_ms, passes.target_ms, passes.verify_ms
+        ),
+    }  # fmt: skip
+    return (
+        metrics
+        | times
+        | predicted
+        | {
+            "samples": len(results),
+            "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
+            "decode_tokens_per_second": _rate(results),
+            "speedup_measured": _rate(results) / _rate(reference),
+            "token_identity_rate": float(
+                np.mean([r.tokens == a.tokens for r, a in zip(results, reference, strict=True)])
+            ),
+        }
+    )
+
+
+def _rate(results: list[Result]) -> float:
+    """Tokens of the loop a second, over all batches."""
+    return 1e3 * sum(r.stats.emitted for r in results) / max(sum(r.decode_ms / r.batch for r in results), 1e-9)
+
+
+def _shared_fields(config: EvalConfig) -> Record:
+    return {
+        "gamma": config.gamma,
+        "tree_width": 1,
+        "temperature": config.temperature,
+        "dtype": config.dtype,
+        "device": jax.devices()[0].device_kind,
+        "batch": config.batch_size,
+        "seed": config.seed,
+    }

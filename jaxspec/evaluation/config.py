@@ -1,0 +1,62 @@
+"""What an evaluation runs: models, rows of the table, sets, and how to decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxspec.decoding.engine import EngineConfig
+from jaxspec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: the views that draft, and their weights (uniform when None)."""
+
+    name: str
+    views: tuple[str, ...]
+    weights: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """One evaluation; a preset under `configs/eval/` is an instance, fields can be overridden on the command line."""
+
+    target: str
+    """Directory or hub id of the target."""
+    draft: str
+    """Directory or hub id of the draft."""
+    rows: tuple[Row, ...]
+    twins: tuple[str, ...]
+    """Names of picturebook sets."""
+    turns: tuple[int, ...] = (1, 2)
+    """1: the first question. 2: the follow-up, after the target's own answer to the first."""
+    limit: int = 100
+    """Samples of each set."""
+    gamma: int = 5
+    """Drafted tokens a block."""
+    max_new_tokens: int = 96
+    temperature: float = 0.0
+    batch_size: int = 8
+    dtype: str = "float32"
+    seed: int = 0
+    prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)
+    """Few and coarse buckets compile less and pad more."""
+
+    def engine(self, row: Row) -> EngineConfig:
+        """How one row of the table decodes."""
+        return EngineConfig(
+            views=row.views,
+            weights=row.weights,
+            gamma=self.gamma,
+            batch_size=self.batch_size,
+            prompt_buckets=self.prompt_buckets,
+            image_buckets=self.image_buckets,
+            new_buckets=(self.max_new_tokens,),
+        )
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise InputError(f"limit: {self.limit} samples of each set; give 1 or more")
+        if not set(self.turns) <= {1, 2} or not self.turns:
+            raise InputError(f"turns: {self.turns} must be 1, 2 or both")

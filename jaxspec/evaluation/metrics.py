@@ -1,0 +1,69 @@
+"""Acceptance metrics in vLLM's names, pooled over all blocks of all rows; and the papers' predicted speed-up.
+
+`mean_acceptance_length` (= block efficiency, tau) is tokens per target pass of the loop, the correction or bonus
+token counted, the token that prefill gives not. A block cut short by EOS or the row's limit counts what it
+emitted; places of the block that had no room left are in no rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class Counts(Protocol):
+    """What the metrics read of one row: `RowStats` of the engine."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def emitted(self) -> int: ...
+    @property
+    def drafted_at(self) -> np.ndarray: ...
+    @property
+    def accepted_at(self) -> np.ndarray: ...
+    @property
+    def histogram(self) -> np.ndarray: ...
+
+
+def acceptance_metrics(rows: Sequence[Counts]) -> dict[str, Any]:
+    """The acceptance fields of a record. Rates without a single trial are None."""
+    steps = sum(row.steps for row in rows)
+    emitted = sum(row.emitted for row in rows)
+    drafted = np.sum([row.drafted_at for row in rows], axis=0)
+    accepted = np.sum([row.accepted_at for row in rows], axis=0)
+    reached = np.concatenate([drafted[:1], np.minimum(accepted[:-1], drafted[1:])])
+    length = _ratio(emitted, steps)
+    return {
+        "mean_acceptance_length": length,
+        "block_efficiency": length,
+        "draft_acceptance_rate": _ratio(accepted.sum(), drafted.sum()),
+        "acceptance_rate_per_position": [_ratio(a, d) for a, d in zip(accepted, drafted, strict=True)],
+        "conditional_acceptance_rate_per_position": [
+            _ratio(a, r) for a, r in zip(accepted, reached, strict=True)
+        ],
+        "acceptance_histogram": np.sum([row.histogram for row in rows], axis=0).tolist(),
+        "num_spec_steps": int(steps),
+        "num_draft_tokens": int(drafted.sum()),
+        "num_accepted_draft_tokens": int(accepted.sum()),
+    }
+
+
+def predicted_speedup(
+    block_efficiency: float, gamma: int, draft_ms: float, target_ms: float, verify_ms: float | None = None
+) -> float:
+    """Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
+
+    Args:
+      draft_ms: T_q, one draft pass.
+      target_ms: T_p, one target pass over one token.
+      verify_ms: T_p(J+1), the pass over a block; the papers take it as T_p, which None does too.
+    """
+    verify_ms = target_ms if verify_ms is None else verify_ms
+    return block_efficiency / (gamma * draft_ms / target_ms + verify_ms / target_ms)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole else None

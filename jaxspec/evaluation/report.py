@@ -1,0 +1,87 @@
+"""Records on disk and tables for people: `results.json`, `records.jsonl`, `table.md`, and the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
+
+
+def describe_run(preset: str) -> dict[str, Any]:
+    """Where and with what a measurement was made."""
+    device = jax.devices()[0]
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "preset": preset,
+        "device": f"{device.device_kind} ({device.platform})",
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "git": _git(),
+    }
+
+
+def write_results(
+    out: Path, run: dict[str, Any], rows: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]], table: str
+) -> None:
+    """Writes the three files, each to a temporary name and renamed."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
+    write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    write_text(out / "table.md", table)
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """A Markdown table under a heading, numbers right-aligned."""
+    lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|" + "---|" + "---:|" * (len(header) - 1)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
+    """The same table in the terminal."""
+    table = Table(title=title, title_justify="left")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="right" if i else "left", no_wrap=i == 0)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    console.print(table)
+    for note in notes:
+        console.print(note)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git() -> str | None:
+    """The commit of the working tree, marked when it has changes; None outside of git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        here = Path(__file__).resolve().parent
+        return subprocess.run(command, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,130 @@
+"""The Llama decoder as pure functions of (parameters, inputs, cache).
+
+Parameter names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is `model.layers.0.self_attn.q_proj.weight`
+transposed.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache, write
+from jaxspec.config import TextConfig
+from jaxspec.models.layers import INIT, GatedMLP, RMSNorm, attend, dense, rotary_frequencies, rotate
+from jaxspec.typing import Array, Float, Int
+
+LayerCache = tuple[Array, Array]
+
+
+class Attention(nn.Module):
+    config: TextConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+    ) -> tuple[Array, LayerCache | None]:
+        c = self.config
+        batch, count, _ = x.shape
+
+        def heads(name: str, n: int) -> Array:
+            proj = dense(n * c.head_dim, c.attention_bias, name=name)
+            return proj(x).reshape(batch, count, n, c.head_dim)
+
+        inverse = rotary_frequencies(c)
+        q = rotate(heads("q_proj", c.num_attention_heads), positions, inverse)
+        k = rotate(heads("k_proj", c.num_key_value_heads), positions, inverse)
+        v = heads("v_proj", c.num_key_value_heads)
+        if cache is not None:
+            cache = write(cache[0], k, positions), write(cache[1], v, positions)
+            k, v = cache[0][:, :live], cache[1][:, :live]
+        out = attend(q, k, v, positions).reshape(batch, count, -1)
+        return dense(c.hidden_size, c.attention_bias, name="o_proj")(out), cache
+
+
+class Layer(nn.Module):
+    config: TextConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+    ) -> tuple[Array, LayerCache | None]:
+        c = self.config
+        out, cache = Attention(c, name="self_attn")(
+            RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, cache, live
+        )
+        x = x + out
+        mlp = GatedMLP(c.intermediate_size, c.mlp_bias, name="mlp")
+        return x + mlp(RMSNorm(c.rms_norm_eps, name="post_attention_layernorm")(x)), cache
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm: Hugging Face's `LlamaModel`."""
+
+    config: TextConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.embed_tokens = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
+        self.layers = [Layer(c) for _ in range(c.num_hidden_layers)]
+        self.norm = RMSNorm(c.rms_norm_eps)
+
+    def __call__(
+        self, embeds: Array, positions: Array, cache: KVCache | None, live: int | None
+    ) -> tuple[Array, KVCache | None]:
+        x, keys, values = embeds, [], []
+        for i, layer in enumerate(self.layers):
+            x, pair = layer(x, positions, cache and (cache.k[i], cache.v[i]), live)
+            if pair is not None:
+                keys.append(pair[0])
+                values.append(pair[1])
+        return self.norm(x), cache and cache.replace(k=tuple(keys), v=tuple(values))
+
+
+class CausalLM(nn.Module):
+    """A language model with its output head: Hugging Face's `LlamaForCausalLM`."""
+
+    config: TextConfig
+
+    def setup(self) -> None:
+        self.model = Decoder(self.config)
+        if not self.config.tie_word_embeddings:
+            self.lm_head = dense(self.config.vocab_size, bias=False)
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""
+        return self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
+
+    def hidden(
+        self,
+        embeds: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
+        cache: KVCache | None = None,
+        live: int | None = None,
+    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        """Final-normed hidden states of T tokens a row, and the cache with their keys and values written.
+
+        `live` (static) says that no query's position reaches it, so that only so many slots are read. The
+        cache's `length` is left to the caller. Without a cache the T tokens attend to each other only.
+        """
+        return self.model(embeds, positions, cache, live)
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Scores of the next token, float32."""
+        if self.config.tie_word_embeddings:
+            return self.model.embed_tokens.attend(hidden).astype(jnp.float32)
+        return self.lm_head(hidden).astype(jnp.float32)
+
+    def extend(
+        self, tokens: Int[Array, "B T"], cache: KVCache
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """Appends T tokens to every row at its length; logits of what follows each, and the longer cache."""
+        count = tokens.shape[1]
+        positions = cache.length[:, None] + jnp.arange(count)
+        hidden, cache = self.hidden(self.embed(tokens), positions, cache)
+        return self.logits(hidden), cache.replace(length=cache.length + count)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Logits of a whole right-padded batch, no cache."""
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        return self.logits(self.hidden(self.embed(tokens), positions)[0])

@@ -1,0 +1,127 @@
+"""Norms, rotary embedding, grouped attention over a cache, and the Llama MLP.
+
+Activations keep the parameters' dtype; norms, rotary angles, attention scores and their softmax are float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import TextConfig
+from jaxspec.typing import Array, Float, Int
+
+QUERY_BLOCK = 512
+"""Queries whose scores exist at once: a 4k prompt never holds an S x S matrix."""
+
+INIT = nn.initializers.normal(0.02)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in float32."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        return weight * wide.astype(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std * weight + bias, computed in float32."""
+
+    eps: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, -1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        return (wide * weight + bias).astype(x.dtype)
+
+
+def dense(features: int, bias: bool, name: str | None = None) -> nn.Dense:
+    return nn.Dense(features, use_bias=bias, kernel_init=INIT, name=name)
+
+
+def rotary_frequencies(config: TextConfig) -> np.ndarray:
+    """Inverse frequencies [H/2] in radians per position, with `linear` or `llama3` stretching applied.
+
+    `llama3` keeps wavelengths shorter than original/high, divides those longer than original/low by `factor`,
+    and interpolates between.
+    """
+    half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    inverse = 1.0 / config.rope_theta**half
+    scaling = config.rope_scaling
+    if scaling.rope_type == "linear":
+        inverse = inverse / scaling.factor
+    elif scaling.rope_type == "llama3":
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        turns = scaling.original_max_position_embeddings * inverse / (2 * math.pi)
+        keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        inverse = keep * inverse + (1 - keep) * inverse / scaling.factor
+    return inverse.astype(np.float32)
+
+
+def rotate(
+    x: Float[Array, "B T N H"], positions: Int[Array, "B T"], inverse: np.ndarray
+) -> Float[Array, "B T N H"]:
+    """Rotary position embedding in the half-split order of Hugging Face's Llama."""
+    angles = positions[..., None].astype(jnp.float32) * inverse
+    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def attend(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    positions: Int[Array, "B T"],
+) -> Float[Array, "B T N H"]:
+    """Grouped attention in which the query at position p reads the slots 0..p.
+
+    Long runs of queries go in blocks of `QUERY_BLOCK`, so that scores take O(QUERY_BLOCK * S), not O(T * S).
+    """
+    batch, count, heads, width = q.shape
+    blocks = count // QUERY_BLOCK
+    if blocks < 2 or count % QUERY_BLOCK:
+        return _attend_block(q, k, v, positions)
+
+    def split(x: Array) -> Array:
+        return jnp.moveaxis(x.reshape(batch, blocks, QUERY_BLOCK, *x.shape[2:]), 1, 0)
+
+    out = jax.lax.map(lambda block: _attend_block(block[0], k, v, block[1]), (split(q), split(positions)))
+    return jnp.moveaxis(out, 0, 1).reshape(batch, count, heads, width)
+
+
+def _attend_block(q: Array, k: Array, v: Array, positions: Array) -> Array:
+    batch, count, heads, width = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, count, kv_heads, heads // kv_heads, width)
+    scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32) * width**-0.5
+    visible = jnp.arange(k.shape[1]) <= positions[:, None, None, :, None]
+    probs = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    return jnp.einsum("BKGTS,BSKH->BTKGH", probs, v).reshape(batch, count, heads, width)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    width: int
+    bias: bool
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        gate = dense(self.width, self.bias, name="gate_proj")(x)
+        up = dense(self.width, self.bias, name="up_proj")(x)
+        return dense(x.shape[-1], self.bias, name="down_proj")(nn.silu(gate) * up)

@@ -1,0 +1,108 @@
+"""From logits to the distributions that tokens are drawn from and accepted against.
+
+Draft and target must be processed alike, or acceptance is not lossless: temperature first, then top-k, then
+top-p, renormalised, all in float32. For an ensemble of views the filters apply to the *mixture*. A row at
+temperature 0 becomes one-hot, which makes greedy decoding a special case of rejection sampling: the draft is
+accepted exactly where it equals the target's argmax, and the residual is the target's argmax.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.typing import Array, Bool, Float, Int
+
+
+@struct.dataclass
+class Sampling:
+    """Per-row decoding options, traced: changing them compiles nothing."""
+
+    temperature: Float[Array, " B"]
+    """0 is greedy."""
+    top_k: Int[Array, " B"]
+    """0 keeps all tokens."""
+    top_p: Float[Array, " B"]
+    """1 keeps all tokens."""
+    max_new_tokens: Int[Array, " B"]
+    eos: Int[Array, " E"]
+    """Ids that end a row; pad with -1."""
+    keys: Array
+    """One PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
+
+
+def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -> Float[Array, "... B V"]:
+    """softmax(logits / temperature) in float32; temperature 0 counts as 1, `filtered` makes it one-hot."""
+    scale = jnp.where(temperature > 0, temperature, 1.0)[:, None]
+    logits = logits.astype(jnp.float32)
+    # Their maximum goes first: at 1e-20 rounding of the large quotients would make their softmax NaN.
+    return jax.nn.softmax((logits - logits.max(-1, keepdims=True)) / scale, axis=-1)
+
+
+def filtered(probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]) -> Float[Array, "B V"]:
+    """Top-k, then top-p, renormalised; rows at temperature 0 put all mass on token `best`."""
+    narrows = ((options.top_k > 0) | (options.top_p < 1)) & (options.temperature > 0)
+    probs = jax.lax.cond(
+        jnp.any(narrows),
+        # Row by row: a row that keeps all tokens must not be renormalised because of its neighbours.
+        lambda p: jnp.where(narrows[:, None], _top_k_top_p(p, options), p),
+        lambda p: p,
+        probs,
+    )
+    greedy = jax.nn.one_hot(best, probs.shape[-1], dtype=probs.dtype)
+    return jnp.where(options.temperature[:, None] > 0, probs, greedy)
+
+
+def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array, "B V"]:
+    """What one model draws its next token from."""
+    return filtered(tempered(logits, options.temperature), options, jnp.argmax(logits, axis=-1))
+
+
+def mixture(
+    view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"], options: Sampling
+) -> Float[Array, "B V"]:
+    """What an ensemble of views draws from: sum_r w_r q_r, filtered (IbED, TABED Eq. 2)."""
+    mixed = jnp.einsum("RBV,BR->BV", view_probs, weights)
+    return filtered(mixed, options, jnp.argmax(mixed, axis=-1))
+
+
+def _top_k_top_p(probs: Array, options: Sampling) -> Array:
+    """Keeps the k likeliest tokens, then the shortest prefix of those that holds the mass p."""
+    order = jnp.argsort(-probs, axis=-1, stable=True)
+    ranked = jnp.take_along_axis(probs, order, axis=-1)
+    rank = jnp.arange(probs.shape[-1])
+    k = jnp.where(options.top_k > 0, options.top_k, probs.shape[-1])[:, None]
+    ranked = jnp.where(rank < k, ranked, 0.0)
+    ranked = ranked / ranked.sum(-1, keepdims=True)
+    before = jnp.cumsum(ranked, axis=-1) - ranked
+    # In float32 `before` reaches 1 ahead of a long tail, which a top-p of 1 has to keep.
+    keep = (before < options.top_p[:, None]) | (options.top_p[:, None] >= 1) | (rank == 0)
+    ranked = jnp.where(keep, ranked, 0.0)
+    ranked = ranked / ranked.sum(-1, keepdims=True)
+    rows = jnp.arange(probs.shape[0])[:, None]
+    return jnp.zeros_like(probs).at[rows, order].set(ranked, unique_indices=True)
+
+
+def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -> Int[Array, " B"]:
+    """One token a row, with probability proportional to its (unnormalised) weight.
+
+    A token of weight 0 is never drawn. Rows that are all greedy skip the random numbers: there the weights
+    have a single maximum, and that is drawn.
+    """
+    best = jnp.argmax(weights, axis=-1)
+
+    def sampled(weights: Array) -> Array:
+        drawn = jax.vmap(jax.random.categorical)(keys, jnp.log(weights))
+        return jnp.where(greedy, best, drawn)
+
+    return jax.lax.cond(jnp.all(greedy), lambda _: best, sampled, weights).astype(jnp.int32)
+
+
+def fit_vocabulary(logits: Float[Array, "... V"], size: int) -> Float[Array, "... U"]:
+    """A draft's logits over a target's vocabulary of `size`: padding never drawn, surplus ids cut."""
+    have = logits.shape[-1]
+    if have >= size:
+        return logits[..., :size]
+    pad = [(0, 0)] * (logits.ndim - 1) + [(0, size - have)]
+    return jnp.pad(logits, pad, constant_values=-jnp.inf)

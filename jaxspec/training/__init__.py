@@ -1,0 +1,1 @@
+"""Losses, the training step and the loop around it (needs the `train` extra)."""

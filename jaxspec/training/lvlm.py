@@ -1,0 +1,32 @@
+"""Visual instruction tuning: next-token loss on what the assistant wrote, the vision tower frozen (LLaVA, stage 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from jaxspec.config import LlavaConfig
+from jaxspec.models import build, init_params
+from jaxspec.training.losses import next_token_loss
+from jaxspec.training.trainer import Batch, TrainConfig, fit
+from jaxspec.typing import Array, Params
+
+
+def train_lvlm(
+    config: LlavaConfig,
+    stage: TrainConfig,
+    tower: Params,
+    batches: Callable[[int], Batch],
+    directory: Path,
+) -> Params:
+    """Trains projector and decoder from scratch on top of a given tower; resumes from `directory`."""
+    module = build(config)
+
+    def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        logits = module.apply({"params": params}, batch["tokens"], batch["pixels"])
+        return next_token_loss(logits, batch["tokens"], batch["mask"])
+
+    params = {**init_params(config, jax.random.key(stage.seed)), "vision_tower": tower}
+    return fit(stage, params, loss_fn, batches, directory)

@@ -1,0 +1,383 @@
+"""Checkpoints in Hugging Face layout: every layout in, one layout out, and every way they can be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from jaxspec.checkpoints.huggingface import load, save
+from jaxspec.config import TextConfig
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from transformers import LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
+
+from tests.parity import tiny  # noqa: E402
+
+EMBEDDING = "language_model.model.embed_tokens.weight"
+HEAD = "language_model.lm_head.weight"
+
+
+@pytest.fixture(scope="module")
+def llava() -> Any:
+    return tiny.llava()
+
+
+@pytest.fixture(scope="module")
+def hub(llava, tmp_path_factory) -> Path:
+    """A LLaVA in the layout of the hub's files."""
+    return tiny.write(tmp_path_factory.mktemp("hub") / "model", llava, tiny.hub_tensors(llava))
+
+
+def equal(a: Any, b: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def renamed(tensors: dict[str, np.ndarray], *rows: tuple[str, str]) -> dict[str, np.ndarray]:
+    for pattern, replacement in rows:
+        tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def refused(path: Path | str, *parts: str) -> None:
+    """`load` raises an InputError of one line that holds all the parts."""
+    with pytest.raises(InputError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+# --- in ---
+
+
+def test_names_and_axes(llava, hub):
+    params = load(hub).params
+    layer = llava.model.language_model.layers[1]
+    ours = params["language_model"]["model"]["layers_1"]
+    equal(ours["self_attn"]["q_proj"]["kernel"], layer.self_attn.q_proj.weight.detach().numpy().T)
+    equal(ours["input_layernorm"]["weight"], layer.input_layernorm.weight.detach().numpy())
+    convolution = tiny.hub_tensors(llava)["vision_tower.vision_model.embeddings.patch_embedding.weight"]
+    kernel = params["vision_tower"]["vision_model"]["embeddings"]["patch_embedding"]["kernel"]
+    equal(kernel, np.einsum("oiyx->yxio", convolution))
+
+
+MEMORY = (
+    (r"^language_model\.lm_head", "lm_head"),
+    (r"^language_model\.model\.", "model.language_model."),
+    (r"^(vision_tower|multi_modal_projector)\.", r"model.\1."),
+)
+LAYOUTS = {
+    "transformers 4 in memory": MEMORY,
+    "transformers 5 in memory": (*MEMORY, (r"vision_tower\.vision_model\.", "vision_tower.")),
+    "transformers 5 saved from scratch": ((r"vision_tower\.vision_model\.", "vision_tower."),),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(tmp_path, llava, hub, name):
+    path = tiny.write(tmp_path / "model", llava, renamed(tiny.hub_tensors(llava), *LAYOUTS[name]))
+    equal(load(path).params, load(hub).params)
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_saved_by_this_transformers(tmp_path, llava, hub, shards):
+    llava.save_pretrained(tmp_path / "model", **{"max_shard_size": "20KB"} if shards else {})
+    assert (tmp_path / "model" / "model.safetensors.index.json").exists() == shards
+    equal(load(tmp_path / "model").params, load(hub).params)
+
+
+def test_dtypes(tmp_path, llava, hub):
+    """bfloat16 files are read as they are, and cast on request."""
+    tensors = {name: t.astype(ml_dtypes.bfloat16) for name, t in tiny.hub_tensors(llava).items()}
+    path = tiny.write(tmp_path / "model", llava, tensors)
+    stored, cast = load(path).params, load(path, dtype=jnp.float32).params
+    assert {leaf.dtype for leaf in jax.tree.leaves(stored)} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(cast)} == {jnp.dtype(jnp.float32)}
+    equal(stored, load(hub, dtype=jnp.bfloat16).params)
+    equal(stored, cast)
+
+
+def test_known_buffers_are_ignored(tmp_path, llava, hub):
+    buffers = {
+        "language_model.model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
+        "vision_tower.vision_model.embeddings.position_ids": np.arange(10)[None],
+    }
+    path = tiny.write(tmp_path / "model", llava, tiny.hub_tensors(llava) | buffers)
+    equal(load(path).params, load(hub).params)
+
+
+def test_tied_head(tmp_path):
+    model = tiny.llava(text={"tie_word_embeddings": True})
+    tensors = tiny.hub_tensors(model)
+    assert HEAD not in tensors
+    alone = load(tiny.write(tmp_path / "alone", model, tensors))
+    assert "lm_head" not in alone.params["language_model"]
+    same = tiny.write(tmp_path / "same", model, tensors | {HEAD: tensors[EMBEDDING]})
+    equal(load(same).params, alone.params)
+    other = tiny.write(tmp_path / "other", model, tensors | {HEAD: tensors[EMBEDDING] + 1})
+    refused(other, f"{HEAD} differs from its tied embedding")
+
+
+def test_shardings(hub):
+    """Each device is given its slice, of kernels along the axis that lies transposed in the file too."""
+    whole = load(hub).params
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def place(leaf: jax.Array) -> jax.sharding.NamedSharding:
+        axes = ["model" if size % 2 == 0 else None for size in leaf.shape]
+        first = axes.index("model") if "model" in axes else len(axes)
+        spec = [axis if number == first else None for number, axis in enumerate(axes)]
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+
+    shardings = jax.tree.map(place, whole)
+    parts = load(hub, shardings=shardings, dtype=jnp.float32).params
+    equal(parts, whole)
+    assert jax.tree.map(lambda leaf: leaf.sharding, parts) == shardings
+    kernel = parts["multi_modal_projector"]["linear_1"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (12, 32)
+
+
+# --- out ---
+
+
+def reload(path: Path, kind: Any) -> Any:
+    """The model as transformers loads it, in float32: nothing missing, unexpected or of another shape."""
+    model, report = kind.from_pretrained(path, output_loading_info=True, torch_dtype=torch.float32)
+    problems = {key: value for key, value in report.items() if value}
+    assert not problems
+    return model.eval()
+
+
+@pytest.mark.parametrize("shard_bytes", [5 << 30, 20_000])
+@pytest.mark.parametrize(
+    "changes", [{}, {"text": {"tie_word_embeddings": True}}, {"text": {"rope_scaling": tiny.LLAMA3}}]
+)
+def test_llava_round_trip(tmp_path, changes, shard_bytes):
+    model = tiny.llava(**changes)
+    checkpoint = load(tiny.write(tmp_path / "theirs", model))
+    save(tmp_path / "ours", checkpoint.config, checkpoint.params, max_shard_bytes=shard_bytes)
+    assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (shard_bytes < 5 << 30)
+
+    again = reload(tmp_path / "ours", LlavaForConditionalGeneration)
+    rows, pixels = [[1, *[tiny.IMAGE] * tiny.PATCHES, *tiny.text(8)]], tiny.images(1)
+    equal(tiny.logits(again, rows, pixels), tiny.logits(model, rows, pixels))
+
+    ours = load(tmp_path / "ours")
+    assert ours.config == checkpoint.config
+    equal(ours.params, checkpoint.params)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rope_theta": 500.0}, {"tie_word_embeddings": True, "attention_bias": True}]
+)
+def test_llama_round_trip(tmp_path, changes):
+    model = tiny.llama(**changes)
+    checkpoint = load(tiny.write(tmp_path / "theirs", model))
+    save(tmp_path / "ours", checkpoint.config, checkpoint.params)
+    again = reload(tmp_path / "ours", LlamaForCausalLM)
+    equal(tiny.logits(again, [tiny.text(8)]), tiny.logits(model, [tiny.text(8)]))
+    assert load(tmp_path / "ours").config == checkpoint.config
+
+
+def test_saved_files(tmp_path, hub):
+    checkpoint = load(hub)
+    umask = os.umask(0o022)
+    try:
+        save(
+            tmp_path / "a" / "b",
+            checkpoint.config,
+            checkpoint.params,
+            dtype=jnp.bfloat16,
+            generation={"top_k": 5},
+        )
+    finally:
+        os.umask(umask)
+    path = tmp_path / "a" / "b"
+    names = {file.name for file in path.iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+    assert [file.name for file in path.parent.iterdir()] == ["b"]
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o644}
+
+    config = json.loads((path / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
+    assert (
+        config["text_config"]["rope_theta"] == config["text_config"]["rope_parameters"]["rope_theta"] == 100.0
+    )
+    generation = json.loads((path / "generation_config.json").read_text())
+    assert generation.pop("transformers_version")
+    assert generation == {"bos_token_id": 1, "eos_token_id": 2, "top_k": 5}
+
+    with safe_open(path / "model.safetensors", framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert set(file.keys()) == set(load_file(hub / "model.safetensors"))
+    equal(load(path).params, load(hub, dtype=jnp.bfloat16).params)
+
+
+def test_save_replaces_a_checkpoint_and_nothing_else(tmp_path):
+    config = TextConfig(**tiny.TEXT)
+    params = tiny.random_params(abstract_params(config))
+    (tmp_path / "model").mkdir()
+    save(tmp_path / "model", config, params, max_shard_bytes=10_000)
+    save(tmp_path / "model", config, params)
+    assert not list((tmp_path / "model").glob("*.index.json"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "keep.txt").write_text("mine")
+    with pytest.raises(InputError, match="exists and is no checkpoint"):
+        save(tmp_path / "notes", config, params)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "notes"]
+    assert (tmp_path / "notes" / "keep.txt").read_text() == "mine"
+
+
+def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
+    config = TextConfig(**tiny.TEXT)
+    params = tiny.random_params(abstract_params(config))
+    save(tmp_path / "model", config, params)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("jaxspec.checkpoints.huggingface.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path / "model", config, params)
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+    equal(load(tmp_path / "model").params, params)
+
+
+def test_save_refuses_other_parameters(tmp_path):
+    config = TextConfig(**tiny.TEXT)
+    params = tiny.random_params(abstract_params(config))
+    narrow = {"model": params["model"], "lm_head": {"kernel": params["lm_head"]["kernel"][:, :-1]}}
+    with pytest.raises(InputError, match=r"the parameters do not fit the config: lm_head\.weight$"):
+        save(tmp_path / "model", config, narrow)
+    assert not list(tmp_path.iterdir())
+
+
+# --- wrong ---
+
+
+def without(tensors: dict[str, np.ndarray], *names: str) -> dict[str, np.ndarray]:
+    return {name: tensor for name, tensor in tensors.items() if name not in names}
+
+
+def test_missing_tensors(tmp_path, llava):
+    tensors = tiny.hub_tensors(llava)
+    one = tiny.write(tmp_path / "one", llava, without(tensors, HEAD))
+    refused(one, str(one), f"{HEAD} is missing")
+    tower = {name: tensor for name, tensor in tensors.items() if not name.startswith("vision_tower")}
+    count = len(tensors) - len(tower)
+    refused(tiny.write(tmp_path / "tower", llava, tower), "is missing; and", f"({count} in all)")
+
+
+def test_extra_tensor(tmp_path, llava):
+    extra = {"language_model.model.layers.2.input_layernorm.weight": np.ones(32, np.float32)}
+    path = tiny.write(tmp_path / "model", llava, tiny.hub_tensors(llava) | extra)
+    refused(path, "language_model.model.layers.2.input_layernorm.weight is unexpected")
+
+
+def test_same_parameter_twice(tmp_path, llava):
+    tensors = tiny.hub_tensors(llava)
+    path = tiny.write(tmp_path / "model", llava, tensors | {"lm_head.weight": tensors[HEAD]})
+    refused(path, "lm_head.weight", HEAD, "are the same parameter")
+
+
+def test_wrong_shape_and_dtype_are_told_together(tmp_path, llava):
+    tensors = tiny.hub_tensors(llava)
+    tensors["language_model.model.norm.weight"] = np.ones(31, np.float32)
+    tensors[HEAD] = tensors[HEAD].astype(np.int8)
+    path = tiny.write(tmp_path / "model", llava, tensors)
+    refused(
+        path,
+        "language_model.model.norm.weight is [31], config.json asks for [32]",
+        f"{HEAD} is I8, supported: F32, F16, BF16",
+    )
+
+
+def test_padded_vocabulary(tmp_path, llava):
+    """Rows that are not the config's vocabulary are an error that names both numbers."""
+    tensors = tiny.hub_tensors(llava)
+    for name in (EMBEDDING, HEAD):
+        tensors[name] = np.pad(tensors[name], ((0, 11), (0, 0)))
+    path = tiny.write(tmp_path / "model", llava, tensors)
+    refused(path, f"{EMBEDDING} has 64 rows and config.json says vocab_size 53", f"{HEAD} has 64 rows")
+
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 64
+    (path / "config.json").write_text(json.dumps(config))
+    assert load(path).params["language_model"]["lm_head"]["kernel"].shape == (32, 64)
+
+
+def test_no_such_checkpoint(tmp_path):
+    refused(tmp_path / "absent", "absent", "no such directory")
+    refused("three/part/name", "no such directory")
+    (tmp_path / "file").write_text("")
+    refused(str(tmp_path / "file"), "no such directory")
+
+
+def test_unknown_hub_id(monkeypatch):
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    refused("nobody/nothing", "'nobody/nothing'", "not to be had from the hub (LocalEntryNotFoundError)")
+
+
+def test_hub_id(monkeypatch, hub):
+    asked = {}
+
+    def download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(hub)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert load("owner/name", revision="v2").path == hub
+    assert asked["name"] == "owner/name"
+    assert asked["revision"] == "v2"
+    assert "*.safetensors" in asked["allow_patterns"]
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (None, ["config.json: no such file"]),
+        ("{", ["config.json: not readable as JSON"]),
+        ("[]", ["config.json: holds a list, not an object"]),
+        ("{}", ["config.json: no model_type"]),
+        ('{"model_type": "bert"}', ["model_type 'bert' is not supported; supported: llama, llava"]),
+        ('{"model_type": "llama", "rope_scaling": {"type": "dynamic"}}', ["rope_type 'dynamic' is not"]),
+        ('{"model_type": "llama", "hidden_act": "gelu"}', ["hidden_act 'gelu' is not supported"]),
+        ('{"model_type": "llama"}', ["no model.safetensors and no model.safetensors.index.json"]),
+    ],
+)
+def test_wrong_config(tmp_path, config, parts):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    refused(tmp_path, *parts)
+
+
+def test_broken_files(tmp_path, llava):
+    path = tiny.write(tmp_path / "model", llava, tiny.hub_tensors(llava))
+    whole = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(whole[:-100])
+    refused(path, "model.safetensors: unreadable (", "fetch it again")
+    (path / "model.safetensors").unlink()
+    index = {"weight_map": {EMBEDDING: "model-00001-of-00001.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(path, "model-00001-of-00001.safetensors: named by the index and not there")

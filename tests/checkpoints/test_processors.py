@@ -1,0 +1,116 @@
+"""Tokenisers and image processors beside a checkpoint. None of this needs torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoProcessor, PreTrainedTokenizerFast
+
+from jaxspec.checkpoints.huggingface import save
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params
+
+VOCABULARY, IMAGE = 53, 52
+CONFIG = LlavaConfig(
+    TextConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    ),
+    VisionConfig(
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        image_size=12,
+        patch_size=4,
+    ),
+    image_token_index=IMAGE,
+)
+
+
+@pytest.fixture(scope="module")
+def processed(tmp_path_factory) -> Path:
+    """A LLaVA saved with a tokeniser and an image processor."""
+    path = tmp_path_factory.mktemp("processed")
+    words = {
+        "<unk>": 0,
+        "<s>": 1,
+        "</s>": 2,
+        **{f"w{i}": i for i in range(3, IMAGE)},
+        "<image>": IMAGE,
+    }
+    raw = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<image>"],
+    )
+    side = {"height": 12, "width": 12}
+    settings = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": 12},
+        "crop_size": side,
+    }
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), abstract_params(CONFIG))
+    processor = load_image_processor(path)
+    save(path / "model", CONFIG, params, tokenizer=tokenizer, image_processor=processor)
+    return path / "model"
+
+
+def test_tokenizer(processed):
+    tokenizer = load_tokenizer(processed)
+    assert tokenizer("w3 <image> w5")["input_ids"] == [3, IMAGE, 5]
+    assert tokenizer.decode([1, 3, 5, 2], skip_special_tokens=True) == "w3 w5"
+    # The words of both versions: transformers 4 knows neither this class nor a list of extra tokens.
+    written = json.loads((processed / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] != "TokenizersBackend"
+    assert not isinstance(written.get("extra_special_tokens"), list)
+
+
+def test_image_processor(processed):
+    """The Pillow backend, to the pixel: shortest edge to 12 (bicubic), centre 12x12, CLIP's mean and std."""
+    page = np.random.default_rng(0).integers(0, 256, (24, 48, 3), np.uint8)
+    processor = load_image_processor(processed)
+    ours = processor(images=[Image.fromarray(page)], return_tensors="np")["pixel_values"]
+    small = np.asarray(Image.fromarray(page).resize((24, 12), Image.Resampling.BICUBIC))[:, 6:18]
+    mean, std = np.array(processor.image_mean), np.array(processor.image_std)
+    expected = ((small / 255 - mean) / std).transpose(2, 0, 1)[None]
+    assert ours.shape == (1, 3, 12, 12)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+def test_auto_processor(processed):
+    """transformers' own LLaVA processor reads the directory and writes out each image's placeholders."""
+    processor = AutoProcessor.from_pretrained(processed)
+    out = processor(images=[Image.new("RGB", (20, 20))], text="w3 <image> w5", return_tensors="np")
+    assert out["input_ids"].tolist() == [[3, *[IMAGE] * CONFIG.image_tokens, 5]]
+
+
+@pytest.mark.parametrize(
+    ("read", "what"), [(load_tokenizer, "no tokenizer"), (load_image_processor, "no image processor")]
+)
+def test_missing_processors(tmp_path, read, what):
+    with pytest.raises(InputError, match=what) as caught:
+        read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_processors(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llava"}')
+    for name in ("tokenizer.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{")
+    for read, what in ((load_tokenizer, "the tokenizer"), (load_image_processor, "the image processor")):
+        with pytest.raises(InputError, match=f"transformers cannot read {what}") as caught:
+            read(tmp_path)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,42 @@
+"""All tests run in full float32 on eight virtual CPU devices, or on the platform JAX_PLATFORMS names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import jax
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Through the environment, so that the processes that tests start inherit them.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+# And here, because jax read its environment when it was imported.
+jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update(
+    "jax_persistent_cache_min_compile_time_secs",
+    float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]),
+)
+jax.config.update("jax_default_matmul_precision", "highest")
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    jax.config.update("jax_num_cpu_devices", 8)
+
+# A compilation inside an example takes seconds, so no deadline; CI draws the same examples every time.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of photos and evaluation sets that lies beside the checkout; not part of the repository."""
+    path = ROOT.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"{path} does not exist: this test reads files that lie beside the checkout")
+    return path

@@ -1,0 +1,179 @@
+"""The engine on tiny checkpoints: order, buckets, compiled programs, and rows that do not see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxspec.decoding import engine as engine_module
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.errors import InputError
+from jaxspec.typing import Params
+from tests.end_to_end import tiny
+
+NEW = 12
+CONFIG = EngineConfig(views=("M", "T"), batch_size=4)
+WORDS = ("Hi", "What?", "Tell me", "A long question")
+
+
+def loaded(params: Params) -> LoadedModel:
+    return LoadedModel(tiny.CONFIG, jax.device_put(params), tiny.tokenizer(), tiny.image_processor())
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return loaded(tiny.random_params(tiny.CONFIG))
+
+
+@pytest.fixture(scope="module")
+def draft(target: LoadedModel) -> LoadedModel:
+    """A draft that looks through the target's tower."""
+    params = tiny.perturbed(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
+    return loaded(params)
+
+
+@pytest.fixture(scope="module")
+def engine(target: LoadedModel, draft: LoadedModel) -> Engine:
+    return Engine(target, draft, CONFIG)
+
+
+def request_of(engine: Engine, words: str, images: int = 0, seed: int = 0, **options: Any) -> Request:
+    pages = [Image.fromarray(_page(seed + i)) for i in range(images)]
+    return Request(engine.encoder.prompt(words, pages), **{"max_new_tokens": NEW, "seed": seed} | options)
+
+
+def _page(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (28, 28, 3), np.uint8)
+
+
+def outputs(results: list[Result]) -> list[tuple[int, ...]]:
+    return [result.tokens for result in results]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """The table of compiled programs, empty."""
+    fresh: dict[Any, Any] = {}
+    monkeypatch.setattr(engine_module, "_EXECUTABLES", fresh)
+    return fresh
+
+
+def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) -> None:
+    requests = [
+        request_of(engine, WORDS[i % 4], images=i % 2, seed=i, temperature=float(i > 2), max_new_tokens=NEW - i)
+        for i in range(6)
+    ]
+    together = engine.generate(requests)
+    assert [result.batch for result in together] == [4] * 6  # three of each bucket, and a row of padding
+    for request, result in zip(requests, together, strict=True):
+        alone = engine.generate([request])[0]
+        assert alone.batch == 1
+        assert alone.tokens == result.tokens
+        assert alone.text == result.text
+        for field, value in vars(alone.stats).items():
+            np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
+
+
+def test_greedy_output_is_the_targets_own(engine: Engine, target: LoadedModel) -> None:
+    requests = [request_of(engine, words, images=1, seed=i) for i, words in enumerate(WORDS)]
+    plain = Engine(target, config=CONFIG)
+    assert outputs(engine.generate(requests)) == outputs(plain.generate(requests))
+
+
+def test_a_seed_draws_the_same_tokens_in_any_company(engine: Engine) -> None:
+    requests = [
+        request_of(engine, words, seed=i, temperature=1.0, top_k=20 * i, top_p=1 - 0.1 * i)
+        for i, words in enumerate(WORDS)
+    ]
+    assert outputs(engine.generate(requests)) == [engine.generate([request])[0].tokens for request in requests]
+    assert engine.generate([replace(requests[0], seed=77)])[0].tokens != engine.generate(requests)[0].tokens
+
+
+def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> None:
+    for i in range(6):
+        options = {"temperature": 0.5 * i, "top_k": i, "top_p": 1 - 0.1 * i, "max_new_tokens": 1 + 3 * i}
+        engine.generate([request_of(engine, "x" * (1 + 5 * i), images=1, seed=i, **options | {"max_new_tokens": 1 + 3 * (i % 5)})])
+    assert len(compiled) == 2  # prefill and decode
+    engine.generate([request_of(engine, "Hi")])
+    assert len(compiled) == 3  # a prefill without images; it leaves a state of the same shape
+
+
+def test_engines_of_one_program_share_it(
+    engine: Engine, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
+) -> None:
+    engine.generate([request_of(engine, "Hi")])
+    other = Engine(target, draft, replace(CONFIG, weights=(0.2, 0.8), batch_size=1))
+    other.generate([request_of(engine, "Ho")])
+    assert len(compiled) == 2
+
+
+def test_the_compiled_programs_move_nothing_between_host_and_device(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable, guarded = engine_module._executable, []
+
+    def watched(*args: Any) -> Callable[..., Any]:
+        run = executable(*args)
+
+        def call(*values: Any) -> Any:
+            guarded.append(args[0])
+            with jax.transfer_guard("disallow"):
+                return run(*values)
+
+        return call
+
+    monkeypatch.setattr(engine_module, "_executable", watched)
+    engine.generate([request_of(engine, "Hi", images=1)])
+    assert guarded == [engine_module.run_prefill, engine_module.run_decode]
+
+
+def test_a_shared_tower_gives_what_two_towers_give(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
+    request = request_of(engine, "Hi", images=1)
+    assert engine.program.shares_tower
+    assert "vision_tower" not in engine._params["drafter"]
+    own = Engine(target, draft, CONFIG)
+    own.program = replace(own.program, shares_tower=False)
+    own._params["drafter"] = draft.params
+    (once,), (twice,) = engine.generate([request]), own.generate([request])
+    assert once.tokens == twice.tokens
+    assert once.stats.histogram.tolist() == twice.stats.histogram.tolist()
+
+    other = Engine(target, loaded(tiny.perturbed(target.params, 0.1)), CONFIG)
+    assert not other.program.shares_tower
+    assert other.generate([request])[0].tokens == once.tokens
+
+
+def test_another_image_processor_is_another_tower(target: LoadedModel, draft: LoadedModel) -> None:
+    processor = tiny.image_processor()
+    processor.image_mean = [0.5] * 3
+    assert not Engine(target, replace(draft, image_processor=processor), CONFIG).program.shares_tower
+
+
+def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
+    requests = [request_of(engine, words, images=1) for words in WORDS]
+    small, large = engine.memory_report(requests[:1]), engine.memory_report(requests)
+    weights = sum(x.nbytes for x in jax.tree.leaves(engine.target.params))
+    assert small.target_weights == large.target_weights == weights
+    assert large.target_cache == 4 * small.target_cache
+    assert str(large).startswith("memory ")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gamma": 0}, "gamma: 0"),
+        ({"batch_size": 0}, "batch_size: 0"),
+        ({"context": "shrink"}, "context: 'shrink' is unknown"),
+        ({"views": ("X",)}, "views: 'X' is unknown"),
+        ({"weights": (1.0,)}, "1 given for 2 views"),
+    ],
+)
+def test_bad_configurations(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        replace(CONFIG, **change)

@@ -1,0 +1,238 @@
+"""At temperature 0 speculation writes the target's own tokens, one for one, whatever the draft proposes.
+
+Everything runs on one batch of ragged prompts with 0 to 2 images, so that a combination of views and gamma is
+compiled once: weights, parameters, limits, EOS ids and temperatures are traced. The prompts and answers pass the
+draft's trained positions, so the context policy `extrapolate` is at work throughout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache import KVCache
+from jaxspec.decoding.drafters import ChainState
+from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.models import LanguageModel
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Params
+from tests.decoding import tiny
+
+LENGTHS, IMAGES, B, NEW = [5, 3, 7, 5], [1, 0, 2, 1], 4, 25
+NOBODY = (-1, -1)
+"""EOS ids that no token has."""
+
+TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
+DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
+GRID = [(("M",), 3), (("T",), 3), (("M", "T"), 1), (("M", "T"), 3), (("M", "T"), 5), (("M", "T"), 7)]
+
+
+def batch_of(*views: str) -> PromptBatch:
+    return tiny.prompts(LENGTHS, IMAGES, views)
+
+
+def plain(options: Sampling) -> list[list[int]]:
+    return tiny.outputs(tiny.run_plain(TARGET, TARGET_PARAMS, batch_of("M"), options, NEW))
+
+
+def speculative(
+    views: tuple[str, ...],
+    gamma: int,
+    options: Sampling,
+    draft: tuple[LanguageModel, Params] = (TARGET, DRAFT_PARAMS),
+    weights: tuple[float, ...] | None = None,
+    batch: PromptBatch | None = None,
+    **policy: str,
+) -> DecodeState:
+    spec = tiny.speculator(TARGET, draft[0], views, gamma, **policy)
+    batch = batch_of(*views) if batch is None else batch
+    batch = batch.replace(view_pixels=batch.view_pixels if draft[0].sees else None)
+    batch = batch if weights is None else tiny.weighted(batch, *weights)
+    params = {"target": TARGET_PARAMS, "drafter": draft[1]}
+    return tiny.run_speculative(spec, params, batch, options, NEW)
+
+
+def check_stats(state: DecodeState) -> None:
+    """The identities between the counts of a row."""
+    count, stats = np.asarray(state.count), jax.tree.map(np.asarray, state.stats)
+    places = np.arange(stats.histogram.shape[1])
+    np.testing.assert_array_equal(stats.emitted, np.maximum(count, 1) - 1)
+    np.testing.assert_array_equal(stats.histogram.sum(1), stats.steps)
+    np.testing.assert_array_equal(stats.histogram @ places, stats.accepted_at.sum(1))
+    # Each step emits its accepted drafts and one more, except where that one more was cut off.
+    assert (stats.emitted <= stats.accepted_at.sum(1) + stats.steps).all()
+    assert (stats.emitted >= stats.accepted_at.sum(1) + stats.steps - 1).all()
+    assert (np.diff(stats.accepted_at, axis=1) <= 0).all()
+    assert (np.diff(stats.drafted_at, axis=1) <= 0).all()
+    assert (stats.accepted_at <= stats.drafted_at).all()
+    np.testing.assert_array_equal(stats.drafted_at[:, 0], stats.steps)
+
+
+def same_stats(one: DecodeState, other: DecodeState, rows: list[int] | None = None) -> bool:
+    rows = list(range(B)) if rows is None else rows
+    pairs = zip(jax.tree.leaves(one.stats), jax.tree.leaves(other.stats))
+    return all(np.array_equal(np.asarray(x)[rows], y) for x, y in pairs)
+
+
+@pytest.mark.parametrize(("views", "gamma"), GRID)
+def test_speculation_writes_the_targets_tokens(views: tuple[str, ...], gamma: int) -> None:
+    options = tiny.sampling(B, new=NEW, eos=NOBODY)
+    expected = plain(options)
+    assert len({token for row in expected for token in row}) > 8  # not one token over and over
+    for weights in [(1.0,)] if len(views) == 1 else [(0.5, 0.5), (1.0, 0.0), (0.0, 1.0), (0.2, 0.8)]:
+        state = speculative(views, gamma, options, weights=weights)
+        assert tiny.outputs(state) == expected
+        check_stats(state)
+        histogram = np.asarray(state.stats.histogram).sum(0)
+        assert histogram[0] > 0
+        assert histogram[1:].sum() > 0
+        assert gamma == 1 or histogram[1:gamma].sum() > 0, "no block was accepted in part"
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5, 7])
+def test_weights_of_one_view_are_that_view(gamma: int) -> None:
+    """The same histogram and not only the same tokens; so that the grid's mixtures are known to differ."""
+    options = tiny.sampling(B, new=NEW, eos=NOBODY)
+    both = [speculative(("M", "T"), gamma, options, weights=w) for w in [(1.0, 0.0), (0.0, 1.0)]]
+    assert not same_stats(*both)
+    if gamma == 3:
+        assert same_stats(both[0], speculative(("M",), gamma, options))
+        assert same_stats(both[1], speculative(("T",), gamma, options))
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5, 7])
+def test_rows_stop_at_their_own_limits(gamma: int) -> None:
+    for limits in ([0, 1, 2, 3], [NEW, 0, 7, 1], [1, 1, 1, 1], [gamma + 1, gamma + 2, gamma + 3, 2 * gamma]):
+        options = tiny.sampling(B, new=limits, eos=NOBODY)
+        state = speculative(("M", "T"), gamma, options)
+        assert tiny.outputs(state) == plain(options)
+        assert state.count.tolist() == limits
+        check_stats(state)
+
+
+@pytest.mark.parametrize("gamma", [3, 7])
+def test_rows_stop_at_eos_inside_a_block(gamma: int) -> None:
+    unbounded = plain(tiny.sampling(B, new=NEW, eos=NOBODY))
+    cut_inside = 0
+    for eos in sorted({token for row in unbounded for token in row}):
+        options = tiny.sampling(B, new=NEW, eos=(-1, eos))
+        expected = [row[: row.index(eos) + 1] if eos in row else row for row in unbounded]
+        assert plain(options) == expected
+        state = speculative(("M", "T"), gamma, options, draft=(TARGET, tiny.noisy(TARGET_PARAMS, 0.02)))
+        assert tiny.outputs(state) == expected
+        check_stats(state)
+        accepted = np.asarray(state.stats.accepted_at).sum(1) + np.asarray(state.stats.steps)
+        cut_inside += int((accepted > np.asarray(state.stats.emitted)).sum())
+    assert cut_inside > 2, "no accepted draft was an EOS"
+
+
+def test_a_row_of_a_batch_is_the_row_alone() -> None:
+    """Tokens and statistics, greedy and sampled rows side by side, with the same key and padding."""
+    options = tiny.sampling(
+        B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], top_p=[1.0, 0.9, 1.0, 0.5], new=[NEW, 9, NEW, 2]
+    )
+    batch = tiny.weighted(batch_of("M", "T"), 0.3, 0.7)
+    together = speculative(("M", "T"), 3, options, batch=batch)
+    check_stats(together)
+    for b in range(B):
+        row, row_options = tiny.take(batch, options, [b])
+        alone = speculative(("M", "T"), 3, row_options, batch=row)
+        assert tiny.outputs(alone) == [tiny.outputs(together)[b]]
+        assert same_stats(together, alone, rows=[b])
+
+
+def test_rows_may_come_in_any_order() -> None:
+    options = tiny.sampling(B, temperature=[0.0, 1.0, 1.0, 0.0], new=NEW)
+    batch, order = batch_of("M", "T"), [2, 0, 3, 1]
+    here = speculative(("M", "T"), 3, options, batch=batch)
+    turned_batch, turned_options = tiny.take(batch, options, order)
+    there = speculative(("M", "T"), 3, turned_options, batch=turned_batch)
+    assert tiny.outputs(there) == [tiny.outputs(here)[b] for b in order]
+    assert same_stats(here, there, rows=order)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5, 7])
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 8, 0.9)])
+def test_a_target_that_drafts_for_itself_is_never_wrong(
+    gamma: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    blocks = (NEW - 1) // (gamma + 1)
+    new = 1 + blocks * (gamma + 1)
+    options = tiny.sampling(B, temperature, new=new, eos=NOBODY, top_k=top_k, top_p=top_p)
+    state = speculative(("M", "T"), gamma, options, draft=(TARGET, TARGET_PARAMS), weights=(1.0, 0.0))
+    assert state.count.tolist() == [new] * B
+    assert state.stats.steps.tolist() == [blocks] * B  # gamma + 1 tokens per block
+    assert state.stats.histogram[:, gamma].tolist() == [blocks] * B
+    assert temperature > 0 or tiny.outputs(state) == plain(options)
+
+
+def test_a_text_draft_with_a_smaller_vocabulary() -> None:
+    """A decoder without a tower can only read view T, and never proposes the ids that it lacks."""
+    draft = tiny.resized(TARGET, DRAFT_PARAMS, tiny.VOCABULARY - 6)
+    assert not draft[0].sees
+    options = tiny.sampling(B, new=NEW, eos=NOBODY)
+    state = speculative(("T",), 3, options, draft=draft)
+    assert tiny.outputs(state) == plain(options)
+    check_stats(state)
+    assert np.asarray(state.stats.accepted_at).sum() > 5
+    sampled = speculative(("T",), 3, tiny.sampling(B, 1.0, new=NEW, eos=NOBODY), draft=draft)
+    assert (np.asarray(sampled.tokens) >= draft[0].text.vocab_size).any(), "the target never wrote such an id"
+
+
+def test_a_text_target_with_a_draft_of_a_larger_vocabulary() -> None:
+    """No tower at all, and surplus ids as likely as the others, which must never be proposed."""
+    target, params = tiny.text_only(TARGET, TARGET_PARAMS)
+    draft, draft_params = tiny.resized(TARGET, DRAFT_PARAMS, tiny.VOCABULARY + 6)
+    batch = tiny.prompts(LENGTHS, [0] * B, ("T",)).replace(pixels=None, view_pixels=None)
+    spec, both = tiny.speculator(target, draft, ("T",), 3), {"target": params, "drafter": draft_params}
+    options = tiny.sampling(B, new=NEW, eos=NOBODY)
+    state = tiny.run_speculative(spec, both, batch, options, NEW)
+    assert tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, NEW))
+    check_stats(state)
+    assert np.asarray(state.stats.accepted_at).sum() > 5
+    sampled = tiny.run_speculative(spec, both, batch, tiny.sampling(B, 1.0, new=NEW, eos=NOBODY), NEW)
+    assert (np.asarray(sampled.tokens) < tiny.VOCABULARY).all()
+
+
+def test_a_draft_that_shares_the_tower_reads_the_targets_features() -> None:
+    shared = dict(DRAFT_PARAMS) | {"vision_tower": TARGET_PARAMS["vision_tower"]}
+    options = tiny.sampling(B, new=NEW, eos=NOBODY)
+    own = speculative(("M", "T"), 3, options, draft=(TARGET, shared))
+    spec = replace(tiny.speculator(TARGET, TARGET, ("M", "T"), 3), shares_tower=True)
+    params = {"target": TARGET_PARAMS, "drafter": {k: v for k, v in shared.items() if k != "vision_tower"}}
+    state = tiny.run_speculative(spec, params, batch_of("M", "T").replace(view_pixels=None), options, NEW)
+    assert tiny.outputs(state) == tiny.outputs(own) == plain(options)
+    assert same_stats(own, state)
+
+
+def test_a_view_past_its_context_is_dropped() -> None:
+    """The prompts of all rows with images leave M no room for a block: what remains is T, token for token."""
+    batch, options = batch_of("M", "T"), tiny.sampling(B, new=NEW, eos=NOBODY)
+    m, t = np.asarray(batch.view_length)
+    assert ((m + 3 > tiny.CONTEXT) | (m == t)).all()
+    assert (t + 3 <= tiny.CONTEXT).any()
+    dropped = speculative(("M", "T"), 3, options, context="drop_view")
+    assert tiny.outputs(dropped) == plain(options)
+    check_stats(dropped)
+    assert same_stats(dropped, speculative(("T",), 3, options))
+    assert not same_stats(dropped, speculative(("M", "T"), 3, options))
+    for weights in [(0.9, 0.1), (1.0, 0.0)]:
+        assert same_stats(dropped, speculative(("M", "T"), 3, options, weights=weights, context="drop_view"))
+
+
+def test_a_view_is_dropped_exactly_when_a_block_would_pass_its_context() -> None:
+    """Between blocks a row's cache is two short; a block of 3 reads up to four positions on from there."""
+    drafter = tiny.speculator(TARGET, TARGET, ("M", "T"), 3, context="drop_view").drafter
+    last = tiny.CONTEXT - 4
+    m, t = [last, last + 1, last + 1, last + 9], [last - 2, last - 2, last, last + 7]
+    state = ChainState(KVCache((), (), jnp.asarray([*m, *t])), jnp.zeros(2 * B, jnp.int32))
+    weights = drafter._within_context(state, jnp.broadcast_to(jnp.asarray([0.25, 0.75]), (B, 2)))
+    np.testing.assert_array_equal(weights, [[0.25, 0.75], [0, 1], [0, 1], [0, 1]])
+    swapped = replace(drafter, views=drafter.views[::-1])
+    state = state.replace(cache=state.cache.replace(length=jnp.asarray([*t, *m])))
+    weights = swapped._within_context(state, jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (B, 2)))
+    np.testing.assert_array_equal(weights, [[1, 0]] * B)

@@ -1,0 +1,139 @@
+"""Views of one request are rows of one ragged batch, and each row computes what it would compute alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.decoding.views import VIEWS, parse_views, parse_weights, rewrite
+from jaxspec.errors import InputError
+from jaxspec.models import build
+from tests.decoding import tiny
+
+MODEL, PARAMS = tiny.lvlm(32, 2, seed=0)
+B, J = 3, 3
+
+
+def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
+    """Two blocks of drafts over 2 views x 3 prompts with 0 to 2 images, the first accepted in different parts.
+
+    Alone means: one unpadded row through the whole model, without a cache, for the logits at every drafted place
+    (up to the constant that a softmax does not see).
+    """
+    batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T"))
+    options = tiny.sampling(B, temperature=1.0)
+    drafter = tiny.speculator(MODEL, MODEL, ("M", "T"), J).drafter
+    written = np.asarray([[7, 9, 11, 13, 15], [8, 10, 12, 14, 16], [6, 6, 7, 7, 8]], np.int32)
+    kept = np.asarray([0, 2, J])
+    """Accepted drafts of the first block; one more token follows them."""
+
+    @jax.jit
+    def two_blocks() -> tuple:
+        state = drafter.prefill(PARAMS, batch, None, 40)
+        ones = jnp.ones(B, jnp.int32)
+        recent = jnp.stack([jnp.zeros(B, jnp.int32), written[:, 0]], axis=1)
+        first, state = drafter.draft(PARAMS, state, recent, ones, batch.weights, options)
+        state = drafter.commit(state, kept + 1)
+        # Row by row, the newest two of: first token, accepted drafts, correction or bonus.
+        told = jnp.concatenate([written[:, :1], first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
+        told = told.at[jnp.arange(B), kept + 1].set(written[:, 1])
+        recent = jnp.take_along_axis(told, kept[:, None] + jnp.arange(2), axis=1)
+        second, _ = drafter.draft(PARAMS, state, recent, kept + 2, batch.weights, options)
+        return first, second, told
+
+    @jax.jit
+    def alone(tokens: jax.Array, pixels: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(build(MODEL.config).apply({"params": PARAMS}, tokens, pixels))
+
+    first, second, told = two_blocks()
+    for r in range(2):
+        for b in range(B):
+            prompt = np.asarray(batch.view_tokens[r, b, : batch.view_length[r, b]])
+            committed = [*prompt, *np.asarray(told[b, : kept[b] + 2])]
+            for draft, prefix in ((first, committed[: len(prompt) + 1]), (second, committed)):
+                row = np.asarray([*prefix, *np.asarray(draft.tokens[b, : J - 1])], np.int32)
+                expected = alone(row[None], batch.pixels[b : b + 1])[0, len(prefix) - 1 :]
+                np.testing.assert_allclose(jnp.log(draft.view_probs[r, b]), expected, atol=1e-5)
+
+
+def test_the_mixture_is_the_weighted_sum_of_what_the_views_say() -> None:
+    """In a draft of one view alone, the distributions are the same as in the batch with others."""
+    batch = tiny.weighted(tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T")), 0.3, 0.7)
+    drafter = tiny.speculator(MODEL, MODEL, ("M", "T"), J).drafter
+
+    @jax.jit
+    def draft() -> jax.Array:
+        state = drafter.prefill(PARAMS, batch, None, 40)
+        recent, ones = jnp.full((B, 2), 7, jnp.int32), jnp.ones(B, jnp.int32)
+        return drafter.draft(PARAMS, state, recent, ones, batch.weights, tiny.sampling(B, 1.0))[0]
+
+    probs, (m, t) = draft().probs, draft().view_probs
+    np.testing.assert_allclose(probs, 0.3 * m + 0.7 * t, atol=1e-6)
+    assert jnp.abs(m - t)[0].max() > 0.05  # with images the views differ
+    np.testing.assert_allclose(m[1], t[1], atol=1e-6)  # without, they are one
+
+
+class WordTokenizer:
+    """A tokeniser of single characters; `<image>` and the newline have ids of their own."""
+
+    bos_token_id, eos_token_id = 1, 2
+
+    def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        assert not add_special_tokens
+        if text == "<image>" and not split_special_tokens:
+            return [99]
+        # A SentencePiece tokeniser puts a space piece (3) in front of a newline (13).
+        return [3, 13] if text == "\n" else [ord(c) for c in text]
+
+
+def test_what_stands_for_an_image() -> None:
+    encoder = PromptEncoder(WordTokenizer(), image_token=99)
+    stands = {name: view.substitute(encoder, 4) for name, view in VIEWS.items()}
+    literal = [ord(c) for c in "<image>"]
+    assert stands == {"M": [99] * 4, "T": [13], "T-literal": literal, "T-special": [99]}
+    assert [view.reads_images for view in VIEWS.values()] == [True, False, False, False]
+
+
+def test_rewrite_replaces_placeholders_in_order() -> None:
+    prompt = np.asarray([1, 99, 5, 99, 99, 6], np.int32)
+    out = rewrite(prompt, 99, [[7, 8], [], [9]], images=3)
+    assert out.dtype == np.int32
+    assert out.tolist() == [1, 7, 8, 5, 9, 6]
+    assert rewrite(prompt[[0, 2]], 99, [], images=0).tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("images", [0, 1, 3])
+def test_rewrite_wants_one_image_a_placeholder(images: int) -> None:
+    prompt = np.asarray([1, 99, 5, 99], np.int32)
+    with pytest.raises(InputError, match=f"2 image placeholders but {images} images"):
+        rewrite(prompt, 99, [[7]] * images, images)
+
+
+def test_parse_views() -> None:
+    assert parse_views(["T", "M"]) == (VIEWS["T"], VIEWS["M"])
+    assert hash(parse_views(["M"])) == hash((VIEWS["M"],))
+    for names, message in [
+        (["M", "Q"], "'Q' is unknown; choose from M, T"),
+        ([], "at least one view"),
+        (["M", "T", "M"], "each once"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            parse_views(names)
+
+
+def test_parse_weights() -> None:
+    assert parse_weights(None, 4) == (0.25,) * 4
+    assert parse_weights([1, 3], 2) == (0.25, 0.75)
+    assert parse_weights([0, 2], 2) == (0.0, 1.0)
+    for weights, message in [
+        ([1.0], "1 given for 2 views"),
+        ([1.0, -0.5], "1.0,-0.5 must be at least 0"),
+        ([0.0, 0.0], "not all 0"),
+        ([float("nan"), 1.0], "nan,1.0 must be at least 0"),
+        ([float("inf"), 1.0], "inf,1.0 must be at least 0"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            parse_weights(weights, 2)

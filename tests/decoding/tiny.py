@@ -1,0 +1,174 @@
+"""Tiny random LVLMs and prompts for the decoding tests: a few thousand parameters, full mechanics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
+from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.views import VIEWS
+from jaxspec.decoding.weighting import Static
+from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Params
+
+VOCABULARY, NEWLINE, EOS = 24, 4, 2
+PATCHES = 4
+CONTEXT = 12
+"""Trained positions: most of the tests decode past them."""
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiler options that halve the time to compile; these programs run for milliseconds."""
+
+
+def lvlm(
+    width: int, layers: int, seed: int, scale: float = 12.0, vocabulary: int = VOCABULARY, image: int | None = None
+) -> tuple[LanguageModel, Params]:
+    """A random LLaVA whose weights are large enough that its distributions are far from uniform.
+
+    The image placeholder is the vocabulary's last id, unless `image` says otherwise.
+    """
+    config = LlavaConfig(
+        TextConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT,
+        ),
+        VisionConfig(
+            hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
+        ),
+        image_token_index=vocabulary - 1 if image is None else image,
+    )
+    rng = np.random.default_rng(seed)
+
+    def fill(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        """Norms at one; by numpy, because compiling JAX's initialisers takes longer than all else here."""
+        draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else rng.normal(0, 0.02 * scale, leaf.shape)
+        return jnp.asarray(draws, leaf.dtype)
+
+    return LanguageModel(config), jax.tree.map(fill, abstract_params(config))
+
+
+def noisy(params: Params, amount: float, seed: int = 1) -> Params:
+    """The parameters, each times 1 + amount * normal: a draft that agrees with its target now and then."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x * jnp.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params)
+
+
+def text_only(model: LanguageModel, params: Params) -> tuple[LanguageModel, Params]:
+    """The decoder alone, as a model without a tower."""
+    return LanguageModel(model.text), params["language_model"]
+
+
+def resized(model: LanguageModel, params: Params, vocabulary: int) -> tuple[LanguageModel, Params]:
+    """A text-only model whose vocabulary is cut, or grown by likely tokens that a smaller target does not have."""
+    model, params = text_only(model, params)
+    params = jax.tree.map(lambda x: x, params)
+    embedding, head = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
+    surplus = max(vocabulary - embedding.shape[0], 0)
+    embedding = jnp.pad(embedding, ((0, surplus), (0, 0)), mode="symmetric")
+    head = jnp.pad(head, ((0, 0), (0, surplus)), mode="symmetric")
+    params["model"]["embed_tokens"]["embedding"] = embedding[:vocabulary]
+    params["lm_head"]["kernel"] = head[:, :vocabulary]
+    return LanguageModel(replace(model.text, vocab_size=vocabulary)), params
+
+
+def prompts(
+    lengths: list[int],
+    images: list[int],
+    views: tuple[str, ...],
+    seed: int = 0,
+    image: int = VOCABULARY - 1,
+) -> PromptBatch:
+    """Random prompts; row b starts with `images[b]` images, and views M and T differ in what stands for them."""
+    rng = np.random.default_rng(seed)
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in ("M", *views)}
+    for length, count in zip(lengths, images, strict=True):
+        text = rng.integers(3, image, length)
+        for name, view in rows.items():
+            one = [image] * PATCHES if name == "M" else [NEWLINE]
+            view.append(np.concatenate([[1], *[one] * count, text]).astype(np.int32))
+    width = max(len(row) for view in rows.values() for row in view) + 3
+    padded = {k: np.stack([np.pad(row, (0, width - len(row))) for row in v]) for k, v in rows.items()}
+    length = {k: np.asarray([len(row) for row in v], np.int32) for k, v in rows.items()}
+    pixels = rng.normal(size=(len(lengths), max(*images, 1), 8, 8, 3)).astype(np.float32)
+    return PromptBatch(
+        tokens=jnp.asarray(padded["M"]),
+        length=jnp.asarray(length["M"]),
+        pixels=jnp.asarray(pixels),
+        view_tokens=jnp.stack([padded[v] for v in views]),
+        view_length=jnp.stack([length[v] for v in views]),
+        view_pixels=jnp.asarray(pixels),
+        weights=jnp.full((len(lengths), len(views)), 1 / len(views)),
+    )
+
+
+def weighted(batch: PromptBatch, *weights: float) -> PromptBatch:
+    return batch.replace(weights=jnp.broadcast_to(jnp.asarray(weights, jnp.float32), batch.weights.shape))
+
+
+def take(batch: PromptBatch, options: Sampling, rows: list[int]) -> tuple[PromptBatch, Sampling]:
+    """Those rows of a batch, in that order, with the same padding."""
+    at = np.asarray(rows)
+    by_view = {"view_tokens": batch.view_tokens[:, at], "view_length": batch.view_length[:, at]}
+    return jax.tree.map(lambda x: x[at], batch.replace(view_tokens=None, view_length=None)).replace(
+        **by_view
+    ), jax.tree.map(lambda x: x[at], options.replace(eos=None)).replace(eos=options.eos)
+
+
+def sampling(
+    batch: int,
+    temperature: float | list[float] = 0.0,
+    new: int | list[int] = 20,
+    seed: int = 0,
+    eos: tuple[int, ...] = (EOS, -1),
+    top_k: int | list[int] = 0,
+    top_p: float | list[float] = 1.0,
+) -> Sampling:
+    """Options of `batch` rows; a list gives each row its own."""
+    return Sampling(
+        temperature=jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,)),
+        top_k=jnp.broadcast_to(jnp.asarray(top_k, jnp.int32), (batch,)),
+        top_p=jnp.broadcast_to(jnp.asarray(top_p, jnp.float32), (batch,)),
+        max_new_tokens=jnp.broadcast_to(jnp.asarray(new, jnp.int32), (batch,)),
+        eos=jnp.asarray(eos, jnp.int32),
+        keys=jax.random.split(jax.random.key(seed), batch),
+    )
+
+
+def speculator(target: LanguageModel, draft: LanguageModel, views: tuple[str, ...], gamma: int, **kw: Any) -> Speculator:
+    drafter = ChainDrafter(draft, tuple(VIEWS[v] for v in views), gamma, target.text.vocab_size, **kw)
+    return Speculator(target, drafter, Static())
+
+
+def run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
+    batch = batch.replace(view_tokens=None, view_length=None, view_pixels=None, weights=None)
+    return _run_plain(model, params, batch, options, new)
+
+
+@partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
+def _run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
+    plain = Autoregressive(model)
+    return plain.decode({"target": params}, plain.prefill({"target": params}, batch, options, new), options)
+
+
+@partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
+def run_speculative(spec: Speculator, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
+    return spec.decode(params, spec.prefill(params, batch, options, new), options)
+
+
+def outputs(state: DecodeState) -> list[list[int]]:
+    return [row[:n].tolist() for row, n in zip(np.asarray(state.tokens), np.asarray(state.count), strict=True)]

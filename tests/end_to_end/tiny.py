@@ -1,0 +1,92 @@
+"""Tiny LLaVA checkpoints on disk, with tokeniser and image processor: random weights, real files."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import CLIPImageProcessor, PreTrainedTokenizerFast
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.config import LlavaConfig, ModelConfig, TextConfig, VisionConfig
+from jaxspec.models import abstract_params
+from jaxspec.typing import Params
+
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
+CHARACTERS = "\n" + string.printable[:95]
+CONTEXT = 256
+
+CONFIG = LlavaConfig(
+    TextConfig(
+        vocab_size=len(SPECIAL) + len(CHARACTERS) + 3,  # three rows of padding
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+    ),
+    VisionConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    ),
+    image_token_index=SPECIAL.index("<image>"),
+)
+
+
+def tokenizer(characters: str = CHARACTERS) -> Any:
+    """One token a character, so that any printable text survives encoding and decoding."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+
+
+def image_processor() -> Any:
+    return CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+
+
+def random_params(config: ModelConfig, seed: int = 0) -> Params:
+    """Weights large enough that the distributions are far from uniform; norms at one."""
+    rng = np.random.default_rng(seed)
+
+    def fill(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else rng.normal(0, 0.2, leaf.shape)
+        return draws.astype(np.float32)
+
+    return jax.tree.map(fill, abstract_params(config))
+
+
+def perturbed(params: Params, amount: float, seed: int = 1) -> Params:
+    """A draft that agrees with `params` in part: every weight times 1 + normal(0, amount)."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: (x * (1 + amount * rng.normal(size=x.shape))).astype(np.float32), params)
+
+
+def save_pair(directory: Path) -> tuple[Path, Path]:
+    """A target and a draft that looks through the same tower, as Hugging Face directories."""
+    params = random_params(CONFIG)
+    draft = perturbed(params, 0.1) | {"vision_tower": params["vision_tower"]}
+    short = replace(CONFIG, text_config=replace(CONFIG.text_config, max_position_embeddings=CONTEXT // 4))
+    save(directory / "target", CONFIG, params)
+    save(directory / "draft", short, draft)
+    return directory / "target", directory / "draft"
+
+
+def save(path: Path, config: ModelConfig, params: Params, words: Any | None = None) -> Path:
+    sees = image_processor() if isinstance(config, LlavaConfig) else None
+    huggingface.save(path, config, params, tokenizer=words or tokenizer(), image_processor=sees)
+    return path

@@ -1,0 +1,188 @@
+"""LLaVA-1.5 equals transformers' to 1e-4 in float32: projector, merged prompts, and token by token."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel, abstract_params, build
+from jaxspec.models.llava import Projector
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from jaxspec.checkpoints import huggingface  # noqa: E402
+from tests.parity import tiny  # noqa: E402
+
+SHALLOW_TEXT = tiny.TEXT | {"num_hidden_layers": 1}
+SHALLOW_VISION = tiny.VISION | {"num_hidden_layers": 1}
+# What each field is changed to; the model's shapes or its logits must follow.
+CHANGES: dict[str, Any] = {
+    "text_config": TextConfig(**SHALLOW_TEXT | {"rms_norm_eps": 0.1}),
+    "vision_config": VisionConfig(**SHALLOW_VISION | {"layer_norm_eps": 0.1}),
+    "image_token_index": 7,
+    "multimodal_projector_bias": False,
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "tie_word_embeddings": True,
+}
+UNREAD = {"model_type", "projector_hidden_act"}
+"""The one value of these is all that is supported."""
+
+
+def prompt(images: int, words: int, seed: int) -> list[int]:
+    """BOS, the images with a token between them, then words."""
+    return [1, *([tiny.IMAGE] * tiny.PATCHES + [5]) * images, *tiny.text(words, seed)[1:]]
+
+
+def pixel_batch(counts: list[int], pixels: np.ndarray) -> np.ndarray:
+    """The rows' images [B, I, Y, X, 3], rows with fewer of them filled up with rubbish."""
+    batch = np.full((len(counts), max(1, *counts), *pixels.shape[1:]), 9.0, np.float32)
+    start = 0
+    for row, count in zip(batch, counts):
+        row[:count] = pixels[start : start + count]
+        start += count
+    return batch.transpose(0, 1, 3, 4, 2)
+
+
+def our_logits(config: LlavaConfig, params: Any, tokens: np.ndarray, pixels: np.ndarray) -> jax.Array:
+    return jax.jit(build(config).apply)({"params": params}, jnp.asarray(tokens), jnp.asarray(pixels))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Any, huggingface.Checkpoint]:
+    model = tiny.llava()
+    return model, huggingface.load(tiny.write(tmp_path_factory.mktemp("llava") / "model", model))
+
+
+def test_projector(pair):
+    model, checkpoint = pair
+    features = np.random.default_rng(0).normal(size=(2, tiny.PATCHES, tiny.VISION["hidden_size"]))
+    features = features.astype(np.float32)
+    with torch.no_grad():
+        theirs = model.model.multi_modal_projector(torch.tensor(features))
+    ours = Projector(checkpoint.config).apply(
+        {"params": checkpoint.params["multi_modal_projector"]}, jnp.asarray(features)
+    )
+    tiny.assert_close(ours, theirs)
+
+
+def test_prompt_logits(pair):
+    """Rows with 0, 1 and 3 images and prompts of different lengths in one batch."""
+    model, checkpoint = pair
+    counts = [1, 0, 3]
+    rows = [prompt(count, words, seed=words) for count, words in zip(counts, (12, 9, 6))]
+    pixels = tiny.images(sum(counts))
+    ours = our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0], pixel_batch(counts, pixels))
+    for row, theirs in zip(ours, tiny.logits(model, rows, pixels)):
+        tiny.assert_close(row[: len(theirs)], theirs)
+    assert LlavaConfig.from_hf(checkpoint.config.to_hf()) == checkpoint.config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vision_feature_layer": -1, "multimodal_projector_bias": False, "tie_word_embeddings": True},
+        {"vision_feature_layer": 1, "vision_feature_select_strategy": "full"},
+        {"text": {"rope_scaling": tiny.LLAMA3, "tie_word_embeddings": True}},
+    ],
+    ids=["last layer, no bias, tied", "first layer, class token", "llama3, tied inside"],
+)
+def test_variants(tmp_path, changes):
+    model = tiny.llava(**changes)
+    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    patches = checkpoint.config.image_tokens
+    rows, pixels = [[1, *[tiny.IMAGE] * patches, *tiny.text(5)]], tiny.images(1)
+    ours = our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0], pixel_batch([1], pixels))
+    tiny.assert_close(ours[0], tiny.logits(model, rows, pixels)[0])
+    assert LlavaConfig.from_hf(checkpoint.config.to_hf()) == checkpoint.config
+
+
+def test_decode_logits(pair):
+    """Prefill of ragged rows with 2, 0 and 1 images, then token by token through the cache."""
+    model, checkpoint = pair
+    lm, params = LanguageModel(checkpoint.config), checkpoint.params
+    counts, steps = [2, 0, 1], 6
+    rows = [prompt(count, 4 + steps, seed=count) for count in counts]
+    pixels = tiny.images(sum(counts))
+    theirs = tiny.logits(model, rows, pixels)
+    starts = [len(row) - steps for row in rows]
+
+    tokens, length = tiny.padded([row[:start] for row, start in zip(rows, starts)])
+
+    @jax.jit
+    def prefill(tokens: jax.Array, length: jax.Array, pixels: jax.Array) -> Any:
+        embeds = lm.embed(params, tokens, lm.encode(params, pixels))
+        return lm.prefill(params, embeds, length, 48)
+
+    logits, cache = prefill(tokens, length, pixel_batch(counts, pixels))
+    extend = jax.jit(lm.extend)
+    for step in range(steps + 1):
+        for row, start in enumerate(starts):
+            tiny.assert_close(logits[row], theirs[row][start + step - 1])
+        if step < steps:
+            new = jnp.asarray([[row[start + step]] for row, start in zip(rows, starts)])
+            logits, cache = extend(params, new, cache)
+            logits = logits[:, 0]
+
+
+def test_every_field_is_accounted_for():
+    assert CHANGES.keys() | UNREAD == {field.name for field in fields(LlavaConfig)}
+
+
+@pytest.fixture(scope="module")
+def logits_of() -> Callable[[LlavaConfig], jax.Array]:
+    """Logits of one prompt and one set of weights under a configuration, each computed once."""
+    tokens, pixels = tiny.padded([[7, *prompt(1, 6, seed=0)]])[0], pixel_batch([1], tiny.images(1))
+    return functools.cache(lambda c: our_logits(c, tiny.random_params(abstract_params(c)), tokens, pixels))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_field_changes_output(logits_of, name):
+    text, vision = TextConfig(**SHALLOW_TEXT), VisionConfig(**SHALLOW_VISION)
+    config = LlavaConfig(text, vision, image_token_index=tiny.IMAGE)
+    other = replace(config, **{name: CHANGES[name]})
+    if abstract_params(config) == abstract_params(other):
+        assert np.abs(logits_of(config) - logits_of(other)).max() > 10 * tiny.TOLERANCE
+
+
+def test_defaults_are_those_of_transformers():
+    """A file without a part means LLaVA-1.5's; a part that is there leaves out its own class's defaults."""
+    from transformers import LlavaConfig as Theirs
+
+    for raw in ({}, {"vision_config": {"model_type": "clip_vision_model", "hidden_size": 1152}}):
+        theirs, ours = Theirs(**raw), LlavaConfig.from_hf(raw)
+        for name in {field.name for field in fields(VisionConfig)} - {"model_type"}:
+            assert getattr(ours.vision_config, name) == getattr(theirs.vision_config, name), name
+        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "rms_norm_eps"):
+            assert getattr(ours.text_config, name) == getattr(theirs.text_config, name), name
+        for name in ("image_token_index", "vision_feature_layer", "vision_feature_select_strategy"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (
+            {"vision_feature_layer": [-2, -5]},
+            r"vision_feature_layer \[-2, -5\] is not supported; give one layer",
+        ),
+        ({"vision_feature_layer": 40}, "a tower of 24 layers has no vision_feature_layer 40"),
+        ({"vision_feature_select_strategy": "most"}, "vision_feature_select_strategy 'most' is unknown"),
+        ({"projector_hidden_act": "relu"}, "projector_hidden_act 'relu' is not supported"),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, "'siglip_vision_model' is not supported"),
+        ({"text_config": {"model_type": "mistral"}}, "model_type 'mistral' is not supported"),
+    ],
+)
+def test_unsupported(raw, message):
+    with pytest.raises(InputError, match=message) as caught:
+        LlavaConfig.from_hf(raw)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,155 @@
+"""Tiny random models made by transformers itself: the oracle that parity is measured against."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from transformers import (  # noqa: E402  (its model classes need torch)
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
+
+VOCABULARY, IMAGE, PATCHES = 53, 52, 9
+TOLERANCE = 1e-4
+
+TEXT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rope_theta": 100.0,
+}
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 12,
+    "patch_size": 4,
+    "projection_dim": 16,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 3.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def llama(**changes: Any) -> LlamaForCausalLM:
+    return _randomise(LlamaForCausalLM(_text(changes)))
+
+
+def llava(
+    text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any
+) -> LlavaForConditionalGeneration:
+    """A LLaVA whose prompts hold `PATCHES` placeholders `IMAGE` an image."""
+    config = LlavaConfig(
+        text_config=_text(text or {}),
+        vision_config=CLIPVisionConfig(**VISION | (vision or {})),
+        image_token_index=IMAGE,
+        image_seq_length=PATCHES,
+        **changes,
+    )
+    return _randomise(LlavaForConditionalGeneration(config))
+
+
+def _text(changes: dict[str, Any]) -> LlamaConfig:
+    return LlamaConfig(**TEXT | deepcopy(changes))  # transformers writes into the dictionaries it is given
+
+
+def _randomise(model: Any) -> Any:
+    """Every parameter drawn, norms and biases too, so that a forgotten or swapped one shows."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.2)
+    return model.eval()
+
+
+def hub_tensors(model: Any) -> dict[str, np.ndarray]:
+    """The model's tensors under the names that the hub's files use."""
+    renames = (
+        (r"^model\.language_model\.", "language_model.model."),
+        (r"^lm_head\.", "language_model.lm_head."),
+        (r"^model\.vision_tower\.(vision_model\.)?", "vision_tower.vision_model."),
+        (r"^model\.multi_modal_projector\.", "multi_modal_projector."),
+    )
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if isinstance(model, LlavaForConditionalGeneration):
+            for pattern, replacement in renames:
+                name = re.sub(pattern, replacement, name)
+        tensors[name] = tensor.numpy().copy()
+    if model.get_input_embeddings().weight is model.get_output_embeddings().weight:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
+    return tensors
+
+
+def write(path: Path, model: Any, tensors: dict[str, np.ndarray] | None = None) -> Path:
+    """Writes a checkpoint: by `save_pretrained`, or its config.json and just these tensors."""
+    if tensors is None:
+        model.save_pretrained(path)
+    else:
+        model.config.save_pretrained(path)
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def random_params(shapes: Any) -> Any:
+    """Parameters for a tree of shapes: normal(0, 0.2), drawn by numpy because that compiles nothing."""
+    draw = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), shapes)
+
+
+def images(count: int, seed: int = 0) -> np.ndarray:
+    """`count` images as the processor gives them: [I, 3, Y, X]."""
+    side = VISION["image_size"]
+    return np.random.default_rng(seed).normal(size=(count, 3, side, side)).astype(np.float32)
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    """BOS and random tokens, none of them the image placeholder."""
+    return [1, *np.random.default_rng(seed).integers(3, IMAGE, length - 1).tolist()]
+
+
+def logits(model: Any, rows: list[list[int]], pixels: np.ndarray | None = None) -> list[np.ndarray]:
+    """transformers' logits [L, V] of each row of a right-padded batch."""
+    tokens, length = padded(rows)
+    mask = np.arange(tokens.shape[1]) < length[:, None]
+    inputs = {"input_ids": torch.tensor(tokens), "attention_mask": torch.tensor(mask.astype(np.int64))}
+    if pixels is not None and len(pixels):
+        inputs["pixel_values"] = torch.tensor(pixels)
+    with torch.no_grad():
+        out = model(**inputs).logits.numpy()
+    return [row[:n] for row, n in zip(out, length)]
+
+
+def padded(rows: list[list[int]], width: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Right-padded tokens [B, L] (with 0) and lengths [B]."""
+    length = np.array([len(row) for row in rows])
+    tokens = np.zeros((len(rows), max(width, length.max())), np.int64)
+    for row, values in zip(tokens, rows):
+        row[: len(values)] = values
+    return tokens, length
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=TOLERANCE, atol=TOLERANCE)

@@ -1,0 +1,83 @@
+"""Ragged writes land at their positions, never past the end, and a rollback is a length."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.cache import init_cache, write
+from jaxspec.config import TextConfig
+from jaxspec.models import build
+from tests.decoding import tiny
+
+B, S, K, H, T = 3, 7, 2, 4, 3
+CONFIG = TextConfig(
+    vocab_size=11,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+
+jit_write = jax.jit(write)
+starts = st.lists(st.integers(0, S + 2), min_size=B, max_size=B)
+
+
+def entries(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(B, count, K, H)).astype(np.float32)
+
+
+@given(starts)
+def test_a_write_touches_its_slots_and_no_other(first: list[int]) -> None:
+    old, new = entries(0, S), entries(1, T)
+    positions = np.asarray(first, np.int32)[:, None] + np.arange(T, dtype=np.int32)
+    expected = old.copy()
+    for b in range(B):
+        for t in range(T):
+            if positions[b, t] < S:
+                expected[b, positions[b, t]] = new[b, t]
+    np.testing.assert_array_equal(jit_write(old, new, positions), expected)
+
+
+def test_a_write_takes_the_dtype_of_the_cache() -> None:
+    leaf = jnp.zeros((B, S, K, H), jnp.bfloat16)
+    positions = jnp.zeros((B, T), jnp.int32) + jnp.arange(T)
+    assert write(leaf, entries(0, T), positions).dtype == jnp.bfloat16
+
+
+def test_an_empty_cache() -> None:
+    cache = init_cache(CONFIG, B, S, jnp.dtype(jnp.bfloat16))
+    assert len(cache.k) == len(cache.v) == CONFIG.num_hidden_layers
+    assert {leaf.shape for leaf in (*cache.k, *cache.v)} == {(B, S, 1, CONFIG.head_dim)}
+    assert all(leaf.dtype == jnp.bfloat16 and not leaf.any() for leaf in (*cache.k, *cache.v))
+    assert cache.slots == S
+    assert cache.length.tolist() == [0] * B
+
+
+def test_what_was_rolled_back_is_never_seen() -> None:
+    """Rows are cut to ragged lengths and extended: their logits are those of a forward pass without a cache."""
+    model, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
+    extend = jax.jit(partial(model.extend, params))
+    rng = np.random.default_rng(0)
+    kept, cut, after = (rng.integers(0, model.text.vocab_size, (B, 4), dtype=np.int32) for _ in range(3))
+    length = np.asarray([4, 2, 0], np.int32)
+
+    cache = init_cache(model.text, B, 10, jnp.dtype(jnp.float32))
+    for tokens in (kept, cut):
+        _, cache = extend(tokens, cache)
+    assert cache.length.tolist() == [8] * B
+    logits, cache = extend(after, cache.replace(length=jnp.asarray(length)))
+    assert cache.length.tolist() == (length + 4).tolist()
+
+    rows = np.zeros((B, 8), np.int32)
+    for b, n in enumerate(length):
+        rows[b, : n + 4] = [*kept[b, :n], *after[b]]
+    whole = jax.jit(build(model.config).apply)({"params": params}, rows)
+    for b, n in enumerate(length):
+        np.testing.assert_allclose(logits[b], whole[b, n : n + 4], atol=1e-5)

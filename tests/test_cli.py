@@ -1,0 +1,334 @@
+"""`jaxspec generate`: good runs on tiny checkpoints, and every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.cli import main
+from jaxspec.config import text_config
+from tests.end_to_end import tiny
+
+STATS = {
+    *("mean_acceptance_length", "block_efficiency", "draft_acceptance_rate"),
+    *("acceptance_rate_per_position", "conditional_acceptance_rate_per_position", "acceptance_histogram"),
+    *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
+    *("prefill_ms", "decode_tokens_per_second"),
+    *("drafter", "views", "weighting", "gamma", "temperature", "dtype", "device", "batch", "seed"),
+}
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `target`, `draft` and pictures of every kind."""
+    path = tmp_path_factory.mktemp("world")
+    tiny.save_pair(path)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    rgb = Image.fromarray(pixels)
+    pictures = {
+        "rgb": rgb,
+        "gray": rgb.convert("L"),
+        "rgba": rgb.convert("RGBA"),
+        "palette": rgb.convert("P"),
+        "wide": rgb.resize((30, 1)),
+        "tall": rgb.resize((1, 30)),
+        "dot": rgb.resize((1, 1)),
+    }
+    for name, picture in pictures.items():
+        picture.save(path / f"{name}.png")
+    (path / "empty.png").touch()
+    (path / "text.png").write_text("these are words")
+    (path / "zero.png").write_bytes(_png_without_pixels())
+    whole = (path / "rgb.png").read_bytes()
+    (path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+def _png_without_pixels() -> bytes:
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", 0, 0, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def run(
+    capsys: pytest.CaptureFixture[str], world: Path, *args: str | Path, draft: str | None = "draft"
+) -> dict[str, Any]:
+    """The JSON that the command prints; its models are those of `world`, its views M and T."""
+    models = ["--target", world / "target", *(["--draft", world / draft] if draft else [])]
+    common = ["--prompt", "Hi", "--views", "M,T", "--max-new-tokens", NEW, "--json"]
+    main(["generate", *map(str, [*models, *common, *args])])
+    return json.loads(capsys.readouterr().out)
+
+
+def pictures(world: Path, *names: str) -> list[str]:
+    return [part for name in names for part in ("--image", str(world / f"{name}.png"))]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
+    """The one line that bad input gives."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", *map(str, args)])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2
+    assert out == ""
+    assert err.startswith("jaxspec: error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    return err
+
+
+# Good runs
+
+
+@pytest.mark.parametrize(
+    "names",
+    [(), ("rgb",), ("gray",), ("rgba",), ("palette",), ("wide",), ("tall",), ("dot",), ("rgb", "gray")],
+    ids=lambda names: "+".join(names) or "none",
+)
+def test_the_draft_changes_nothing(
+    names: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = pictures(world, *names)
+    spoken, plain = run(capsys, world, *args), run(capsys, world, *args, draft=None)
+    assert spoken["tokens"] == plain["tokens"]
+    assert spoken["text"] == plain["text"]
+    assert len(plain["tokens"]) == NEW
+
+
+def test_five_images(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = pictures(world, "rgb", "gray", "rgba", "wide", "dot")
+    assert run(capsys, world, *args)["tokens"] == run(capsys, world, *args, draft=None)["tokens"]
+
+
+def test_placeholders_say_where_images_stand(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = pictures(world, "rgb", "gray")
+    front = run(capsys, world, *images)["tokens"]
+    assert run(capsys, world, "--prompt", "<image>\n<image>\nHi", *images)["tokens"] == front
+    assert run(capsys, world, "--prompt", "<image> or <image>?", *images)["tokens"] != front
+    assert run(capsys, world, *pictures(world, "gray", "rgb"))["tokens"] != front
+
+
+def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoken = run(capsys, world, "--weights", "1,3")
+    assert spoken.keys() == {"text", "tokens", "stats"}
+    stats = spoken["stats"]
+    assert stats.keys() == STATS
+    assert stats["views"] == ["M", "T"]
+    assert (stats["drafter"], stats["weighting"], stats["gamma"], stats["batch"]) == ("chain", "static", 5, 1)
+    assert stats["num_spec_steps"] == sum(stats["acceptance_histogram"])
+    assert len(stats["acceptance_histogram"]) == 6
+    assert stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] >= NEW - 1
+
+
+def test_json_without_a_draft_has_the_same_names(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stats = run(capsys, world, draft=None)["stats"]
+    assert stats.keys() == STATS
+    assert (stats["drafter"], stats["views"], stats["gamma"]) == (None, None, 0)
+    assert stats["mean_acceptance_length"] == 1.0
+    assert stats["num_spec_steps"] == NEW - 1
+
+
+def test_one_token_needs_no_target_pass(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run(capsys, world, "--max-new-tokens", "1")
+    assert len(answer["tokens"]) == 1
+    assert answer["stats"]["mean_acceptance_length"] is None
+
+
+def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--target", str(world / "target"), "--max-new-tokens", str(NEW), "--prompt", "Hi"]
+    main(["generate", *args])
+    out, err = capsys.readouterr()
+    assert out.rstrip("\n") == run(capsys, world, draft=None)["text"]
+    assert [line.split()[0] for line in err.splitlines()] == ["memory", "done:"]
+
+
+def test_a_seed_draws_the_same_again(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def drawn(seed: int) -> list[int]:
+        return run(capsys, world, "--temperature", "1", "--seed", str(seed))["tokens"]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_process_of_its_own(world: Path) -> None:
+    args = ["generate", "--target", str(world / "target"), "--prompt", "Hi", "--gamma", "0"]
+    done = subprocess.run([sys.executable, "-m", "jaxspec", *args], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "jaxspec: error: gamma: 0 drafted tokens a block; give 1 or more\n"
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--gamma", "0"], "gamma: 0"),
+        (["--temperature", "-0.5"], "temperature: -0.5"),
+        (["--temperature", "nan"], "temperature: nan"),
+        (["--top-p", "0"], "top_p: 0"),
+        (["--top-k", "-1"], "top_k: -1"),
+        (["--max-new-tokens", "0"], "max_new_tokens: 0"),
+        (["--seed", "-1"], "seed: -1"),
+        (["--views", "M,Q"], "views: 'Q' is unknown"),
+        (["--views", ""], "views: '' is unknown"),
+        (["--views", "T,T"], "each once"),
+        (["--views", "M,T", "--weights", "1"], "1 given for 2 views"),
+        (["--views", "M,T", "--weights=-1,2"], "-1.0,2.0"),
+        (["--views", "M,T", "--weights", "0,0"], "not all 0"),
+        (["--views", "M,T", "--weights", "nan,1"], "nan"),
+        (["--weights", "half"], "'half' is no list of numbers"),
+        (["--image", "{}/missing.png"], "missing.png: no such file"),
+        (["--image", "{}/target"], "target: no such file"),
+        (["--image", "{}/empty.png"], "empty.png: not readable"),
+        (["--image", "{}/text.png"], "text.png: not readable"),
+        (["--image", "{}/cut.png"], "cut.png: not readable"),
+        (["--image", "{}/zero.png"], "zero.png"),
+        (["--image", "{}/rgb.png", "--image", "{}/dot.png", "--prompt", "<image>?"], "placeholders but 2"),
+        (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
+        (["--target", "{}/nothing"], "nothing': no such directory"),
+        (["--target", "{}"], "config.json: no such file"),
+        (["--draft", "{}/nothing"], "nothing': no such directory"),
+    ],
+    ids=lambda value: "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else "",
+)
+def test_refused_before_a_model_is_read(
+    args: list[str],
+    words: str,
+    world: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jaxspec.cli.LoadedModel", None)
+    args = [part.format(world) for part in args]
+    if "--prompt" not in args:
+        args += ["--prompt", "Hi"]
+    if "--target" not in args:
+        args += ["--target", str(world / "target")]
+    assert words in refusal(capsys, *args)
+
+
+def test_prompt_over_the_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(capsys, "--target", world / "target", "--prompt", "x" * tiny.CONTEXT)
+    assert f"over the target's context of {tiny.CONTEXT}" in line
+
+
+def test_prompt_over_the_drafts_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = ["--target", world / "target", "--draft", world / "draft", "--prompt", "x" * 64]
+    assert "trained positions" in refusal(capsys, *models, "--context", "error")
+
+
+def without_head(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    del tensors["language_model.lm_head.weight"]
+    save_file(tensors, model / "model.safetensors")
+
+
+def with_surplus(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    save_file(tensors | {"surplus.weight": np.zeros(1, np.float32)}, model / "model.safetensors")
+
+
+def truncated(model: Path) -> None:
+    data = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def without_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def without_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+
+
+def without_image_processor(model: Path) -> None:
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        (model / name).unlink()
+
+
+def of_another_family(model: Path) -> None:
+    raw = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(raw | {"model_type": "gpt9"}))
+
+
+def broken_config(model: Path) -> None:
+    (model / "config.json").write_text("{")
+
+
+def other_words(model: Path) -> None:
+    tiny.tokenizer(tiny.CHARACTERS[::-1]).save_pretrained(model)
+
+
+def small_vocabulary(model: Path) -> None:
+    config = replace(tiny.CONFIG, text_config=replace(text_config(tiny.CONFIG), vocab_size=30))
+    tiny.save(model, config, tiny.random_params(config))
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (without_head, "lm_head.weight is missing"),
+        (with_surplus, "surplus.weight is unexpected"),
+        (truncated, "unreadable"),
+        (without_weights, "model.safetensors"),
+        (without_tokenizer, "no tokenizer"),
+        (without_image_processor, "no image processor"),
+        (of_another_family, "model_type 'gpt9' is not supported"),
+        (broken_config, "not readable as JSON"),
+        (other_words, "tokeniser: differs from the target's"),
+        (small_vocabulary, "vocab_size 30"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_damaged_checkpoint(
+    which: str,
+    damage: Callable[[Path], None],
+    words: str,
+    world: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    models = {"target": world / "target", "draft": world / "draft"}
+    models[which] = shutil.copytree(models[which], tmp_path / which)
+    damage(models[which])
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    line = refusal(capsys, "--target", models["target"], "--draft", models["draft"], "--prompt", "Hi")
+    assert words in line
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_text_draft_cannot_read_images(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = text_config(tiny.CONFIG)
+    draft = tiny.save(tmp_path / "text", text, tiny.random_params(text))
+    models = ["--target", world / "target", "--draft", draft, "--prompt", "Hi"]
+    assert "use view T" in refusal(capsys, *models)
+    spoken = run(capsys, world, "--draft", draft, "--views", "T", *pictures(world, "rgb"), draft=None)
+    plain = run(capsys, world, *pictures(world, "rgb"), draft=None)
+    assert spoken["tokens"] == plain["tokens"]
+
+
+def test_a_text_target_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = text_config(tiny.CONFIG)
+    target = tiny.save(tmp_path / "text", text, tiny.random_params(text))
+    assert "sees no images" in refusal(capsys, "--target", target, "--prompt", "Hi")

@@ -1,0 +1,133 @@
+"""Imports run downhill, and `import jaxspec` is light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jaxspec
+
+PACKAGE = Path(jaxspec.__file__).parent
+MODULES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})  # that one holds lazy names only
+
+# A module imports from its own stage and from those above it.
+STAGES = (
+    {"errors", "presets", "runtime", "typing"},
+    {"config"},
+    {"sharding", "cache", "sampling", "verification"},
+    {"models"},
+    {"checkpoints", "data"},
+    {"decoding"},
+    {"training", "evaluation"},
+    {"cli"},
+    {"__main__"},
+)
+STAGE = {part: number for number, parts in enumerate(STAGES) for part in parts}
+
+# flax.nnx fails to import on some of the jax and flax pairs that the library runs on; TensorFlow is
+# never needed at run time; torch is the oracle of the parity tests only; scripts sit above the library.
+BANNED = ("configs", "eval", "flax.nnx", "tensorflow", "tests", "torch", "train")
+
+HEAVY = {
+    *("jax", "flax", "numpy", "transformers", "PIL", "torch"),
+    *("optax", "orbax", "grain", "tensorflow_datasets", "matplotlib"),
+}
+
+
+def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import in a module of `package`, inside functions too, and of flax.nnx."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *filter(None, [base])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "flax.nnx":
+            yield node.lineno, "flax.nnx"
+
+
+def complaints(source: str, parts: tuple[str, ...]) -> list[str]:
+    """What is wrong with the imports of the module `jaxspec/<parts>.py` (or `<parts>/__init__.py`)."""
+    here = parts[0]
+    package = ".".join(("jaxspec", *parts[:-1]))
+    found = []
+    for line, name in imported_names(ast.parse(source), package):
+        head, _, rest = name.partition(".")
+        if name in ("jaxspec", "jaxspec.__version__"):
+            continue
+        if head == "jaxspec":
+            there = rest.partition(".")[0]
+            if there not in STAGE:
+                found.append(f"line {line}: {name}: import from the module that defines it")
+            elif STAGE[there] > STAGE[here]:
+                found.append(f"line {line}: {name}: `{there}` stands below `{here}`")
+        elif any(name == banned or name.startswith(banned + ".") for banned in BANNED):
+            found.append(f"line {line}: {name}: never inside the library")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_imports_run_downhill(path: Path) -> None:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    assert parts[0] in STAGE, f"give jaxspec/{parts[0]} a place in STAGES"
+    assert complaints(path.read_text(), parts) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("from jaxspec.models.layers import dense", ("cache",)),
+        ("from jaxspec import cli", ("decoding", "engine")),
+        ("from ..decoding import state", ("models", "llava")),
+        ("from .decoding import state", ("config",)),
+        ("def f():\n    import jaxspec.training.step", ("data", "loader")),
+        ("from jaxspec import Engine", ("cli",)),
+        ("from flax import nnx", ("models", "layers")),
+        ("import flax\nflax.nnx.Linear", ("models", "layers")),
+        ("import torch.nn", ("models", "layers")),
+        ("from tensorflow import io", ("data", "builders")),
+    ],
+)
+def test_the_check_sees_wrong_imports(source: str, parts: tuple[str, ...]) -> None:
+    assert len(complaints(source, parts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("from jaxspec.cache import KVCache", ("sampling",)),
+        ("from jaxspec import __version__", ("evaluation", "report")),
+        ("from .layers import dense", ("models", "__init__")),
+        ("from ..cache import KVCache", ("models", "decoder")),
+        ("import tensorflow_datasets as tfds", ("data", "builders")),
+        ("import flax.linen as nn", ("models", "layers")),
+    ],
+)
+def test_the_check_lets_right_imports_pass(source: str, parts: tuple[str, ...]) -> None:
+    assert complaints(source, parts) == []
+
+
+def test_import_is_light() -> None:
+    code = f"import sys, jaxspec; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("name", jaxspec.__all__)
+def test_public_names_resolve(name: str) -> None:
+    assert getattr(jaxspec, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Enigne'"):
+        jaxspec.Enigne  # noqa: B018

@@ -1,0 +1,178 @@
+"""The distributions that tokens are drawn from equal an independent numpy version and transformers' own filters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from jaxspec.sampling import Sampling, distribution, draw, filtered, fit_vocabulary, mixture, tempered
+from tests.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
+
+B, V = 4, 13
+
+seeds = st.integers(0, 2**32 - 1)
+temperatures = st.lists(st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.9]), min_size=B, max_size=B)
+ks = st.lists(st.integers(0, V + 2), min_size=B, max_size=B)
+ps = st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.8, 0.95, 1.0]), min_size=B, max_size=B)
+
+jit_distribution = jax.jit(distribution)
+jit_mixture = jax.jit(mixture)
+jit_draw = jax.jit(draw)
+
+
+def options(temperature: list[float], top_k: list[int], top_p: list[float]) -> Sampling:
+    batch = len(temperature)
+    return Sampling(
+        temperature=jnp.asarray(temperature, jnp.float32),
+        top_k=jnp.asarray(top_k, jnp.int32),
+        top_p=jnp.asarray(top_p, jnp.float32),
+        max_new_tokens=jnp.full(batch, 9),
+        eos=jnp.asarray([-1]),
+        keys=jax.random.split(jax.random.key(0), batch),
+    )
+
+
+def random_logits(seed: int, batch: int = B) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, (batch, V)).astype(np.float32)
+
+
+@given(seeds, temperatures, ks, ps)
+def test_distribution_equals_numpy(seed: int, temperature: list, top_k: list, top_p: list) -> None:
+    logits = random_logits(seed)
+    warm = [b for b in range(B) if temperature[b] > 0]
+    assume(all(clear_of_the_cut(numpy_softmax(logits[b], temperature[b]), top_k[b], top_p[b]) for b in warm))
+    probs = np.asarray(jit_distribution(logits, options(temperature, top_k, top_p)))
+    for b in range(B):
+        expected = numpy_distribution(logits[b], temperature[b], top_k[b], top_p[b])
+        np.testing.assert_allclose(probs[b], expected, atol=2e-6)
+        np.testing.assert_array_equal(probs[b] > 0, expected > 0)
+
+
+@given(seeds, temperatures, ks, ps)
+def test_distribution_is_one_and_narrow(seed: int, temperature: list, top_k: list, top_p: list) -> None:
+    logits = random_logits(seed)
+    probs = np.asarray(jit_distribution(logits, options(temperature, top_k, top_p)))
+    assert (probs >= 0).all()
+    np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
+    kept = (probs > 0).sum(-1)
+    for b in range(B):
+        assert 1 <= kept[b] <= (top_k[b] or V)
+        assert probs[b, logits[b].argmax()] == probs[b].max()
+        if temperature[b] == 0:
+            assert kept[b] == 1
+            assert probs[b].max() == 1
+
+
+@given(seeds, temperatures, ks, ps)
+def test_mixture_is_filtered_after_mixing(seed: int, temperature: list, top_k: list, top_p: list) -> None:
+    weights = np.random.default_rng(seed).dirichlet([1, 1], B)
+    logits = np.stack([random_logits(seed), random_logits(seed + 1)])
+    softmax = [[numpy_softmax(x, t or 1.0) for x, t in zip(view, temperature)] for view in logits]
+    mixed = np.einsum("RBV,BR->BV", np.asarray(softmax), weights)
+    warm = [b for b in range(B) if temperature[b] > 0]
+    assume(all(clear_of_the_cut(mixed[b], top_k[b], top_p[b]) for b in warm))
+    view_probs = tempered(jnp.asarray(logits), jnp.asarray(temperature, jnp.float32))
+    weights = jnp.asarray(weights, jnp.float32)
+    probs = np.asarray(jit_mixture(view_probs, weights, options(temperature, top_k, top_p)))
+    for b in range(B):
+        expected = numpy_filtered(mixed[b], top_k[b], top_p[b]) if temperature[b] else np.eye(V)[mixed[b].argmax()]
+        np.testing.assert_allclose(probs[b], expected, atol=2e-6)
+
+
+@given(seeds, temperatures, ks, ps)
+def test_a_row_does_not_depend_on_its_neighbours(seed: int, temperature: list, top_k: list, top_p: list) -> None:
+    logits = random_logits(seed)
+    together = np.asarray(jit_distribution(logits, options(temperature, top_k, top_p)))
+    for b in range(B):
+        alone = jit_distribution(logits[[b] * B], options([temperature[b]] * B, [top_k[b]] * B, [top_p[b]] * B))
+        np.testing.assert_array_equal(together[b], alone[0])
+
+
+def test_top_p_of_one_keeps_a_long_tail_beside_a_narrow_row() -> None:
+    """The head's mass rounds to one in float32; the tail must stay, as it does when no row is narrow."""
+    logits = np.zeros((2, 30_000), np.float32)
+    logits[:, 0] = 25.0
+    probs = np.asarray(jax.jit(distribution)(logits, options([1.0, 1.0], [0, 0], [1.0, 0.5])))
+    assert (probs > 0).sum(-1).tolist() == [30_000, 1]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-38])
+def test_a_temperature_near_zero_is_almost_greedy(temperature: float) -> None:
+    logits = random_logits(0) * 10
+    probs = np.asarray(jit_distribution(logits, options([temperature] * B, [0] * B, [1.0] * B)))
+    np.testing.assert_allclose(probs, np.eye(V)[logits.argmax(-1)], atol=1e-6)
+
+
+def test_equal_probabilities_are_cut_to_exactly_k() -> None:
+    probs = distribution(jnp.zeros((1, 6)), options([1.0], [2], [1.0]))
+    np.testing.assert_allclose(probs, [[0.5, 0.5, 0, 0, 0, 0]])
+
+
+def test_half_precision_logits_are_read_as_float32() -> None:
+    logits = jnp.asarray(random_logits(0), jnp.bfloat16)
+    probs = distribution(logits, options([0.7] * B, [0] * B, [1.0] * B))
+    assert probs.dtype == jnp.float32
+    np.testing.assert_allclose(probs.sum(-1), 1, atol=1e-6)
+
+
+@settings(max_examples=30)
+@given(seeds, st.sampled_from([0.4, 1.0, 1.6]), st.integers(1, V), st.sampled_from([0.2, 0.6, 0.9, 0.999]))
+def test_filters_equal_transformers(seed: int, temperature: float, top_k: int, top_p: float) -> None:
+    torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = random_logits(seed)
+    assume(all(clear_of_the_cut(numpy_softmax(row, temperature), top_k, top_p) for row in logits))
+    scores = torch.from_numpy(logits)
+    for warper in (TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)):
+        scores = warper(None, scores)
+    expected = torch.softmax(scores, -1).numpy()
+    probs = np.asarray(jit_distribution(logits, options([temperature] * B, [top_k] * B, [top_p] * B)))
+    np.testing.assert_allclose(probs, expected, atol=2e-6)
+    np.testing.assert_array_equal(probs > 0, expected > 0)
+
+
+@given(seeds)
+def test_a_token_of_weight_zero_is_never_drawn(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weights = rng.random((256, V)).astype(np.float32) * 10 ** rng.uniform(-30, 0, (256, 1)).astype(np.float32)
+    weights[rng.random((256, V)) < 0.7] = 0
+    weights[:, 5] = np.maximum(weights[:, 5], 1e-30)
+    keys = jax.random.split(jax.random.key(seed), 256)
+    drawn = jit_draw(keys, weights, jnp.zeros(256, bool))
+    assert (weights[np.arange(256), drawn] > 0).all()
+
+
+def test_draws_follow_the_weights_at_any_scale() -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(V, 0.5))
+    keys = jax.random.split(jax.random.key(3), 100_000)
+    weights = jnp.broadcast_to(jnp.asarray(probs * 1e-6, jnp.float32), (100_000, V))
+    counts = np.bincount(jit_draw(keys, weights, jnp.zeros(100_000, bool)), minlength=V)
+    assert goodness_of_fit(counts, probs) > 1e-3
+    assert goodness_of_fit(counts, rng.permutation(probs)) < 1e-6
+
+
+def test_greedy_rows_draw_their_best_beside_sampled_rows() -> None:
+    weights = jnp.asarray([[0.4, 0.6], [0.4, 0.6]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    both = [jit_draw(jax.vmap(jax.random.fold_in, (0, None))(keys, n), weights, jnp.array([True, False])) for n in range(40)]
+    greedy, sampled = np.stack(both, axis=1)
+    assert set(greedy.tolist()) == {1}
+    assert set(sampled.tolist()) == {0, 1}
+    assert jit_draw(keys, weights, jnp.array([True, True])).tolist() == [1, 1]
+
+
+def test_fit_vocabulary_cuts_surplus_ids_and_never_draws_padding() -> None:
+    logits = jnp.asarray(random_logits(1))
+    np.testing.assert_array_equal(fit_vocabulary(logits, V), logits)
+    np.testing.assert_array_equal(fit_vocabulary(logits, V - 4), logits[:, : V - 4])
+    wider = fit_vocabulary(logits[None], V + 3)
+    assert wider.shape == (1, B, V + 3)
+    probs = filtered(tempered(wider[0], jnp.ones(B)), options([1.0] * B, [0] * B, [1.0] * B), wider[0].argmax(-1))
+    np.testing.assert_array_equal(probs[:, V:], 0)
+    np.testing.assert_allclose(probs[:, :V], jax.nn.softmax(logits), atol=1e-6)

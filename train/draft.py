@@ -1,0 +1,39 @@
+"""Trains the mini draft LVLM (and, first, the tower it looks through) and writes it in Hugging Face layout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tyro
+
+from configs.models.mini import DRAFT
+from configs.train import mini
+from jaxspec.data.loader import DialogueBatches
+from jaxspec.training.lvlm import train_lvlm
+from jaxspec.training.trainer import TrainConfig
+from train import tower
+from train.export import encoder, export
+
+
+def main(
+    train: TrainConfig = mini.DRAFT,
+    tower_train: TrainConfig = mini.TOWER,
+    runs: Path = Path("runs/train"),
+    out: Path = Path("runs/train/draft/hf"),
+) -> None:
+    """Trains tower and draft; a run that was stopped goes on where it was.
+
+    Args:
+      runs: checkpoints and metrics go to RUNS/tower and RUNS/draft.
+      out: the finished model, a Hugging Face directory.
+    """
+    batches = DialogueBatches(encoder(), DRAFT, train.batch, train.seed, mini.DRAFT_BUCKETS, images=(2,), kinds=mini.DRAFT_KINDS)
+    params = train_lvlm(DRAFT, train, tower.main(tower_train, runs / "tower"), batches, runs / "draft")
+    export(DRAFT, params, out)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

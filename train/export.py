@@ -1,0 +1,36 @@
+"""What the mini models are shipped with: one tokeniser, one image processor, bfloat16 weights."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import jax.numpy as jnp
+from transformers import CLIPImageProcessor
+
+from configs.models.mini import IMAGE_TOKEN, TOWER
+from jaxspec.checkpoints import huggingface
+from jaxspec.config import LlavaConfig
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.typing import Params
+from train.tokenizer import make_tokenizer
+
+
+@lru_cache(maxsize=1)
+def encoder() -> PromptEncoder:
+    return PromptEncoder(make_tokenizer(), IMAGE_TOKEN)
+
+
+def export(config: LlavaConfig, params: Params, out: Path) -> None:
+    """Writes the Hugging Face directory `out`."""
+    size = TOWER.image_size
+    processor = CLIPImageProcessor(
+        size={"shortest_edge": size},
+        crop_size={"height": size, "width": size},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    huggingface.save(
+        out, config, params, tokenizer=encoder().tokenizer, image_processor=processor, dtype=jnp.bfloat16
+    )
+    print(f"wrote {out}")

@@ -1,0 +1,58 @@
+"""Makes the mini models' tokeniser: a byte-fallback BPE over picturebook's language, in Llama's style."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from configs.models.mini import VOCABULARY
+from jaxspec.data.picturebook import train_sample
+from jaxspec.data.prompts import PLACEHOLDER
+
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", PLACEHOLDER)
+
+
+def make_tokenizer(samples: int = 4000) -> PreTrainedTokenizerFast:
+    """Trains on the texts of the first training samples; the same tokeniser on every machine."""
+    core = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Metaspace(prepend_scheme="first"),
+            pre_tokenizers.Punctuation("isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+        ]
+    )
+    core.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first"), decoders.Fuse()]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[AddedToken(t, special=True, normalized=False) for t in SPECIAL]
+        + [f"<0x{byte:02X}>" for byte in range(256)],
+        initial_alphabet=[chr(c) for c in range(33, 127)] + ["\n"],
+        show_progress=False,
+    )
+    core.train_from_iterator(_texts(samples), trainer)
+    spec = json.loads(core.to_str())
+    # The trainer only takes byte pieces as special tokens, which decoding would leave out.
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in SPECIAL]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens={"image_token": PLACEHOLDER},
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _texts(samples: int) -> Iterator[str]:
+    for i in range(samples):
+        for question, answer in train_sample(0, i).turns:
+            yield f"USER: {question.replace(PLACEHOLDER, '')} ASSISTANT:"
+            yield answer

@@ -1,0 +1,80 @@
+"""Pretrains the mini vision tower on the pages' attributes; it stands in for CLIP.
+
+Every one of the 16 image tokens learns to say what its cell shows (kind, colour, size, word) and what the whole
+page is (background, bars), through linear heads that are thrown away.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+
+from configs.models.mini import TOWER
+from configs.train import mini
+from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
+from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
+from jaxspec.models.vision import VisionTower
+from jaxspec.training.trainer import Batch, TrainConfig, fit
+from jaxspec.typing import Array, Params
+
+CELL_OF_TOKEN = np.asarray([(y // 2) * 2 + x // 2 for y in range(4) for x in range(4)])
+LAYER = -2
+PER_CELL = ("kind", "colour", "size", "word")
+
+
+def batch_of(step: int, train: TrainConfig) -> Batch:
+    rng = np.random.default_rng((train.seed, 17, step))
+    pages = [sample_chart(rng) if rng.random() < 0.15 else sample_scene(rng) for _ in range(train.batch)]
+    labels = [tower_labels(page) for page in pages]
+    images = np.stack([render(page, rng) for page in pages])
+    return {"pixels": (images.astype(np.float32) / 255 - 0.5) / 0.5} | {
+        name: np.stack([label[name] for label in labels]) for name in LABEL_CLASSES
+    }
+
+
+def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    """Mean cross entropy over tokens of all heads, and each head's accuracy."""
+    states, _ = VisionTower(TOWER).apply({"params": params["vision_tower"]}, batch["pixels"])
+    tokens = states[LAYER][:, 1:]
+    loss, metrics = jnp.zeros(()), {}
+    for name, classes in LABEL_CLASSES.items():
+        labels = batch[name][:, CELL_OF_TOKEN, None] if name in PER_CELL else batch[name].reshape(len(tokens), 1, -1)
+        labels = jnp.broadcast_to(labels, (*tokens.shape[:2], labels.shape[-1]))
+        head = params["heads"][name]
+        logits = (tokens @ head["kernel"] + head["bias"]).reshape(*labels.shape, classes)
+        loss += optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        shown = labels > 0 if name != "background" else labels >= 0
+        metrics[name] = ((logits.argmax(-1) == labels) * shown).sum() / jnp.maximum(shown.sum(), 1)
+    return loss, {"loss": loss, "accuracy": metrics["kind"]} | metrics
+
+
+def init(train: TrainConfig) -> Params:
+    """A random tower and its heads."""
+    pixels = jnp.zeros((1, TOWER.image_size, TOWER.image_size, 3))
+    keys = jax.random.split(jax.random.key(train.seed), len(LABEL_CLASSES) + 1)
+    heads = {}
+    for key, (name, classes) in zip(keys[1:], LABEL_CLASSES.items(), strict=True):
+        width = classes * (3 if name.startswith("bar") else 1)
+        heads[name] = {
+            "kernel": jax.random.normal(key, (TOWER.hidden_size, width)) * 0.02,
+            "bias": jnp.zeros(width),
+        }
+    tower = jax.jit(VisionTower(TOWER).init)(keys[0], pixels)["params"]
+    return {"vision_tower": tower, "heads": heads}
+
+
+def main(train: TrainConfig = mini.TOWER, out: Path = Path("runs/train/tower")) -> Params:
+    """Trains the tower and returns its parameters; a run that was stopped goes on where it was."""
+    return fit(train, init(train), loss_fn, lambda step: batch_of(step, train), out)["vision_tower"]
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
