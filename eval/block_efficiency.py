@@ -20,10 +20,11 @@ import tyro
 
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.evaluation.block_efficiency import measure
+from jaxspec.evaluation.figures import draw_block_efficiency
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import block_efficiency_table
 from jaxspec.presets import load_preset
-from jaxspec.runtime import command, setup_runtime
+from jaxspec.runtime import input_errors, setup_runtime
 
 
 def main(
@@ -60,16 +61,19 @@ def main(
         "draft": draft,
     }
     config = replace(load_preset("eval", preset), **{k: v for k, v in overrides.items() if v is not None})
-    setup_runtime()
-    print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
+    setup_runtime(config.dtype)
     dtype = jnp.dtype(config.dtype)
     models = LoadedModel.load(config.target, dtype), LoadedModel.load(config.draft, dtype)
+    print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
     rows, records = measure(config, *models)
     title, header, cells, notes = block_efficiency_table(config, rows)
     write_results(out, describe_run(preset), rows, records, markdown(title, header, cells, notes))
     show(title, header, cells, notes)
-    print(f"wrote {out}/results.json, records.jsonl, table.md", file=sys.stderr)
+    figure = draw_block_efficiency(config, rows, out / "block_efficiency.png")
+    files = ["results.json", "records.jsonl", "table.md", *([figure.name] if figure else [])]
+    print(f"wrote {', '.join(files)} to {out}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    command(main)
+    with input_errors("block_efficiency"):
+        tyro.cli(main)

@@ -14,8 +14,7 @@ from jaxspec.config import TextConfig
 from jaxspec.typing import Array, Float, Int
 
 
-@struct.dataclass
-class KVCache:
+class KVCache(struct.PyTreeNode):
     """One pair of leaves a layer: XLA updates them in place, where one stacked leaf is copied every step."""
 
     k: tuple[Float[Array, "B S K H"], ...]

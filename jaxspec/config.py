@@ -66,11 +66,9 @@ class TextConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> TextConfig:
-        """Reads a `LlamaConfig` dictionary of transformers 4 (`rope_theta`, `rope_scaling`) or 5 (`rope_parameters`)."""
+        """Reads a `LlamaConfig` dictionary: `rope_theta` and `rope_scaling` of transformers 4, `rope_parameters` of 5."""
         if raw.get("model_type", "llama") != "llama":
-            raise InputError(
-                f"text config: model_type {raw['model_type']!r} is not supported; supported: 'llama'"
-            )
+            raise InputError(f"text config: model_type {raw['model_type']!r} is not supported; supported: 'llama'")
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
         rope.setdefault("rope_type", rope.get("type", "default"))
         if rope["rope_type"] not in ("default", "linear", "llama3"):
@@ -130,8 +128,7 @@ class VisionConfig:
     def __post_init__(self) -> None:
         if self.hidden_act not in ("quick_gelu", "gelu"):
             raise InputError(
-                f"vision config: hidden_act {self.hidden_act!r} is not supported; "
-                "supported: 'quick_gelu', 'gelu'"
+                f"vision config: hidden_act {self.hidden_act!r} is not supported; supported: 'quick_gelu', 'gelu'"
             )
 
     @property
@@ -143,8 +140,7 @@ class VisionConfig:
     def from_hf(cls, raw: dict[str, Any]) -> VisionConfig:
         if raw.get("model_type", cls.model_type) != "clip_vision_model":
             raise InputError(
-                f"vision config: model_type {raw['model_type']!r} is not supported; "
-                "supported: 'clip_vision_model'"
+                f"vision config: model_type {raw['model_type']!r} is not supported; supported: 'clip_vision_model'"
             )
         return cls(**_CLIP_DEFAULTS | _known(cls, raw))
 

@@ -15,8 +15,7 @@ from flax import struct
 from jaxspec.typing import Array, Bool, Float, Int
 
 
-@struct.dataclass
-class Sampling:
+class Sampling(struct.PyTreeNode):
     """Per-row decoding options, traced: changing them compiles nothing."""
 
     temperature: Float[Array, " B"]
@@ -59,9 +58,7 @@ def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array,
     return filtered(tempered(logits, options.temperature), options, jnp.argmax(logits, axis=-1))
 
 
-def mixture(
-    view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"], options: Sampling
-) -> Float[Array, "B V"]:
+def mixture(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"], options: Sampling) -> Float[Array, "B V"]:
     """What an ensemble of views draws from: sum_r w_r q_r, filtered (IbED, TABED Eq. 2)."""
     mixed = jnp.einsum("RBV,BR->BV", view_probs, weights)
     return filtered(mixed, options, jnp.argmax(mixed, axis=-1))

@@ -15,8 +15,7 @@ from jaxspec.sampling import draw
 from jaxspec.typing import Array, Bool, Float, Int
 
 
-@struct.dataclass
-class Draft:
+class Draft(struct.PyTreeNode):
     """A block of J proposed tokens a row."""
 
     tokens: Int[Array, "B J"]
@@ -26,8 +25,7 @@ class Draft:
     """Each view's own distribution at temperature; what a weighting learns from."""
 
 
-@struct.dataclass
-class Verdict:
+class Verdict(struct.PyTreeNode):
     """How many drafted tokens of each row stand, and the token after them (correction or bonus)."""
 
     count: Int[Array, " B"]

@@ -30,7 +30,9 @@ def main(
       runs: checkpoints and metrics go to RUNS/tower and RUNS/draft.
       out: the finished model, a Hugging Face directory.
     """
-    batches = DialogueBatches(encoder(), DRAFT, train.batch, train.seed, mini.DRAFT_BUCKETS, images=(2,), kinds=mini.DRAFT_KINDS)
+    batches = DialogueBatches(
+        encoder(), DRAFT, train.batch, train.seed, mini.DRAFT_BUCKETS, images=(2,), kinds=mini.DRAFT_KINDS
+    )
     params = train_lvlm(DRAFT, train, tower.main(tower_train, runs / "tower"), batches, runs / "draft")
     export(DRAFT, params, out)
 

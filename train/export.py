@@ -30,7 +30,5 @@ def export(config: LlavaConfig, params: Params, out: Path) -> None:
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    huggingface.save(
-        out, config, params, tokenizer=encoder().tokenizer, image_processor=processor, dtype=jnp.bfloat16
-    )
+    huggingface.save(out, config, params, tokenizer=encoder().tokenizer, image_processor=processor, dtype=jnp.bfloat16)
     print(f"wrote {out}")

@@ -13,8 +13,19 @@ config = EvalConfig(
     draft=str(ASSETS / "draft"),
     rows=(Row("M", ("M",)), Row("T", ("T",)), Row("MT static", ("M", "T"))),
     twins=(
-        "describe", "read", "exist", "reason", "chart", "edit", "brush", "spot", "saga", "album", "facts", "sums",
-    ),  # fmt: skip
+        "describe",
+        "read",
+        "exist",
+        "reason",
+        "chart",
+        "edit",
+        "brush",
+        "spot",
+        "saga",
+        "album",
+        "facts",
+        "sums",
+    ),
     prompt_buckets=(128, 384),
     image_buckets=(6,),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -41,7 +41,6 @@ class Checkpoints:
         step = self._manager.latest_step()
         if step is None:
             return state
-        abstract = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-        )
-        return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        restored: Any = self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        return restored

@@ -20,7 +20,9 @@ def load_image(path: str | Path) -> Image.Image:
             image.load()
             return to_rgb(ImageOps.exif_transpose(image), str(path))
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"image {path}: not readable as an image ({type(error).__name__}); convert it to PNG") from error
+        raise InputError(
+            f"image {path}: not readable as an image ({type(error).__name__}); convert it to PNG"
+        ) from error
 
 
 def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:

@@ -56,24 +56,19 @@ class PromptEncoder:
         ids = [*self._bos(), *self._question(question, len(images))]
         return Prompt(np.asarray(ids, np.int32), tuple(images))
 
-    def follow_up(
-        self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()
-    ) -> Prompt:
+    def follow_up(self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()) -> Prompt:
         """The next turn: the prompt, the answer's own ids, and another question."""
-        answer = [*answer] if len(answer) and answer[-1] == self.eos else [*answer, self.eos]
+        answer = [token for token in answer if token != self.image_token]  # a model may write one: no image of ours
+        answer = answer if answer and answer[-1] == self.eos else [*answer, self.eos]
         ids = [*prompt.tokens.tolist(), *answer, *self._question(question, len(images))]
         return Prompt(np.asarray(ids, np.int32), (*prompt.images, *images))
 
-    def dialogues(
-        self, conversations: Sequence[Sequence[tuple[str, str]]]
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    def dialogues(self, conversations: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Whole conversations for training: ids [L] and the mask [L] of what the assistant wrote.
 
         All texts go through the tokeniser in one call: one by one it costs more than a training step.
         """
-        texts = [
-            text for turns in conversations for q, a in turns for text in (f"USER: {q} ASSISTANT:", a)
-        ]
+        texts = [text for turns in conversations for q, a in turns for text in (f"USER: {q} ASSISTANT:", a)]
         pieces = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
         out = []
         for turns in conversations:

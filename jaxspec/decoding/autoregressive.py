@@ -55,9 +55,7 @@ def prefill_target(
     return next_token(logits, jnp.zeros_like(batch.length), options), features, cache
 
 
-def next_token(
-    logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling
-) -> Int[Array, " B"]:
+def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
     """One token a row from the model's own distribution."""
     probs = distribution(logits, options)
     return draw(step_keys(options, count, 0), probs, options.temperature == 0)

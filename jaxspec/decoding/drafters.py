@@ -24,8 +24,7 @@ from jaxspec.verification import Draft
 ContextPolicy = Literal["extrapolate", "drop_view", "error"]
 
 
-@struct.dataclass
-class ChainState:
+class ChainState(struct.PyTreeNode):
     """The draft's cache, rows view-major (row r*B + b is view r of request b).
 
     Between blocks a row's length is two short of the committed tokens: after full acceptance the draft has not
@@ -55,7 +54,8 @@ class ChainDrafter:
         self, params: Params, batch: PromptBatch, features: Float[Array, "B I P E"] | None, slots: int
     ) -> ChainState:
         """Runs every view of every prompt. `features` are the target's, when the towers are the same."""
-        assert batch.view_tokens is not None and batch.view_length is not None
+        assert batch.view_tokens is not None
+        assert batch.view_length is not None
         if features is None and batch.view_pixels is not None:
             features = self.model.encode(params, batch.view_pixels)
         embeds = [
@@ -93,9 +93,7 @@ class ChainDrafter:
             return jnp.tile(tokens, (views, 1))
 
         before = jnp.where(count == 1, state.last.reshape(views, batch), recent[:, 0]).reshape(-1, 1)
-        logits, cache = self.model.extend(
-            params, jnp.concatenate([before, feed(recent[:, 1:])], axis=1), state.cache
-        )
+        logits, cache = self.model.extend(params, jnp.concatenate([before, feed(recent[:, 1:])], axis=1), state.cache)
         first = propose(logits[:, -1], jnp.zeros((), jnp.int32))
 
         def step(carry: tuple[Array, KVCache], place: Array) -> tuple[tuple[Array, KVCache], tuple[Array, ...]]:

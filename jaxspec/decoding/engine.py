@@ -10,20 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import LlavaConfig, ModelConfig, text_config
-from jaxspec.data.images import to_rgb
+from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket, pad_rows
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.drafters import ChainDrafter, ContextPolicy
+from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, pixels_of, same_tower
 from jaxspec.decoding.memory import MemoryReport, plan_memory
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
@@ -34,29 +30,10 @@ from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 
+__all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
+
 Program = Autoregressive | Speculator
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-SPARE_TOKENS = 64
-"""Added and padding tokens that only one of target and draft may have; their words must be the same."""
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A checkpoint with what turns text and images into its inputs."""
-
-    config: ModelConfig
-    params: Params
-    tokenizer: Any
-    image_processor: Any | None
-    """None for text models."""
-
-    @classmethod
-    def load(cls, path_or_id: str | Path, dtype: jnp.dtype | None = None, revision: str | None = None) -> LoadedModel:
-        """Reads a Hugging Face directory or hub id; raises InputError where anything is missing or does not fit."""
-        found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
-        sees = isinstance(found.config, LlavaConfig)
-        processor = load_image_processor(found.path) if sees else None
-        return cls(found.config, found.params, load_tokenizer(found.path), processor)
 
 
 @dataclass(frozen=True)
@@ -141,9 +118,7 @@ class Result:
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
-def run_prefill(
-    program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
-) -> DecodeState:
+def run_prefill(program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
     return program.prefill(params, batch, options, new_slots)
 
 
@@ -164,20 +139,20 @@ class Engine:
     config: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        _check_vocabulary("target", self.target, spare=0)
+        check_vocabulary("target", self.target, spare=0)
         self.encoder = PromptEncoder(self.target.tokenizer, self._image_token())
         self.params = {"target": self.target.params}
         target = LanguageModel(self.target.config)
         if self.draft is None:
             self.program: Program = Autoregressive(target)
             return
-        _check_pair(self.target, self.draft, self.config)
-        shares = _same_tower(self.target, self.draft)
+        views = parse_views(self.config.views)
+        check_pair(self.target, self.draft, views)
+        shares = same_tower(self.target, self.draft)
         params = dict(self.draft.params)
         if shares:
             params.pop("vision_tower")  # the features come from the target's
         self.params["drafter"] = params
-        views = parse_views(self.config.views)
         drafter = ChainDrafter(
             LanguageModel(self.draft.config), views, self.config.gamma, target.text.vocab_size, self.config.context
         )
@@ -255,9 +230,7 @@ class Engine:
         new = bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens")
         return length, images, new
 
-    def _run(
-        self, key: tuple[int, int, int], requests: list[Request], rows: list[list[np.ndarray]]
-    ) -> list[Result]:
+    def _run(self, key: tuple[int, int, int], requests: list[Request], rows: list[list[np.ndarray]]) -> list[Result]:
         length, images, new = key
         batch, options = self._inputs(requests, rows, length, images)
         prefill = _executable(run_prefill, self.program, self.params, batch, options, new)
@@ -295,18 +268,20 @@ class Engine:
         rows = rows + [rows[-1]] * spare
         padded = [pad_rows([row[view] for row in rows], length) for view in range(len(rows[0]))]
         pictures = [request.prompt.images for request in requests] + [()] * spare
-        batch = PromptBatch(*padded[0], pixels=_pixels(self.target, pictures, images))
+        fields: dict[str, Any] = dict(zip(("tokens", "length"), padded[0], strict=True))
+        fields["pixels"] = pixels_of(self.target, pictures, images)
         if isinstance(self.program, Speculator):
             assert self.draft is not None
             reads = images > 0 and any(view.reads_images for view in self.program.drafter.views)
+            own = reads and not self.program.shares_tower
             weights = parse_weights(self.config.weights, len(self.config.views))
-            batch = batch.replace(
-                view_tokens=np.stack([tokens for tokens, _ in padded[1:]]),
-                view_length=np.stack([lengths for _, lengths in padded[1:]]),
-                view_pixels=_pixels(self.draft, pictures, images) if reads and not self.program.shares_tower else None,
-                weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
-            )
-        return jax.device_put(batch), self._options(requests, len(rows))
+            fields |= {
+                "view_tokens": np.stack([tokens for tokens, _ in padded[1:]]),
+                "view_length": np.stack([lengths for _, lengths in padded[1:]]),
+                "view_pixels": pixels_of(self.draft, pictures, images) if own else None,
+                "weights": np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
+            }
+        return PromptBatch(**jax.device_put(fields)), self._options(requests, len(rows))
 
     def _options(self, requests: list[Request], batch: int) -> Sampling:
         def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
@@ -314,16 +289,15 @@ class Engine:
 
         eos = text_config(self.target.config).eos_token_id
         ids = (eos,) if isinstance(eos, int) else eos or ()
-        return jax.device_put(
-            Sampling(
-                temperature=column([r.temperature for r in requests], np.float32, 0),
-                top_k=column([r.top_k for r in requests], np.int32, 0),
-                top_p=column([r.top_p for r in requests], np.float32, 1),
-                max_new_tokens=column([r.max_new_tokens for r in requests], np.int32, 0),
-                eos=np.asarray(ids or (-1,), np.int32),
-                keys=jax.vmap(jax.random.key)(column([r.seed for r in requests], np.uint32, 0)),
-            )
-        )
+        fields = {
+            "temperature": column([r.temperature for r in requests], np.float32, 0),
+            "top_k": column([r.top_k for r in requests], np.int32, 0),
+            "top_p": column([r.top_p for r in requests], np.float32, 1),
+            "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
+            "eos": np.asarray(ids or (-1,), np.int32),
+            "keys": jax.vmap(jax.random.key)(column([r.seed for r in requests], np.uint32, 0)),
+        }
+        return Sampling(**jax.device_put(fields))
 
 
 _EXECUTABLES: dict[Any, Any] = {}
@@ -337,72 +311,3 @@ def _executable(step: Any, program: Program, *args: Any) -> Any:
     if key not in _EXECUTABLES:
         _EXECUTABLES[key] = step.lower(program, *args).compile()
     return _EXECUTABLES[key]
-
-
-def _pixels(model: LoadedModel, pictures: list[tuple[Any, ...]], images: int) -> np.ndarray | None:
-    """float32 [B, I, Y, X, 3], rows with fewer images padded with zeros; None if there are none at all."""
-    if images == 0 or not isinstance(model.config, LlavaConfig) or model.image_processor is None:
-        return None
-    size = model.config.vision_config.image_size
-    out = np.zeros((len(pictures), images, size, size, 3), np.float32)
-    for row, pages in enumerate(pictures):
-        if pages:
-            pages = [to_rgb(page) for page in pages]
-            values = np.asarray(model.image_processor(images=pages, return_tensors="np")["pixel_values"])
-            if values.shape[1:] != (3, size, size):
-                raise InputError(
-                    f"image processor: gives {list(values.shape[1:])} and the tower reads [3, {size}, {size}]; "
-                    "use the preprocessor_config.json that belongs to the model"
-                )
-            out[row, : len(pages)] = values.transpose(0, 2, 3, 1)
-    return out
-
-
-def _same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
-    """Whether both see the same features, so that images are encoded once."""
-    a, b = target.config, draft.config
-    if not isinstance(a, LlavaConfig) or not isinstance(b, LlavaConfig):
-        return False
-    same = a.vision_config == b.vision_config and (a.vision_feature_layer, a.vision_feature_select_strategy) == (
-        b.vision_feature_layer, b.vision_feature_select_strategy
-    )  # fmt: skip
-    if not same or target.image_processor.to_dict() != draft.image_processor.to_dict():
-        return False
-    pairs = zip(
-        jax.tree.leaves(target.params["vision_tower"]), jax.tree.leaves(draft.params["vision_tower"]), strict=True
-    )
-    return all(x is y or bool(jnp.array_equal(x, y)) for x, y in pairs)
-
-
-def _check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
-    """Refuses a tokeniser whose ids the model has no embeddings for, but for `spare` of them."""
-    size = text_config(model.config).vocab_size
-    beyond = sum(i >= size for i in model.tokenizer.get_vocab().values())
-    if beyond > spare:
-        raise InputError(
-            f"{name} vocabulary: {beyond} tokens of the tokeniser have ids over config.json's vocab_size {size}; "
-            "use the tokeniser that belongs to the model"
-        )
-
-
-def _check_pair(target: LoadedModel, draft: LoadedModel, config: EngineConfig) -> None:
-    """Refuses a draft whose token ids mean other words than the target's, and views that it cannot read."""
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    different = sorted((i, t) for t, i in theirs.items() if ours.get(t, i) != i)
-    missing = len(ours.keys() ^ theirs.keys())
-    if different or missing > SPARE_TOKENS:
-        first = f"{missing} tokens are in one only"
-        if different:
-            first = f"{different[0][1]!r} is {different[0][0]} against {ours[different[0][1]]}"
-        raise InputError(f"draft tokeniser: differs from the target's: {first}; use a draft made for this target")
-    _check_vocabulary("draft", draft, SPARE_TOKENS)
-    if isinstance(draft.config, LlavaConfig):
-        if draft.config.image_token_index != target.config.image_token_index:
-            raise InputError(
-                f"draft: image_token_index {draft.config.image_token_index} and the target's is "
-                f"{target.config.image_token_index}; use a draft made for this target"
-            )
-        return
-    blind = [view.name for view in parse_views(config.views) if view.reads_images]
-    if blind:
-        raise InputError(f"views: {','.join(blind)} shows images and the draft is a text model; use view T")

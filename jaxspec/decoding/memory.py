@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import LlavaConfig
+from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.models.layers import QUERY_BLOCK
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Params
+from jaxspec.typing import Array, Params
 
 if TYPE_CHECKING:
     from jaxspec.decoding.speculative import Speculator
@@ -66,30 +66,30 @@ def abstract_inputs(
 ) -> tuple[PromptBatch, Sampling]:
     """Shapes of a bucket's inputs, for planning and for compiling ahead of time."""
 
-    def ints(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32)
+    def make() -> tuple[PromptBatch, Sampling]:
+        def pixels(config: ModelConfig) -> Array | None:
+            if images == 0 or not isinstance(config, LlavaConfig):
+                return None
+            size = config.vision_config.image_size
+            return jnp.zeros((batch, images, size, size, 3))
 
-    def floats(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
+        tokens, row = jnp.zeros((batch, length), jnp.int32), jnp.zeros(batch, jnp.int32)
+        inputs = PromptBatch(tokens, row, pixels(program.target.config))
+        if not isinstance(program, Autoregressive):
+            drafter = program.drafter
+            views = len(drafter.views)
+            own = any(view.reads_images for view in drafter.views) and not program.shares_tower
+            inputs = inputs.replace(
+                view_tokens=jnp.stack([tokens] * views),
+                view_length=jnp.stack([row] * views),
+                view_pixels=pixels(drafter.model.config) if own else None,
+                weights=jnp.zeros((batch, views)),
+            )
+        real = jnp.zeros(batch)
+        keys = jax.random.split(jax.random.key(0), batch)
+        return inputs, Sampling(real, row, real, row, jnp.zeros(1, jnp.int32), keys)
 
-    def pixels(config: Any) -> jax.ShapeDtypeStruct | None:
-        if images == 0 or not isinstance(config, LlavaConfig):
-            return None
-        size = config.vision_config.image_size
-        return floats(batch, images, size, size, 3)
-
-    inputs = PromptBatch(ints(batch, length), ints(batch), pixels(program.target.config))
-    if not isinstance(program, Autoregressive):
-        views = program.drafter.views
-        own = any(view.reads_images for view in views) and not program.shares_tower
-        inputs = inputs.replace(
-            view_tokens=ints(len(views), batch, length),
-            view_length=ints(len(views), batch),
-            view_pixels=pixels(program.drafter.model.config) if own else None,
-            weights=floats(batch, len(views)),
-        )
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), batch))
-    return inputs, Sampling(floats(batch), ints(batch), floats(batch), ints(batch), ints(1), keys)
+    return jax.eval_shape(make)
 
 
 def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, length: int, slots: int) -> int:

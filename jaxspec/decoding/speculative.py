@@ -45,6 +45,7 @@ class Speculator:
         first, features, cache = prefill_target(self.target, params["target"], batch, options, slots)
         shared = features if self.shares_tower else None
         drafter = self.drafter.prefill(params["drafter"], batch, shared, slots)
+        assert batch.weights is not None
         weighting = self.weighting.init(batch.weights)
         return init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
 

@@ -14,8 +14,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Verdict
 
 
-@struct.dataclass
-class PromptBatch:
+class PromptBatch(struct.PyTreeNode):
     """Prompts of B requests as host or device arrays, each in the target's form and in R views for the draft."""
 
     tokens: Int[Array, "B L"]
@@ -29,8 +28,7 @@ class PromptBatch:
     """Initial weights of the views."""
 
 
-@struct.dataclass
-class DecodeStats:
+class DecodeStats(struct.PyTreeNode):
     """Counts of each row. A step is one target pass of the loop; the token that prefill gives is in no step."""
 
     steps: Int[Array, " B"]
@@ -44,8 +42,7 @@ class DecodeStats:
     """Steps by the number of drafted tokens that they accepted."""
 
 
-@struct.dataclass
-class DecodeState:
+class DecodeState(struct.PyTreeNode):
     """The carry of the decode loop. The cache holds all committed tokens but the newest one."""
 
     tokens: Int[Array, "B C"]
@@ -83,7 +80,7 @@ def newest(state: DecodeState) -> Int[Array, " B"]:
     return jnp.take_along_axis(state.tokens, jnp.maximum(state.count, 1)[:, None] - 1, axis=1)[:, 0]
 
 
-def step_keys(options: Sampling, count: Int[Array, " B"], stream: int) -> Array:
+def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:
     """Keys of one step: a function of the row's key and its position alone, whatever the batch or the slot in it."""
     fold = jax.vmap(jax.random.fold_in)
     return fold(fold(options.keys, count), jnp.full_like(count, stream))

@@ -57,19 +57,16 @@ def parse_views(names: Sequence[str]) -> tuple[View, ...]:
 
 
 def rewrite(
-    tokens: np.ndarray, image_token: int, substitutes: Sequence[Sequence[int]] | Sequence[int], images: int
+    tokens: np.ndarray, image_token: int, substitutes: Sequence[Sequence[int]], images: int
 ) -> np.ndarray:
     """The prompt with its i-th placeholder replaced by `substitutes[i]`, int32."""
+    here = int((tokens == image_token).sum())
+    if here != images:
+        raise InputError(f"prompt: {here} image placeholders but {images} images; give one a placeholder")
     out: list[int] = []
-    nth = 0
+    following = iter(substitutes)
     for token in tokens.tolist():
-        if token == image_token:
-            out += substitutes[nth]
-            nth += 1
-        else:
-            out.append(token)
-    if nth != images:
-        raise InputError(f"prompt: {nth} image placeholders but {images} images; give one a placeholder")
+        out += next(following) if token == image_token else [token]
     return np.asarray(out, np.int32)
 
 

@@ -32,9 +32,7 @@ class Question:
     prompt: Prompt
 
 
-def measure(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel
-) -> tuple[list[Record], list[Record]]:
+def measure(config: EvalConfig, target: LoadedModel, draft: LoadedModel) -> tuple[list[Record], list[Record]]:
     """All rows of the table and one record a sample and row.
 
     Returns (rows, records): a row pools one (dataset, turn, row of the table).
@@ -49,7 +47,7 @@ def measure(
     passes: dict[str, PassTimes] = {}
     for dataset in config.twins:
         bar.set_postfix_str(dataset)
-        for turn, questions in _turns(config, plain, dataset):
+        for turn, questions in each_turn(config, plain, dataset):
             requests = [
                 Request(q.prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
                 for i, q in enumerate(questions)
@@ -81,7 +79,7 @@ def averages(rows: Sequence[Record], name: str, turn: int, field: str) -> float:
     return float(np.mean([v for v in values if v is not None]))
 
 
-def _turns(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Question]]]:
+def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Question]]]:
     """The prompts of each turn asked for; the second follows the target's own answer to the first."""
     encoder = plain.encoder
     first = [_first(encoder, s) for s in test_set(dataset, config.limit)]
@@ -90,9 +88,7 @@ def _turns(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[in
     if 2 in config.turns:
         answers = plain.generate([Request(q.prompt, config.max_new_tokens) for q in first])
         samples = test_set(dataset, config.limit, turns=2)
-        yield 2, [
-            _second(encoder, q, a, s) for q, a, s in zip(first, answers, samples, strict=True)
-        ]
+        yield 2, [_second(encoder, q, a, s) for q, a, s in zip(first, answers, samples, strict=True)]
 
 
 def _first(encoder: PromptEncoder, sample: Any) -> Question:
@@ -105,9 +101,7 @@ def _second(encoder: PromptEncoder, first: Question, answer: Result, sample: Any
     return Question(sample.id, encoder.follow_up(first.prompt, answer.tokens, sample.turns[1][0], new))
 
 
-def _pool(
-    config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes
-) -> Record:
+def _pool(config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes) -> Record:
     metrics = acceptance_metrics([r.stats for r in results])
     length = metrics["mean_acceptance_length"]
     times = {"draft_ms": passes.draft_ms, "verify_ms": passes.verify_ms, "target_ms": passes.target_ms}

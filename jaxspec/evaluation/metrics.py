@@ -41,9 +41,7 @@ def acceptance_metrics(rows: Sequence[Counts]) -> dict[str, Any]:
         "block_efficiency": length,
         "draft_acceptance_rate": _ratio(accepted.sum(), drafted.sum()),
         "acceptance_rate_per_position": [_ratio(a, d) for a, d in zip(accepted, drafted, strict=True)],
-        "conditional_acceptance_rate_per_position": [
-            _ratio(a, r) for a, r in zip(accepted, reached, strict=True)
-        ],
+        "conditional_acceptance_rate_per_position": [_ratio(a, r) for a, r in zip(accepted, reached, strict=True)],
         "acceptance_histogram": np.sum([row.histogram for row in rows], axis=0).tolist(),
         "num_spec_steps": int(steps),
         "num_draft_tokens": int(drafted.sum()),

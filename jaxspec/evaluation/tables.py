@@ -48,3 +48,54 @@ def _mean(rows: Sequence[dict[str, Any]], field: str) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def identity_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
+    """A line per row of views, gamma and batch, pooled over sets and turns."""
+    header = ["views", "gamma", "batch", "answers", "identical", "first divergence", "largest logit gap"]
+    cells = []
+    for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
+        found = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
+        answers = [row["samples"] for row in found]
+        rate = np.average([row["token_identity_rate"] for row in found], weights=answers)
+        first = [row["first_divergence"] for row in found if row["first_divergence"] is not None]
+        gaps = [row["largest_logit_gap"] for row in found if row["largest_logit_gap"] is not None]
+        cells.append(
+            [
+                *map(str, key),
+                str(sum(answers)),
+                f"{100 * rate:.2f} %",
+                str(min(first)) if first else "-",
+                f"{max(gaps):.2g}" if gaps else "-",
+            ]
+        )
+    notes = [
+        f"{config.limit} samples of each of {len(config.twins)} sets and {len(config.turns)} turns, "
+        f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding.",
+        "first divergence: the fewest tokens that an answer shares with its reference before they part. "
+        "largest logit gap: the reference's token over the other one there, in one full forward pass of the target.",
+    ]
+    return "Token identity with plain decoding", header, cells, notes
+
+
+def sampling_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
+    """A line per row of views and sampling options."""
+    header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
+    cells = [
+        [
+            row["row"],
+            str(row["gamma"]),
+            f"{row['temperature']:g}",
+            f"{row['top_p']:g}",
+            str(row["samples"]),
+            str(row["degrees"] + 1),
+            f"{row['statistic']:.1f}",
+            f"{row['p_value']:.3f}",
+        ]
+        for row in rows
+    ]
+    notes = [
+        f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding with other seeds; "
+        "p-value of the two-sample chi-square test that both are distributed alike.",
+    ]
+    return "Sampled answers against plain decoding", header, cells, notes

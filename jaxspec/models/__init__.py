@@ -43,9 +43,7 @@ FAMILIES: dict[str, Family] = {
 
 def family_of(model_type: str) -> Family:
     if model_type not in FAMILIES:
-        raise InputError(
-            f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
-        )
+        raise InputError(f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
 
 
@@ -91,7 +89,7 @@ class LanguageModel:
 
     def encode(self, params: Params, pixels: Float[Array, "B I Y X 3"]) -> Float[Array, "B I P E"]:
         """Tower features of every image."""
-        return build(self.config).apply({"params": params}, pixels, method="encode")
+        return self._whole(params, "encode", pixels)
 
     def embed(
         self, params: Params, tokens: Int[Array, "B L"], features: Float[Array, "B I P E"] | None
@@ -99,7 +97,7 @@ class LanguageModel:
         """Prompt embeddings; with features, the image placeholders show them in order."""
         if features is None:
             return self._text(params, "embed", tokens)
-        return build(self.config).apply({"params": params}, tokens, features, method="embed")
+        return self._whole(params, "embed", tokens, features)
 
     def prefill(
         self, params: Params, embeds: Float[Array, "B L D"], length: Int[Array, " B"], slots: int
@@ -117,6 +115,9 @@ class LanguageModel:
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Appends T tokens to every row; logits of what follows each of them, and the longer cache."""
         return self._text(params, "extend", tokens, cache)
+
+    def _whole(self, params: Params, method: str, *args: Any) -> Any:
+        return build(self.config).apply({"params": params}, *args, method=method)
 
     def _text(self, params: Params, method: str, *args: Any) -> Any:
         return CausalLM(self.text).apply({"params": text_params(self.config, params)}, *args, method=method)

@@ -115,14 +115,13 @@ class CausalLM(nn.Module):
             return self.model.embed_tokens.attend(hidden).astype(jnp.float32)
         return self.lm_head(hidden).astype(jnp.float32)
 
-    def extend(
-        self, tokens: Int[Array, "B T"], cache: KVCache
-    ) -> tuple[Float[Array, "B T V"], KVCache]:
+    def extend(self, tokens: Int[Array, "B T"], cache: KVCache) -> tuple[Float[Array, "B T V"], KVCache]:
         """Appends T tokens to every row at its length; logits of what follows each, and the longer cache."""
         count = tokens.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
-        hidden, cache = self.hidden(self.embed(tokens), positions, cache)
-        return self.logits(hidden), cache.replace(length=cache.length + count)
+        hidden, written = self.hidden(self.embed(tokens), positions, cache)
+        assert written is not None
+        return self.logits(hidden), written.replace(length=cache.length + count)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Logits of a whole right-padded batch, no cache."""

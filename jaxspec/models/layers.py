@@ -72,9 +72,7 @@ def rotary_frequencies(config: TextConfig) -> np.ndarray:
     return inverse.astype(np.float32)
 
 
-def rotate(
-    x: Float[Array, "B T N H"], positions: Int[Array, "B T"], inverse: np.ndarray
-) -> Float[Array, "B T N H"]:
+def rotate(x: Float[Array, "B T N H"], positions: Int[Array, "B T"], inverse: np.ndarray) -> Float[Array, "B T N H"]:
     """Rotary position embedding in the half-split order of Hugging Face's Llama."""
     angles = positions[..., None].astype(jnp.float32) * inverse
     cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]

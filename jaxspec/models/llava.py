@@ -44,9 +44,7 @@ class Llava(nn.Module):
             features = features[:, 1:]
         return features.reshape(batch, images, *features.shape[1:])
 
-    def embed(
-        self, tokens: Int[Array, "B L"], features: Float[Array, "B I P E"] | None
-    ) -> Float[Array, "B L D"]:
+    def embed(self, tokens: Int[Array, "B L"], features: Float[Array, "B I P E"] | None) -> Float[Array, "B L D"]:
         """Prompt embeddings: each row's image placeholders replaced, in order, by its projected features."""
         embeds = self.language_model.embed(tokens)
         if features is None:
@@ -57,9 +55,7 @@ class Llava(nn.Module):
         nth = jnp.clip(jnp.cumsum(here, axis=1) - 1, 0, projected.shape[1] - 1)
         return jnp.where(here[..., None], jnp.take_along_axis(projected, nth[..., None], axis=1), embeds)
 
-    def __call__(
-        self, tokens: Int[Array, "B L"], pixels: Float[Array, "B I Y X 3"]
-    ) -> Float[Array, "B L V"]:
+    def __call__(self, tokens: Int[Array, "B L"], pixels: Float[Array, "B I Y X 3"]) -> Float[Array, "B L V"]:
         """Logits of a whole right-padded batch, no cache."""
         embeds = self.embed(tokens, self.encode(pixels))
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)

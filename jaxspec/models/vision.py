@@ -18,9 +18,7 @@ class Embeddings(nn.Module):
     def __call__(self, pixels: Float[Array, "B Y X 3"]) -> Float[Array, "B P+1 D"]:
         c = self.config
         patch = (c.patch_size, c.patch_size)
-        conv = nn.Conv(
-            c.hidden_size, patch, patch, "VALID", use_bias=False, kernel_init=INIT, name="patch_embedding"
-        )
+        conv = nn.Conv(c.hidden_size, patch, patch, "VALID", use_bias=False, kernel_init=INIT, name="patch_embedding")
         patches = conv(pixels).reshape(pixels.shape[0], -1, c.hidden_size)
         cls = self.param("class_embedding", INIT, (c.hidden_size,)).astype(patches.dtype)
         cls = jnp.broadcast_to(cls, (pixels.shape[0], 1, c.hidden_size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -25,7 +26,7 @@ def train_lvlm(
     module = build(config)
 
     def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        logits = module.apply({"params": params}, batch["tokens"], batch["pixels"])
+        logits: Any = module.apply({"params": params}, batch["tokens"], batch["pixels"])
         return next_token_loss(logits, batch["tokens"], batch["mask"])
 
     params = {**init_params(config, jax.random.key(stage.seed)), "vision_tower": tower}

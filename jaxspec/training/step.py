@@ -17,8 +17,7 @@ from jaxspec.typing import Array, Params
 LossFn = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     step: Array
     params: dict[str, Array]
     """The trainable parameters, flat: 'language_model/lm_head/kernel' -> array."""
@@ -27,7 +26,7 @@ class TrainState:
 
 def partition(params: Params, frozen: Sequence[str]) -> tuple[dict[str, Array], dict[str, Array]]:
     """Flat (trainable, frozen) parameters; a path is frozen if any of the regexes matches from its start."""
-    flat = flatten_dict(params, sep="/")
+    flat: dict[str, Array] = dict(flatten_dict(params, sep="/"))  # pyright: ignore[reportArgumentType, reportAssignmentType]
     held = {k: v for k, v in flat.items() if any(re.match(pattern, k) for pattern in frozen)}
     return {k: v for k, v in flat.items() if k not in held}, held
 
@@ -62,7 +61,7 @@ def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Calla
 
         grads, metrics = jax.grad(loss, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         metrics = metrics | {"grad_norm": optax.global_norm(grads)}
         return TrainState(state.step + 1, params, opt_state), metrics
 

@@ -66,9 +66,7 @@ def fit(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "train_config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
     trainable, held = partition(params, config.frozen)
-    optimizer = make_optimizer(
-        config.learning_rate, config.steps, config.warmup, config.weight_decay, config.clip
-    )
+    optimizer = make_optimizer(config.learning_rate, config.steps, config.warmup, config.weight_decay, config.clip)
     step_fn = make_step(loss_fn, optimizer)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         state = checkpoints.restore(jax.jit(init_state, static_argnums=1)(trainable, optimizer))
@@ -97,9 +95,7 @@ def fit(
     return merge(state.params, held)
 
 
-def _prefetch(
-    batch_fn: Callable[[int], Batch], start: int, stop: int, depth: int = 4
-) -> Iterator[tuple[int, Any]]:
+def _prefetch(batch_fn: Callable[[int], Batch], start: int, stop: int, depth: int = 4) -> Iterator[tuple[int, Any]]:
     """Batches of the steps [start, stop), made in a thread `depth` steps ahead."""
     with ThreadPoolExecutor(1) as pool:
         ahead: deque[Any] = deque()

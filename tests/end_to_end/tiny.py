@@ -19,7 +19,7 @@ from jaxspec.typing import Params
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 CHARACTERS = "\n" + string.printable[:95]
-CONTEXT = 256
+CONTEXT = 512
 
 CONFIG = LlavaConfig(
     TextConfig(

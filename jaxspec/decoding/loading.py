@@ -1,0 +1,110 @@
+"""Loaded models: a checkpoint with its tokeniser and image processor, and which two of them make a pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.config import LlavaConfig, ModelConfig, text_config
+from jaxspec.data.images import to_rgb
+from jaxspec.decoding.views import View
+from jaxspec.errors import InputError
+from jaxspec.typing import Params
+
+SPARE_TOKENS = 64
+"""Added and padding tokens that only one of target and draft may have; their words must be the same."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A checkpoint with what turns text and images into its inputs."""
+
+    config: ModelConfig
+    params: Params
+    tokenizer: Any
+    image_processor: Any
+    """None for text models."""
+
+    @classmethod
+    def load(
+        cls, path_or_id: str | Path, dtype: jnp.dtype | None = None, revision: str | None = None
+    ) -> LoadedModel:
+        """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit."""
+        found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
+        sees = isinstance(found.config, LlavaConfig)
+        processor = load_image_processor(found.path) if sees else None
+        return cls(found.config, found.params, load_tokenizer(found.path), processor)
+
+
+def pixels_of(model: LoadedModel, pictures: list[tuple[Any, ...]], images: int) -> np.ndarray | None:
+    """float32 [B, I, Y, X, 3], rows with fewer images padded with zeros; None if there are none at all."""
+    if images == 0 or not isinstance(model.config, LlavaConfig) or model.image_processor is None:
+        return None
+    size = model.config.vision_config.image_size
+    out = np.zeros((len(pictures), images, size, size, 3), np.float32)
+    for row, pages in enumerate(pictures):
+        if pages:
+            pages = [to_rgb(page) for page in pages]
+            values = np.asarray(model.image_processor(images=pages, return_tensors="np")["pixel_values"])
+            if values.shape[1:] != (3, size, size):
+                raise InputError(
+                    f"image processor: gives {list(values.shape[1:])} and the tower reads "
+                    f"[3, {size}, {size}]; use the preprocessor_config.json that belongs to the model"
+                )
+            out[row, : len(pages)] = values.transpose(0, 2, 3, 1)
+    return out
+
+
+def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Whether both see the same features, so that images are encoded once."""
+    a, b = target.config, draft.config
+    if not isinstance(a, LlavaConfig) or not isinstance(b, LlavaConfig):
+        return False
+    fields = ("vision_config", "vision_feature_layer", "vision_feature_select_strategy")
+    if any(getattr(a, name) != getattr(b, name) for name in fields):
+        return False
+    if target.image_processor.to_dict() != draft.image_processor.to_dict():
+        return False
+    ours, theirs = (jax.tree.leaves(model.params["vision_tower"]) for model in (target, draft))
+    return all(x is y or bool(jnp.array_equal(x, y)) for x, y in zip(ours, theirs, strict=True))
+
+
+def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
+    """Refuses a tokeniser whose ids the model has no embeddings for, but for `spare` of them."""
+    size = text_config(model.config).vocab_size
+    beyond = sum(i >= size for i in model.tokenizer.get_vocab().values())
+    if beyond > spare:
+        raise InputError(
+            f"{name} vocabulary: {beyond} tokens of the tokeniser have ids over config.json's vocab_size "
+            f"{size}; use the tokeniser that belongs to the model"
+        )
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
+    """Refuses a draft whose token ids mean other words than the target's, and views that it cannot read."""
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    different = sorted((i, t) for t, i in theirs.items() if ours.get(t, i) != i)
+    missing = len(ours.keys() ^ theirs.keys())
+    if different or missing > SPARE_TOKENS:
+        first = f"{missing} tokens are in one only"
+        if different:
+            first = f"{different[0][1]!r} is {different[0][0]} against {ours[different[0][1]]}"
+        raise InputError(f"draft tokeniser: differs from the target's: {first}; use a draft made for it")
+    check_vocabulary("draft", draft, SPARE_TOKENS)
+    if isinstance(draft.config, LlavaConfig) and isinstance(target.config, LlavaConfig):
+        here, there = draft.config.image_token_index, target.config.image_token_index
+        if here != there:
+            raise InputError(
+                f"draft: image_token_index {here} and the target's is {there}; use a draft made for this target"
+            )
+        return
+    blind = [view.name for view in views if view.reads_images]
+    if blind:
+        raise InputError(f"views: {','.join(blind)} shows images and the draft is a text model; use view T")

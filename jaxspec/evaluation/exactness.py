@@ -1,0 +1,202 @@
+"""Does speculation change what the target writes? Greedy answers token for token, sampled ones in distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.config import LlavaConfig
+from jaxspec.data.picturebook import test_set
+from jaxspec.data.prompts import PLACEHOLDER, Prompt, pad_rows
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.loading import pixels_of
+from jaxspec.decoding.views import rewrite
+from jaxspec.evaluation.block_efficiency import Question, each_turn
+from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.metrics import acceptance_metrics
+from jaxspec.evaluation.statistics import two_samples
+from jaxspec.models import LanguageModel
+from jaxspec.typing import Array, Params
+
+Record = dict[str, Any]
+PASS = 128
+"""Token counts of the divergences' forward passes are rounded up to a multiple of this."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where an answer first leaves the reference."""
+
+    index: int
+    """New tokens before it."""
+    expected: int | None
+    """The reference's token; None if it had ended."""
+    found: int | None
+    logit_gap: float | None
+    """Logit of `expected` less that of `found`, in one full forward pass of the target over all before them."""
+
+
+def measure_identity(
+    config: EvalConfig,
+    target: LoadedModel,
+    draft: LoadedModel,
+    gammas: Sequence[int],
+    batches: Sequence[int],
+) -> tuple[list[Record], list[Record]]:
+    """Greedy answers of every row of the preset, for all draft lengths and batch sizes, against plain decoding.
+
+    The reference decodes in batches of `batches[0]`. Returns (rows, records): a row is a set, turn, row of the
+    preset, gamma and batch; a record one answer of it, with its `divergence`.
+    """
+    plain = Engine(target, None, replace(config.engine(config.rows[0]), batch_size=batches[0]))
+    variants = [(row, gamma, batch) for row in config.rows for gamma in gammas for batch in batches]
+    asked: list[tuple[str, int, list[Question], list[tuple[int, ...]]]] = []
+    work = len(config.twins) * len(config.turns) * (1 + len(variants))
+    bar = tqdm(total=work, unit="run", desc="identity", delay=1)
+    for dataset in config.twins:
+        bar.set_postfix_str(f"plain {dataset}")
+        for turn, questions in each_turn(config, plain, dataset):
+            answers = [result.tokens for result in plain.generate(_requests(config, questions))]
+            asked.append((dataset, turn, questions, answers))
+            bar.update()
+
+    rows: list[Record] = []
+    records: list[Record] = []
+    for row, gamma, batch in variants:
+        engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch))
+        for dataset, turn, questions, answers in asked:
+            bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch} {dataset}")
+            results = engine.generate(_requests(config, questions))
+            apart = [
+                divergence(target, question.prompt, answer, result.tokens)
+                for question, answer, result in zip(questions, answers, results, strict=True)
+            ]
+            place = _place(config, row, gamma, batch) | {"dataset": dataset, "turn": turn, "temperature": 0.0}
+            rows.append(
+                place
+                | {
+                    "samples": len(results),
+                    "token_identity_rate": sum(found is None for found in apart) / len(apart),
+                    "first_divergence": min((found.index for found in apart if found), default=None),
+                    "largest_logit_gap": max(
+                        (found.logit_gap for found in apart if found and found.logit_gap is not None), default=None
+                    ),
+                }
+                | acceptance_metrics([result.stats for result in results])
+            )
+            records += [
+                place
+                | {"sample": question.sample, "tokens": len(result.tokens)}
+                | {"divergence": found and vars(found)}
+                for question, result, found in zip(questions, results, apart, strict=True)
+            ]
+            bar.update()
+    bar.close()
+    return rows, records
+
+
+def measure_sampling(
+    config: EvalConfig,
+    target: LoadedModel,
+    draft: LoadedModel,
+    draws: int,
+    tokens: int,
+    batch: int,
+    options: Sequence[tuple[float, float]] = ((1.0, 1.0), (1.0, 0.9)),
+) -> list[Record]:
+    """Chi-square tests that the first `tokens` tokens drawn with and without the draft are distributed alike.
+
+    The prompt is the first sample of the first set. Each row of the preset draws `draws` answers with seeds
+    that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Returns a
+    record a row and option.
+    """
+    sample = test_set(config.twins[0], 1)[0]
+    asked = sample.turns[0][0]
+    engines = {row: replace(config.engine(row), batch_size=batch) for row in config.rows}
+    plain = Engine(target, None, engines[config.rows[0]])
+    prompt = plain.encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)])
+    bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
+
+    def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
+        requests = [
+            Request(prompt, tokens, temperature, top_p=top_p, seed=config.seed + seed + i) for i in range(draws)
+        ]
+        bar.update()
+        return [result.tokens for result in engine.generate(requests)]
+
+    records = []
+    references = {option: drawn(plain, *option, seed=draws) for option in options}
+    for row, settings in engines.items():
+        engine = Engine(target, draft, settings)
+        for option, reference in references.items():
+            test = two_samples(drawn(engine, *option, seed=0), reference)
+            records.append(
+                _place(config, row, config.gamma, batch)
+                | {"dataset": "sampling", "turn": 1, "temperature": option[0], "top_p": option[1]}
+                | {"samples": draws, "tokens": tokens, "statistic": test.statistic}
+                | {"degrees": test.degrees, "p_value": test.p_value}
+            )
+    bar.close()
+    return records
+
+
+def divergence(
+    target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]
+) -> Divergence | None:
+    """Where `found` first leaves `expected`, and how sure the target is there; None where they are equal."""
+    for i, (ours, theirs) in enumerate(zip(expected, found)):
+        if ours != theirs:
+            logits = forward_logits(target, prompt, expected[:i])
+            return Divergence(i, ours, theirs, float(logits[ours] - logits[theirs]))
+    if len(expected) == len(found):
+        return None
+    i = min(len(expected), len(found))
+    ours, theirs = (tokens[i] if i < len(tokens) else None for tokens in (expected, found))
+    return Divergence(i, ours, theirs, None)
+
+
+def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
+    """The target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
+    config = target.config
+    assert isinstance(config, LlavaConfig)
+    images = len(prompt.images)
+    page = [config.image_token_index] * config.image_tokens
+    tokens = rewrite(prompt.tokens, config.image_token_index, [page] * images, images)
+    tokens = np.concatenate([tokens, np.asarray(answer, np.int32)])
+    rows, length = pad_rows([tokens], -(-len(tokens) // PASS) * PASS)
+    pixels = pixels_of(target, [prompt.images], images)
+    return np.asarray(_last_logits(LanguageModel(config), target.params, rows, length, pixels))
+
+
+@partial(jax.jit, static_argnums=0)
+def _last_logits(
+    model: LanguageModel, params: Params, tokens: Array, length: Array, pixels: Array | None
+) -> Array:
+    features = None if pixels is None else model.encode(params, pixels)
+    embeds = model.embed(params, tokens, features)
+    return model.prefill(params, embeds, length, tokens.shape[1])[0][0]
+
+
+def _requests(config: EvalConfig, questions: Sequence[Question]) -> list[Request]:
+    return [Request(question.prompt, config.max_new_tokens) for question in questions]
+
+
+def _place(config: EvalConfig, row: Row, gamma: int, batch: int) -> Record:
+    return {
+        "row": row.name,
+        "drafter": "chain",
+        "views": list(row.views),
+        "weighting": "static",
+        "gamma": gamma,
+        "tree_width": 1,
+        "dtype": config.dtype,
+        "device": jax.devices()[0].device_kind,
+        "batch": batch,
+        "seed": config.seed,
+    }

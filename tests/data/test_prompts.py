@@ -1,0 +1,81 @@
+"""Prompts: template, turns joined as token ids, placeholders, buckets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxspec.data.prompts import PromptEncoder, bucket, pad_rows
+from jaxspec.errors import InputError
+from train.export import encoder as mini_encoder
+
+ENCODER = mini_encoder()
+TOKENIZER = ENCODER.tokenizer
+
+
+def text(tokens):
+    return TOKENIZER.decode(tokens)
+
+
+def test_first_turn_follows_the_llava_template():
+    prompt = ENCODER.prompt("What is here?", ["image"])
+    assert prompt.tokens[0] == TOKENIZER.bos_token_id
+    assert text(prompt.tokens[1:]) == "USER: <image>\nWhat is here? ASSISTANT:"
+    assert (prompt.tokens == ENCODER.image_token).sum() == 1
+
+
+@pytest.mark.parametrize("images", [0, 1, 2, 5])
+def test_images_without_placeholders_go_in_front(images):
+    prompt = ENCODER.prompt("What?", ["image"] * images)
+    assert (prompt.tokens == ENCODER.image_token).sum() == images == len(prompt.images)
+
+
+def test_placeholders_may_stand_anywhere_but_must_match():
+    prompt = ENCODER.prompt("First: <image>\nSecond: <image>\nSame?", ["a", "b"])
+    assert (prompt.tokens == ENCODER.image_token).sum() == 2
+    with pytest.raises(InputError, match="1 <image> placeholders but 2 images"):
+        ENCODER.prompt("<image>\nSame?", ["a", "b"])
+    with pytest.raises(InputError, match="1 <image> placeholders but 0 images"):
+        ENCODER.prompt("<image>\nSame?")
+
+
+def test_follow_up_keeps_the_answers_own_ids():
+    first = ENCODER.prompt("What is here?", ["image"])
+    answer = [700, 6, 900]  # ids that no tokeniser would choose for their own text
+    for given in (answer, [*answer, ENCODER.eos]):
+        second = ENCODER.follow_up(first, given, "And now?")
+        start = len(first.tokens)
+        assert second.tokens[:start].tolist() == first.tokens.tolist()
+        assert second.tokens[start : start + 4].tolist() == [*answer, ENCODER.eos]
+        assert text(second.tokens[start + 4 :]) == "USER: And now? ASSISTANT:"
+        assert second.images == first.images
+
+
+def test_training_dialogue_is_what_decoding_will_see():
+    turns = [("<image>\nWhat is here?", "A ball."), ("Where?", "At the top left.")]
+    ((tokens, mask),) = ENCODER.dialogues([turns])
+    prompt = ENCODER.prompt(turns[0][0], ["image"])
+    told = TOKENIZER.encode(turns[0][1], add_special_tokens=False)
+    second = ENCODER.follow_up(prompt, told, turns[1][0])
+    assert tokens[: len(second.tokens)].tolist() == second.tokens.tolist()
+    said = [text(run) for run in np.split(tokens[mask], [len(told) + 1])]
+    assert said == ["A ball.</s>", "At the top left.</s>"]
+
+
+@pytest.mark.parametrize("said", ["The sign says CAFE.", "24 + 15 = 39", "zürich, 東京!"])
+def test_decode_gives_the_text_back(said):
+    assert ENCODER.decode(TOKENIZER.encode(said, add_special_tokens=False)) == said
+
+
+def test_wrong_tokeniser_is_refused():
+    with pytest.raises(InputError, match="image_token_index 9"):
+        PromptEncoder(TOKENIZER, 9)
+
+
+def test_buckets():
+    assert [bucket(n, (8, 2, 4), "x") for n in (1, 2, 3, 8)] == [2, 2, 4, 8]
+    with pytest.raises(InputError, match="x: 9 is over the largest bucket 8"):
+        bucket(9, (8, 2, 4), "x")
+    rows, lengths = pad_rows([np.asarray([1, 2]), np.asarray([3])], 3)
+    assert rows.tolist() == [[1, 2, 0], [3, 0, 0]]
+    assert lengths.tolist() == [2, 1]

@@ -1,0 +1,133 @@
+"""eval/exactness.py on tiny checkpoints, its records, and the tests that it rests on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval.exactness import main
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.errors import InputError
+from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.exactness import divergence, forward_logits
+from jaxspec.evaluation.statistics import two_samples
+from jaxspec.presets import load_preset, preset_names
+from tests.end_to_end import tiny
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return tiny.save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def target(pair: tuple[Path, Path]) -> LoadedModel:
+    return LoadedModel.load(pair[0])
+
+
+def test_script_writes_records_and_table(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = EvalConfig(
+        target=str(pair[0]),
+        draft=str(pair[1]),
+        rows=(Row("MT", ("M", "T"), (0.3, 0.7)),),
+        twins=("describe", "facts"),
+        gamma=3,
+        max_new_tokens=8,
+        prompt_buckets=(384,),
+        image_buckets=(1,),
+    )
+    monkeypatch.setattr("eval.exactness.load_preset", lambda kind, name: preset)
+    main("tiny", tmp_path / "out", gammas=(3,), batches=(4,), draws=200, tokens=3, limit=3, twins=("facts",))
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["run"]["preset"] == "tiny"
+    *rows, whole, nucleus = results["rows"]
+    assert [(row["dataset"], row["turn"], row["samples"]) for row in rows] == [("facts", 1, 3), ("facts", 2, 3)]
+    assert all(row["token_identity_rate"] == 1.0 for row in rows)
+    assert all(row["first_divergence"] is row["largest_logit_gap"] is None for row in rows)
+    assert all(row["mean_acceptance_length"] > 1 for row in rows)
+    for row, top_p in ((whole, 1.0), (nucleus, 0.9)):
+        assert (row["dataset"], row["samples"], row["top_p"]) == ("sampling", 200, top_p)
+        assert row["p_value"] > 1e-3
+        assert row["degrees"] > 3
+    records = [json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()]
+    assert [record["divergence"] for record in records] == [None] * 6
+    table = (tmp_path / "out/table.md").read_text()
+    assert table.count("100.00 %") == 1
+    assert "p-value" in table
+    assert "p-value" in capsys.readouterr().out
+    assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+def test_divergence_tells_place_and_gap(target: LoadedModel) -> None:
+    engine = Engine(target)
+    prompt = engine.encoder.prompt("Hi", [np.full((28, 28, 3), 90, np.uint8)])
+    tokens = engine.generate([Request(prompt, 8)])[0].tokens
+    assert divergence(target, prompt, tokens, tokens) is None
+    other = (*tokens[:5], (tokens[5] + 1) % 100, *tokens[6:])
+    found = divergence(target, prompt, tokens, other)
+    assert found is not None
+    assert (found.index, found.expected, found.found) == (5, tokens[5], other[5])
+    assert found.logit_gap is not None
+    assert found.logit_gap > 0  # greedy decoding took the likelier token
+    assert divergence(target, prompt, other, tokens).logit_gap == -found.logit_gap  # type: ignore[union-attr]
+    short = divergence(target, prompt, tokens, tokens[:6])
+    assert short is not None
+    assert (short.index, short.expected, short.found, short.logit_gap) == (6, tokens[6], None, None)
+
+
+def test_one_forward_pass_scores_what_decoding_chose(target: LoadedModel) -> None:
+    engine = Engine(target)
+    prompt = engine.encoder.prompt("Hi")
+    tokens = engine.generate([Request(prompt, 8)])[0].tokens
+    for i in (0, 3, 7):
+        assert forward_logits(target, prompt, tokens[:i]).argmax() == tokens[i]
+
+
+def test_chi_square_is_scipys() -> None:
+    ours, theirs = ["a"] * 50 + ["b"] * 30 + ["c"] * 20, ["a"] * 80 + ["b"] * 70 + ["c"] * 50
+    test = two_samples(ours, theirs)
+    expected = stats.chi2_contingency([[50, 30, 20], [80, 70, 50]], correction=False)
+    assert test.degrees == expected.dof == 2
+    assert test.statistic == pytest.approx(expected.statistic)
+    assert test.p_value == pytest.approx(expected.pvalue, rel=1e-4)
+
+
+def test_chi_square_p_values_are_uniform() -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(40, 0.3))
+    values = [
+        two_samples(rng.choice(40, 500, p=probs).tolist(), rng.choice(40, 500, p=probs).tolist()).p_value
+        for _ in range(200)
+    ]
+    assert stats.kstest(values, "uniform").pvalue > 0.01
+
+
+def test_chi_square_tells_distributions_apart() -> None:
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.ones(10))
+    ours, theirs = rng.choice(10, 2000, p=probs), rng.choice(10, 2000, p=0.9 * probs + 0.01)
+    assert two_samples(ours.tolist(), theirs.tolist()).p_value < 1e-3
+    assert two_samples(["a"] * 100, ["a"] * 100).p_value == 1.0
+    assert two_samples(["a"] * 100, ["b"] * 100).p_value < 1e-6
+
+
+def test_presets() -> None:
+    assert "mini" in preset_names("eval")
+    with pytest.raises(InputError, match="did you mean 'mini'"):
+        load_preset("eval", "minni")
+    with pytest.raises(InputError, match="use one of"):
+        load_preset("eval", "xyz")
+    with pytest.raises(InputError, match="not importable"):
+        load_preset("plays", "mini")
+
+
+@pytest.mark.parametrize("options", [{"gammas": ()}, {"batches": (0,)}, {"draws": -1}, {"tokens": 1}])
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="give"):
+        main("mini", **options)  # type: ignore[arg-type]
