@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxspec.decoding.engine import Engine, Request, Result
+    from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
+    from jaxspec.decoding.loading import LoadedModel
     from jaxspec.errors import InputError
 
 _HOMES = {
     "Engine": "jaxspec.decoding.engine",
+    "EngineConfig": "jaxspec.decoding.engine",
     "InputError": "jaxspec.errors",
+    "LoadedModel": "jaxspec.decoding.loading",
     "Request": "jaxspec.decoding.engine",
     "Result": "jaxspec.decoding.engine",
 }
 
-__all__ = ["Engine", "InputError", "Request", "Result", "__version__"]
+__all__ = ["Engine", "EngineConfig", "InputError", "LoadedModel", "Request", "Result", "__version__"]
 
 
 def __getattr__(name: str) -> object:

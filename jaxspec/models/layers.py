@@ -91,15 +91,18 @@ def attend(
     Long runs of queries go in blocks of `QUERY_BLOCK`, so that scores take O(QUERY_BLOCK * S), not O(T * S).
     """
     batch, count, heads, width = q.shape
-    blocks = count // QUERY_BLOCK
-    if blocks < 2 or count % QUERY_BLOCK:
+    if count < 2 * QUERY_BLOCK:
         return _attend_block(q, k, v, positions)
+    whole = count - count % QUERY_BLOCK
 
     def split(x: Array) -> Array:
-        return jnp.moveaxis(x.reshape(batch, blocks, QUERY_BLOCK, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(x[:, :whole].reshape(batch, -1, QUERY_BLOCK, *x.shape[2:]), 1, 0)
 
     out = jax.lax.map(lambda block: _attend_block(block[0], k, v, block[1]), (split(q), split(positions)))
-    return jnp.moveaxis(out, 0, 1).reshape(batch, count, heads, width)
+    out = jnp.moveaxis(out, 0, 1).reshape(batch, whole, heads, width)
+    if whole == count:
+        return out
+    return jnp.concatenate([out, _attend_block(q[:, whole:], k, v, positions[:, whole:])], axis=1)
 
 
 def _attend_block(q: Array, k: Array, v: Array, positions: Array) -> Array:
