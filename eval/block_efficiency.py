@@ -31,6 +31,7 @@ def main(
     preset: Annotated[str, tyro.conf.Positional],
     out: Path = Path("runs/eval"),
     limit: int | None = None,
+    twins: tuple[str, ...] | None = None,
     gamma: int | None = None,
     temperature: float | None = None,
     max_new_tokens: int | None = None,
@@ -44,6 +45,7 @@ def main(
       preset: name of a file in configs/eval, such as `mini`.
       out: directory for results.json, records.jsonl, table.md and figures.
       limit: samples of each set (overrides the preset, as do the options below).
+      twins: names of picturebook sets.
       gamma: drafted tokens a block.
       temperature: 0 is greedy.
       max_new_tokens: most tokens of an answer.
@@ -53,6 +55,7 @@ def main(
     """
     overrides = {
         "limit": limit,
+        "twins": twins,
         "gamma": gamma,
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,

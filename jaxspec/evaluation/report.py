@@ -58,13 +58,15 @@ def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], n
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
-    """The same table in the terminal."""
+    """The same table in the terminal; turned on its side where it is wider than the terminal."""
+    console = Console()
+    if sum(max(len(row[i]) for row in [header, *rows]) + 3 for i in range(len(header))) > console.width:
+        header, *rows = zip(header, *rows, strict=True)
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i else "left", no_wrap=i == 0)
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console()
     console.print(table)
     for note in notes:
         console.print(note)

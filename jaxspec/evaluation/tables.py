@@ -29,7 +29,7 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -
                     _mean(found, "mean_acceptance_length"),
                     _mean(found, "speedup_measured"),
                     _mean(found, "speedup_predicted_with_verify"),
-                    f"{100 * np.mean([r['token_identity_rate'] for r in found]):.1f} %",
+                    f"{100 * np.mean([r['token_identity_rate'] for r in found]):.1f}%",
                 ]
             )
     notes = [
