@@ -160,7 +160,9 @@ def test_draws_follow_the_weights_at_any_scale() -> None:
 def test_greedy_rows_draw_their_best_beside_sampled_rows() -> None:
     weights = jnp.asarray([[0.4, 0.6], [0.4, 0.6]])
     keys = jax.random.split(jax.random.key(0), 2)
-    both = [jit_draw(jax.vmap(jax.random.fold_in, (0, None))(keys, n), weights, jnp.array([True, False])) for n in range(40)]
+    both = [
+        jit_draw(jax.vmap(jax.random.fold_in, (0, None))(keys, n), weights, jnp.array([True, False])) for n in range(40)
+    ]
     greedy, sampled = np.stack(both, axis=1)
     assert set(greedy.tolist()) == {1}
     assert set(sampled.tolist()) == {0, 1}

@@ -88,7 +88,9 @@ def test_nothing_impossible_is_emitted(seed: int) -> None:
         assert all(p[b, place, token] > 0 for place, token in enumerate(emitted))
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=J, max_size=J), min_size=B, max_size=B))
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=J, max_size=J), min_size=B, max_size=B)
+)
 def test_greedy_is_the_longest_matching_prefix(pairs: list[list[tuple[int, int]]]) -> None:
     drafted, best = np.moveaxis(np.asarray(pairs, np.int32), -1, 0)
     best = np.concatenate([best, best[:, :1]], axis=1)

@@ -66,7 +66,9 @@ def test_commit_equals_the_model(first: list[int], limits: list[int], eos: tuple
     rows = [Row(limit, eos) for limit in limits]
     for row, token in zip(rows, first):
         row.add([token])
-    stats = [{"steps": 0, "emitted": 0, "drafted": [0] * J, "accepted": [0] * J, "histogram": [0] * (J + 1)} for _ in rows]
+    stats = [
+        {"steps": 0, "emitted": 0, "drafted": [0] * J, "accepted": [0] * J, "histogram": [0] * (J + 1)} for _ in rows
+    ]
 
     for drafted, count, after in blocks:
         live = [not row.done for row in rows]

@@ -149,7 +149,9 @@ def sampling(
     )
 
 
-def speculator(target: LanguageModel, draft: LanguageModel, views: tuple[str, ...], gamma: int, **kw: Any) -> Speculator:
+def speculator(
+    target: LanguageModel, draft: LanguageModel, views: tuple[str, ...], gamma: int, **kw: Any
+) -> Speculator:
     drafter = ChainDrafter(draft, tuple(VIEWS[v] for v in views), gamma, target.text.vocab_size, **kw)
     return Speculator(target, drafter, Static())
 

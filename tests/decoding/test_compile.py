@@ -1,0 +1,51 @@
+"""One program a bucket: nothing recompiles, nothing leaves the device inside, the state is updated in place."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.engine import run_decode, run_prefill
+from tests.decoding.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
+
+TARGET, PARAMS = lvlm(16, 2, seed=0)
+SPEC = speculator(TARGET, TARGET, ("M", "T"), 3)
+BOTH = {"target": PARAMS, "drafter": noisy(PARAMS, 0.1)}
+NEW = 8
+
+
+def test_requests_of_a_bucket_share_one_program():
+    prefill, decode = run_prefill._cache_size(), run_decode._cache_size()
+    for i, options in enumerate(
+        [
+            {"temperature": 0.0},
+            {"temperature": 1.0, "top_p": 0.9, "top_k": 5},
+            {"temperature": [0.0, 0.5], "new": [2, NEW], "eos": (7, 9)},
+        ]
+    ):
+        batch = weighted(prompts([5, 5 - i], [1, 1], ("M", "T"), seed=i), 0.2 * i, 1 - 0.2 * i)
+        chosen = sampling(2, seed=i, **({"new": NEW} | options))
+        run_decode(SPEC, BOTH, run_prefill(SPEC, BOTH, batch, chosen, NEW), chosen)
+    assert run_prefill._cache_size() == prefill + 1
+    assert run_decode._cache_size() == decode + 1
+
+
+def test_the_loop_touches_nothing_on_the_host():
+    batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, temperature=0.7, new=NEW)
+    state = run_prefill(SPEC, BOTH, batch, options, NEW)
+    run_decode(SPEC, BOTH, jax.tree.map(jnp.copy, state), options)  # compiles
+    with jax.transfer_guard("disallow"):
+        done = run_decode(SPEC, BOTH, state, options)
+    assert np.asarray(done.done).all()
+
+
+def test_the_state_is_updated_in_place():
+    batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, new=NEW)
+    for program, params in ((SPEC, BOTH), (Autoregressive(TARGET), {"target": PARAMS})):
+        state = run_prefill(program, params, batch, options, NEW)
+        caches = (state.target.k, state.target.v, state.drafter and (state.drafter.cache.k, state.drafter.cache.v))
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))
+        memory = run_decode.lower(program, params, state, options).compile().memory_analysis()
+        assert memory.alias_size_in_bytes >= size

@@ -1,0 +1,97 @@
+"""Sampled sequences follow the target's joint law, and the test would notice a wrong residual.
+
+The law of the first three new tokens is computed without cache, loop or filters of the library: full forward
+passes over all prefixes, and the filters of `tests/oracles.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding import speculative
+from jaxspec.models import build
+from jaxspec.sampling import draw
+from jaxspec.typing import Array
+from jaxspec.verification import Draft, Verdict, _residual, rejection
+from tests.decoding.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
+from tests.oracles import goodness_of_fit, numpy_distribution
+
+VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
+IMAGE = VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholder would show an image
+TARGET, PARAMS = lvlm(16, 2, seed=3, scale=20.0, vocabulary=VOCABULARY, image=IMAGE)
+DRAFT = noisy(PARAMS, 0.7)
+PROMPT = weighted(prompts([4], [1], ("M", "T"), image=IMAGE), 0.75, 0.25)
+
+
+def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """P(x1, x2, x3 | prompt) [V, V, V]."""
+    start = np.asarray(PROMPT.tokens)[0, : int(PROMPT.length[0])]
+    forward = jax.jit(lambda tokens: build(TARGET.config).apply({"params": PARAMS}, tokens, PROMPT.pixels))
+    law = np.ones(())
+    for depth in range(LENGTH):
+        steps = []
+        for prefix in np.ndindex(*[VOCABULARY] * depth):
+            row = np.concatenate([start, np.asarray(prefix, np.int64)]).astype(np.int32)
+            logits = np.asarray(forward(jnp.asarray(row[None]))[0, -1])
+            steps.append(numpy_distribution(logits, temperature, top_k, top_p))
+        law = law[..., None] * np.reshape(steps, (*[VOCABULARY] * depth, VOCABULARY))
+    return law
+
+
+def drawn(gamma: int, **options: Any) -> np.ndarray:
+    """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences."""
+    spec = speculator(TARGET, TARGET, ("M", "T"), gamma)
+    batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), PROMPT.replace(view_tokens=None, view_length=None))
+    batch = batch.replace(
+        view_tokens=jnp.repeat(PROMPT.view_tokens, ROWS, axis=1),
+        view_length=jnp.repeat(PROMPT.view_length, ROWS, axis=1),
+    )
+    params = {"target": PARAMS, "drafter": DRAFT}
+
+    @jax.jit
+    def run(keys: Array) -> tuple[Array, Array]:
+        chosen = sampling(ROWS, new=LENGTH, eos=(-1,), **options).replace(keys=keys)
+        state = spec.decode(params, spec.prefill(params, batch, chosen, LENGTH), chosen)
+        return state.tokens, state.stats.histogram.sum(0)
+
+    counts, blocks = np.zeros([VOCABULARY] * LENGTH), np.zeros(gamma + 1)
+    for seed in range(ROUNDS):
+        tokens, histogram = run(jax.random.split(jax.random.key(seed), ROWS))
+        np.add.at(counts, tuple(np.asarray(tokens).T), 1)
+        blocks += np.asarray(histogram)
+    assert blocks[0] > 500, "rejections are what this test is about"
+    assert blocks[1:].sum() > 500, "and so are acceptances"
+    return counts
+
+
+CASES = [
+    pytest.param(3, {"temperature": 1.0}, id="plain"),
+    pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
+]
+
+
+@pytest.mark.parametrize(("gamma", "options"), CASES)
+def test_sequences_follow_the_targets_law(gamma: int, options: dict[str, Any]) -> None:
+    law = joint(options["temperature"], options.get("top_k", 0), options.get("top_p", 1.0))
+    assert goodness_of_fit(drawn(gamma, **options), law) > 1e-3
+
+
+def residual_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
+    """The mistake that the test must see: what stands in for a rejected token ignores all views but the first."""
+    verdict, length = rejection(p, draft, keys, greedy), draft.tokens.shape[1]
+    at = verdict.count[:, None, None]
+    p_next = jnp.take_along_axis(p, at, axis=1)[:, 0]
+    q_next = jnp.take_along_axis(draft.view_probs[0], jnp.minimum(at, length - 1), axis=1)[:, 0]
+    next_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)[1]
+    left = _residual(p_next, q_next, verdict.count == length)
+    return verdict.replace(next_token=draw(next_keys, left, greedy))
+
+
+def test_a_wrong_residual_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculative, "rejection", residual_of_one_view)
+    assert goodness_of_fit(drawn(3, temperature=1.0), joint(1.0, 0, 1.0)) < 1e-6
