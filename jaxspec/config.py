@@ -66,7 +66,7 @@ class TextConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> TextConfig:
-        """Reads a `LlamaConfig` dictionary: `rope_theta` and `rope_scaling` of transformers 4, `rope_parameters` of 5."""
+        """Reads a `LlamaConfig` dictionary, with the rotary keys of transformers 4 or of transformers 5."""
         if raw.get("model_type", "llama") != "llama":
             raise InputError(f"text config: model_type {raw['model_type']!r} is not supported; supported: 'llama'")
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}

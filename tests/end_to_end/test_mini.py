@@ -1,0 +1,102 @@
+"""The shipped mini models: transformers loads them, speculation changes nothing, the demo's script runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.eval.mini import ASSETS, config
+from eval import block_efficiency
+from jaxspec.data.picturebook import TWINS, test_set
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.loading import pixels_of
+from jaxspec.evaluation.block_efficiency import each_turn
+from jaxspec.evaluation.exactness import forward_logits
+
+BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return LoadedModel.load(ASSETS / "target", jnp.dtype("float32"))
+
+
+@pytest.fixture(scope="module")
+def draft() -> LoadedModel:
+    return LoadedModel.load(ASSETS / "draft", jnp.dtype("float32"))
+
+
+def test_together_they_are_small() -> None:
+    assert sum(file.stat().st_size for file in ASSETS.rglob("*") if file.is_file()) < 24e6
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRequest) -> None:
+    torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+    from transformers import LlavaForConditionalGeneration
+
+    theirs, found = LlavaForConditionalGeneration.from_pretrained(
+        ASSETS / name, dtype=torch.float32, output_loading_info=True
+    )
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    ours: LoadedModel = request.getfixturevalue(name)
+    encoder = Engine(ours).encoder
+    sample = test_set("describe", 1)[0]
+    prompt = encoder.prompt(sample.turns[0][0], sample.images)
+    tokens = np.repeat(prompt.tokens, np.where(prompt.tokens == encoder.image_token, ours.config.image_tokens, 1))
+    pixels = pixels_of(ours, [prompt.images], 1)[0].transpose(0, 3, 1, 2)
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(tokens[None]).long(), pixel_values=torch.tensor(pixels)).logits
+    np.testing.assert_allclose(forward_logits(ours, prompt, []), expected[0, -1].numpy(), atol=1e-4, rtol=1e-4)
+
+
+def test_both_turns_of_every_twin_come_out_as_without_a_draft(target: LoadedModel, draft: LoadedModel) -> None:
+    few = replace(config, limit=2, max_new_tokens=48)
+    plain = Engine(target, None, EngineConfig(batch_size=2, **BUCKETS))
+    fast = Engine(target, draft, EngineConfig(views=("M", "T"), weights=(0.6, 0.4), batch_size=2, **BUCKETS))
+    accepted = 0
+    for twin in TWINS:
+        for _, questions in each_turn(few, plain, twin):
+            requests = [Request(question.prompt, 48) for question in questions]
+            drafted = fast.generate(requests)
+            assert [r.tokens for r in drafted] == [r.tokens for r in plain.generate(requests)]
+            accepted += sum(int(r.stats.accepted_at.sum()) for r in drafted)
+    assert accepted > 500
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_target_as_its_own_draft_is_never_refused(target: LoadedModel, temperature: float) -> None:
+    gamma = 3
+    target = replace(
+        target, config=replace(target.config, text_config=replace(target.config.text_config, eos_token_id=None))
+    )
+    engine = Engine(target, target, EngineConfig(gamma=gamma, batch_size=2, **BUCKETS))
+    requests = [
+        Request(engine.encoder.prompt(s.turns[0][0], s.images), 1 + 5 * (gamma + 1), temperature, seed=i)
+        for i, s in enumerate(test_set("describe", 2))
+    ]
+    for result in engine.generate(requests):
+        assert result.stats.emitted == (gamma + 1) * result.stats.steps
+
+
+def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block_efficiency.main("mini", out=tmp_path, limit=1, twins=("read", "facts"), max_new_tokens=48, batch_size=2)
+    assert "MT static" in capsys.readouterr().out
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {(r["dataset"], r["turn"], r["row"]) for r in results["rows"]} == {
+        (d, t, row.name) for d in ("read", "facts") for t in (1, 2) for row in config.rows
+    }
+    for row in results["rows"]:
+        assert row["token_identity_rate"] == 1
+        assert row["mean_acceptance_length"] == pytest.approx(
+            1 + row["num_accepted_draft_tokens"] / row["num_spec_steps"], abs=0.5
+        )
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert len(records) == len(results["rows"])
+    assert (tmp_path / "table.md").read_text().startswith("# Block efficiency")

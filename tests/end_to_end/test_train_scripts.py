@@ -1,0 +1,37 @@
+"""The training scripts, two steps each: tower, target, draft, and the directories that they leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs.train import mini
+from jaxspec.decoding.engine import LoadedModel
+from train import draft, target
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    target.main(mini.TARGET_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "target")
+    draft.main(mini.DRAFT_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "draft")
+    return path
+
+
+def test_each_stage_took_its_steps_once(runs: Path) -> None:
+    for stage in ("tower", "target", "draft"):
+        log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
+        assert [entry["step"] for entry in log] == [1, 2]  # the draft found the tower finished
+        assert all(np.isfinite(entry["loss"]) for entry in log)
+
+
+def test_target_and_draft_load_and_share_the_tower(runs: Path) -> None:
+    models = [LoadedModel.load(runs / "hf" / name) for name in ("target", "draft")]
+    towers = [jax.tree.leaves(model.params["vision_tower"]) for model in models]
+    for ours, theirs in zip(*towers, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert models[0].tokenizer.get_vocab() == models[1].tokenizer.get_vocab()
