@@ -10,7 +10,7 @@ TOWER = TrainConfig(steps=2600, batch=128, learning_rate=1e-3, warmup=200, weigh
 TARGET = TrainConfig(
     steps=1800, batch=32, learning_rate=1.2e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",)
 )
-DRAFT = TrainConfig(steps=900, batch=64, learning_rate=3e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",))
+DRAFT = TrainConfig(steps=500, batch=64, learning_rate=3e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",))
 
 TOWER_DEBUG, TARGET_DEBUG, DRAFT_DEBUG = (
     replace(stage, steps=2, batch=2, save_every=1, log_every=1) for stage in (TOWER, TARGET, DRAFT)

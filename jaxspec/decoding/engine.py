@@ -295,7 +295,10 @@ class Engine:
             "top_p": column([r.top_p for r in requests], np.float32, 1),
             "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
             "eos": np.asarray(ids or (-1,), np.int32),
-            "keys": jax.vmap(jax.random.key)(column([r.seed for r in requests], np.uint32, 0)),
+            # Not the configured default: under vmap, `rbg` draws one row's numbers from the first row's key.
+            "keys": jax.vmap(partial(jax.random.key, impl="threefry2x32"))(
+                column([r.seed for r in requests], np.uint32, 0)
+            ),
         }
         return Sampling(**jax.device_put(fields))
 

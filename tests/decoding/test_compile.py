@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.engine import run_decode, run_prefill
@@ -38,6 +39,8 @@ def test_the_loop_touches_nothing_on_the_host():
     run_decode(SPEC, BOTH, jax.tree.map(jnp.copy, state), options)  # compiles
     with jax.transfer_guard("disallow"):
         done = run_decode(SPEC, BOTH, state, options)
+        with pytest.raises(RuntimeError, match="Disallowed host-to-device transfer"):
+            jnp.add(done.count, np.ones(2, np.int32))  # the guard is awake
     assert np.asarray(done.done).all()
 
 
