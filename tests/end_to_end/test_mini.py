@@ -17,6 +17,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import pixels_of
 from jaxspec.evaluation.block_efficiency import each_turn
 from jaxspec.evaluation.exactness import forward_logits
+from jaxspec.evaluation.probes import probe_accuracy
 
 BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
 
@@ -54,6 +55,13 @@ def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRe
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor(tokens[None]).long(), pixel_values=torch.tensor(pixels)).logits
     np.testing.assert_allclose(forward_logits(ours, prompt, []), expected[0, -1].numpy(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_target_sees(target: LoadedModel) -> None:
+    accuracy = probe_accuracy(Engine(target, None, EngineConfig(batch_size=16)), per_kind=16)
+    assert accuracy["sign"] > 0.9  # 24 words: chance is 4 %
+    assert accuracy["colour"] > 0.7
+    assert accuracy["all"] > 0.6
 
 
 def test_both_turns_of_every_twin_come_out_as_without_a_draft(target: LoadedModel, draft: LoadedModel) -> None:

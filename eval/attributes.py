@@ -1,0 +1,44 @@
+"""Does a model see? Accuracy of greedy answers to picturebook's attribute questions, on the test split.
+
+    python eval/attributes.py jaxspec/assets/mini/target
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax.numpy as jnp
+import tyro
+
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
+from jaxspec.evaluation.probes import probe_accuracy
+from jaxspec.evaluation.report import show
+from jaxspec.runtime import input_errors, setup_runtime
+
+
+def main(
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    per_kind: int = 40,
+    dtype: str = "float32",
+) -> None:
+    """Prints the share of right answers to what, where, colour, count and sign.
+
+    Args:
+      model: directory or hub id of an LVLM.
+      per_kind: questions of each kind.
+      dtype: what the model computes in.
+    """
+    setup_runtime(dtype)
+    engine = Engine(LoadedModel.load(model, jnp.dtype(dtype)), None, EngineConfig(batch_size=32))
+    accuracy = probe_accuracy(engine, per_kind)
+    cells = [[kind, f"{100 * share:.1f}%"] for kind, share in accuracy.items()]
+    show(f"Attribute questions, {per_kind} of each kind", ["kind", "right"], cells)
+
+
+if __name__ == "__main__":
+    with input_errors("attributes"):
+        tyro.cli(main)
