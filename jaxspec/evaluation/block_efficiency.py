@@ -6,7 +6,7 @@ baseline of the speed-up, and its first-turn answers the context of the second t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,12 +71,6 @@ def measure(config: EvalConfig, target: LoadedModel, draft: LoadedModel) -> tupl
                 bar.update()
     bar.close()
     return rows, records
-
-
-def averages(rows: Sequence[Record], name: str, turn: int, field: str) -> float:
-    """The plain mean over sets, as in the papers' "Avg." column."""
-    values = [row[field] for row in rows if row["row"] == name and row["turn"] == turn]
-    return float(np.mean([v for v in values if v is not None]))
 
 
 def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Question]]]:

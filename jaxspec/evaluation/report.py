@@ -58,10 +58,13 @@ def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], n
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
-    """The same table in the terminal; turned on its side where it is wider than the terminal."""
+    """The same table in the terminal; turned on its side where only that fits or comes nearer."""
     console = Console()
-    if sum(max(len(row[i]) for row in [header, *rows]) + 3 for i in range(len(header))) > console.width:
-        header, *rows = zip(header, *rows, strict=True)
+    lines = [list(header), *map(list, rows)]
+    turned = [list(column) for column in zip(*lines, strict=True)]
+    if _width(lines) > console.width and _width(turned) < _width(lines):
+        lines = turned
+    header, *rows = lines
     table = Table(title=title, title_justify="left")
     for i, name in enumerate(header):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
@@ -70,6 +73,11 @@ def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes
     console.print(table)
     for note in notes:
         console.print(note)
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    """Characters that a table with these cells takes."""
+    return sum(max(map(len, column)) + 3 for column in zip(*lines, strict=True)) + 1
 
 
 def _version(package: str) -> str | None:
