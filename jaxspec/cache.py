@@ -1,6 +1,6 @@
 """The key-value cache: rows of one batch, each with its own length.
 
-Rows are padded on the right, so the slot of a token is its position, and a query at position p may read
+Rows are padded on the right, so the slot of a token is its index in the row, and a query in slot p may read
 exactly the slots 0..p. Slots at or past a row's length hold rubbish that no query can see before it is
 overwritten: rolling a row back is setting its length, nothing is ever cleared.
 """
@@ -21,6 +21,8 @@ class KVCache(struct.PyTreeNode):
     v: tuple[Float[Array, "B S K H"], ...]
     length: Int[Array, " B"]
     """Tokens of each row that are valid."""
+    shift: Int[Array, " B"]
+    """Rotary position of a new token less its slot: 0, but where images take other positions than slots (M-RoPE)."""
 
     @property
     def slots(self) -> int:
@@ -28,13 +30,14 @@ class KVCache(struct.PyTreeNode):
 
 
 def init_cache(config: TextConfig, batch: int, slots: int, dtype: jnp.dtype) -> KVCache:
-    """An empty cache of `slots` positions for `batch` rows."""
+    """An empty cache of `slots` tokens for `batch` rows."""
     shape = (batch, slots, config.num_key_value_heads, config.head_dim)
     layers = range(config.num_hidden_layers)
     return KVCache(
         k=tuple(jnp.zeros(shape, dtype) for _ in layers),
         v=tuple(jnp.zeros(shape, dtype) for _ in layers),
         length=jnp.zeros(batch, jnp.int32),
+        shift=jnp.zeros(batch, jnp.int32),
     )
 
 

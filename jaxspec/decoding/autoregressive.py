@@ -28,7 +28,7 @@ class Autoregressive:
 
     def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
         """Runs the prompts; the state holds each row's first new token. `new_slots` bounds what a row may add."""
-        slots = batch.tokens.shape[1] + new_slots
+        slots = batch.target.tokens.shape[1] + new_slots
         first, _, cache = prefill_target(self.target, params["target"], batch, options, slots)
         return init_state(first, cache, None, None, options, new_slots, gamma=0)
 
@@ -47,12 +47,12 @@ class Autoregressive:
 
 def prefill_target(
     model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, slots: int
-) -> tuple[Int[Array, " B"], Float[Array, "B I P E"] | None, KVCache]:
+) -> tuple[Int[Array, " B"], Float[Array, "B U P E"] | None, KVCache]:
     """Runs the prompts: the first new tokens, the image features, and a cache of `slots`."""
-    features = None if batch.pixels is None else model.encode(params, batch.pixels)
-    embeds = model.embed(params, batch.tokens, features)
-    logits, cache = model.prefill(params, embeds, batch.length, slots)
-    return next_token(logits, jnp.zeros_like(batch.length), options), features, cache
+    rows = batch.target
+    features = None if batch.images is None else model.encode(params, batch.images)
+    logits, cache = model.prefill(params, model.embed(params, rows, features), rows, slots)
+    return next_token(logits, jnp.zeros_like(rows.length), options), features, cache
 
 
 def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:

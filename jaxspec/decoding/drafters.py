@@ -51,22 +51,21 @@ class ChainDrafter:
     engine before decoding."""
 
     def prefill(
-        self, params: Params, batch: PromptBatch, features: Float[Array, "B I P E"] | None, slots: int
+        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, slots: int
     ) -> ChainState:
         """Runs every view of every prompt. `features` are the target's, when the towers are the same."""
-        assert batch.view_tokens is not None
-        assert batch.view_length is not None
-        if features is None and batch.view_pixels is not None:
-            features = self.model.encode(params, batch.view_pixels)
+        if features is None and batch.view_images is not None:
+            features = self.model.encode(params, batch.view_images)
         embeds = [
-            self.model.embed(params, tokens, features if view.reads_images else None)
-            for view, tokens in zip(self.views, batch.view_tokens, strict=True)
+            self.model.embed(params, rows, features, view.pool)
+            for view, rows in zip(self.views, batch.views, strict=True)
         ]
-        tokens = batch.view_tokens.reshape(-1, batch.view_tokens.shape[-1])
-        length = batch.view_length.reshape(-1)
-        _, cache = self.model.prefill(params, jnp.concatenate(embeds), length, slots)
-        last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
-        return ChainState(cache.replace(length=length - 1), last)
+        # What the views show of images went into their embeddings; the rest is one batch.
+        shown = [rows.replace(sources=None, blend=None) for rows in batch.views]
+        rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *shown)
+        _, cache = self.model.prefill(params, jnp.concatenate(embeds), rows, slots)
+        last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
+        return ChainState(cache.replace(length=rows.length - 1), last)
 
     def draft(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -16,17 +16,19 @@ import jax
 import numpy as np
 
 from jaxspec.config import LlavaConfig, text_config
-from jaxspec.data.prompts import Prompt, PromptEncoder, bucket, pad_rows
+from jaxspec.data.images import to_rgb
+from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.drafters import ChainDrafter, ContextPolicy
-from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, pixels_of, same_tower
-from jaxspec.decoding.memory import MemoryReport, plan_memory
+from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
+from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
-from jaxspec.decoding.views import VIEWS, parse_views, parse_weights, rewrite
+from jaxspec.decoding.views import VIEWS, Row, View, parse_views, parse_weights, rewrite, stack_rows
 from jaxspec.decoding.weighting import Static
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 
@@ -50,7 +52,8 @@ class EngineConfig:
     batch_size: int = 8
     """Most requests in one program."""
     prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)
+    image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512)
+    """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
     new_buckets: tuple[int, ...] = (16, 64, 128, 256, 512, 1024, 2048)
 
     def __post_init__(self) -> None:
@@ -160,32 +163,37 @@ class Engine:
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""
-        groups: dict[tuple[int, int, int], list[int]] = {}
+        groups: dict[Sizes, list[int]] = {}
+        requests = [self._checked(request) for request in requests]
         rows = [self._rows(request) for request in requests]
         for i, request in enumerate(requests):
-            groups.setdefault(self._bucket(request, rows[i]), []).append(i)
+            groups.setdefault(self._sizes(request, rows[i]), []).append(i)
         results: dict[int, Result] = {}
-        for key, members in groups.items():
+        for sizes, members in groups.items():
             for start in range(0, len(members), self.config.batch_size):
                 chosen = members[start : start + self.config.batch_size]
-                done = self._run(key, [requests[i] for i in chosen], [rows[i] for i in chosen])
+                done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
                 results.update(zip(chosen, done, strict=True))
         return [results[i] for i in range(len(requests))]
 
     def prefill(self, requests: Sequence[Request]) -> DecodeState:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
+        requests = [self._checked(request) for request in requests]
         rows = [self._rows(request) for request in requests]
-        keys = [self._bucket(request, row) for request, row in zip(requests, rows, strict=True)]
-        length, images, new = (max(column) for column in zip(*keys, strict=True))
-        batch, options = self._inputs(list(requests), rows, length, images)
-        return run_prefill(self.program, self.params, batch, options, new)
+        sizes = self._largest(requests, rows)
+        batch, options = self._inputs(requests, rows, sizes)
+        return run_prefill(self.program, self.params, batch, options, sizes.new)
 
     def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
-        keys = [self._bucket(request, self._rows(request)) for request in requests]
-        length, images, new = (max(column) for column in zip(*keys, strict=True))
+        requests = [self._checked(request) for request in requests]
+        sizes = self._largest(requests, [self._rows(request) for request in requests])
         batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
-        return plan_memory(self.program, self.params, batch, length, images, new)
+        return plan_memory(self.program, self.params, batch, sizes)
+
+    def _largest(self, requests: list[Request], rows: list[list[Row]]) -> Sizes:
+        sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
+        return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
 
     def _image_token(self) -> int:
         config = self.target.config
@@ -193,20 +201,32 @@ class Engine:
             raise InputError(f"target: model_type {config.model_type!r} sees no images; give an LVLM such as LLaVA")
         return config.image_token_index
 
-    def _rows(self, request: Request) -> list[np.ndarray]:
+    def _checked(self, request: Request) -> Request:
+        """The request with its images as RGB."""
+        images = tuple(to_rgb(image) for image in request.prompt.images)
+        return replace(request, prompt=replace(request.prompt, images=images))
+
+    def _rows(self, request: Request) -> list[Row]:
         """The prompt as the target reads it, then in each view."""
-        prompt, images = request.prompt, len(request.prompt.images)
-        views = (VIEWS["M"],) if self.draft is None else (VIEWS["M"], *parse_views(self.config.views))
-        models = (self.target,) if self.draft is None else (self.target, *[self.draft] * (len(views) - 1))
-        rows = []
-        for view, model in zip(views, models, strict=True):
-            per_image = model.config.image_tokens if isinstance(model.config, LlavaConfig) else 0
-            substitute = view.substitute(self.encoder, per_image)
-            rows.append(rewrite(prompt.tokens, self.encoder.image_token, [substitute] * images, images))
+        forms = [(self.target, VIEWS["M"])]
+        if self.draft is not None:
+            forms += [(self.draft, view) for view in parse_views(self.config.views)]
+        rows = [self._row(request, model, view) for model, view in forms]
         self._check_context(request, rows)
         return rows
 
-    def _check_context(self, request: Request, rows: list[np.ndarray]) -> None:
+    def _row(self, request: Request, model: LoadedModel, view: View) -> Row:
+        prompt = request.prompt
+        shown: list[Slots | list[int]] = []
+        for image in prompt.images:
+            if view.reads_images:
+                assert model.images is not None
+                shown.append(model.images.slots((image.height, image.width), view.pool))
+            else:
+                shown.append(view.substitute(self.encoder))
+        return rewrite(prompt.tokens, self.encoder.image_token, shown)
+
+    def _check_context(self, request: Request, rows: list[Row]) -> None:
         limit = text_config(self.target.config).max_position_embeddings
         need = len(rows[0]) + request.max_new_tokens
         if need > limit:
@@ -224,16 +244,22 @@ class Engine:
                     f"{limit} trained positions; leave the view out, or use context 'drop_view' or 'extrapolate'"
                 )
 
-    def _bucket(self, request: Request, rows: list[np.ndarray]) -> tuple[int, int, int]:
-        length = bucket(max(len(row) for row in rows), self.config.prompt_buckets, "prompt tokens")
-        images = bucket(len(request.prompt.images), self.config.image_buckets, "images of one prompt")
-        new = bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens")
-        return length, images, new
+    def _sizes(self, request: Request, rows: list[Row]) -> Sizes:
+        def units(model: LoadedModel | None) -> int:
+            reader = model and model.images
+            count = sum(reader.units((image.height, image.width)) for image in request.prompt.images) if reader else 0
+            return bucket(count, self.config.image_buckets, "image units of one prompt")
 
-    def _run(self, key: tuple[int, int, int], requests: list[Request], rows: list[list[np.ndarray]]) -> list[Result]:
-        length, images, new = key
-        batch, options = self._inputs(requests, rows, length, images)
-        prefill = _executable(run_prefill, self.program, self.params, batch, options, new)
+        return Sizes(
+            length=bucket(max(len(row) for row in rows), self.config.prompt_buckets, "prompt tokens"),
+            units=units(self.target),
+            view_units=units(self.draft),
+            new=bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens"),
+        )
+
+    def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result]:
+        batch, options = self._inputs(requests, rows, sizes)
+        prefill = _executable(run_prefill, self.program, self.params, batch, options, sizes.new)
         start = time.perf_counter()
         state = jax.block_until_ready(prefill(self.params, batch, options))
         prefilled = time.perf_counter()
@@ -261,27 +287,24 @@ class Engine:
         ]
 
     def _inputs(
-        self, requests: list[Request], rows: list[list[np.ndarray]], length: int, images: int
+        self, requests: list[Request], rows: list[list[Row]], sizes: Sizes
     ) -> tuple[PromptBatch, Sampling]:
-        """The requests as device arrays, padded to the bucket with rows that emit nothing."""
+        """The requests as device arrays, padded to the sizes with rows that emit nothing."""
         spare = bucket(len(rows), BATCH_BUCKETS, "batch") - len(rows)
         rows = rows + [rows[-1]] * spare
-        padded = [pad_rows([row[view] for row in rows], length) for view in range(len(rows[0]))]
         pictures = [request.prompt.images for request in requests] + [()] * spare
-        fields: dict[str, Any] = dict(zip(("tokens", "length"), padded[0], strict=True))
-        fields["pixels"] = pixels_of(self.target, pictures, images)
+        prompts = stack_rows(rows, sizes.length)
+        batch = PromptBatch(prompts[0], image_inputs(self.target, pictures, sizes.units))
         if isinstance(self.program, Speculator):
             assert self.draft is not None
-            reads = images > 0 and any(view.reads_images for view in self.program.drafter.views)
-            own = reads and not self.program.shares_tower
+            own = any(view.reads_images for view in self.program.drafter.views) and not self.program.shares_tower
             weights = parse_weights(self.config.weights, len(self.config.views))
-            fields |= {
-                "view_tokens": np.stack([tokens for tokens, _ in padded[1:]]),
-                "view_length": np.stack([lengths for _, lengths in padded[1:]]),
-                "view_pixels": pixels_of(self.draft, pictures, images) if own else None,
-                "weights": np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
-            }
-        return PromptBatch(**jax.device_put(fields)), self._options(requests, len(rows))
+            batch = batch.replace(
+                views=prompts[1:],
+                view_images=image_inputs(self.draft, pictures, sizes.view_units) if own else None,
+                weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
+            )
+        return jax.device_put(batch), self._options(requests, len(rows))
 
     def _options(self, requests: list[Request], batch: int) -> Sampling:
         def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:

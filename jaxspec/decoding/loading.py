@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.config import LlavaConfig, ModelConfig, text_config
-from jaxspec.data.images import to_rgb
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel, family_of
+from jaxspec.models.inputs import ImageInputs
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
@@ -38,27 +41,30 @@ class LoadedModel:
     ) -> LoadedModel:
         """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit."""
         found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
-        sees = isinstance(found.config, LlavaConfig)
-        processor = load_image_processor(found.path) if sees else None
+        processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
         return cls(found.config, found.params, load_tokenizer(found.path), processor)
 
+    @property
+    def images(self) -> ImageInputs | None:
+        """How its tower reads images; None for text models."""
+        reader = family_of(self.config.model_type).images
+        return reader and reader(self.config, self.image_processor)
 
-def pixels_of(model: LoadedModel, pictures: list[tuple[Any, ...]], images: int) -> np.ndarray | None:
-    """float32 [B, I, Y, X, 3], rows with fewer images padded with zeros; None if there are none at all."""
-    if images == 0 or not isinstance(model.config, LlavaConfig) or model.image_processor is None:
+
+def image_inputs(
+    model: LoadedModel, pictures: Sequence[Sequence[Image]], units: int
+) -> dict[str, Any] | None:
+    """The units [B, U, ...] of each row's images, padded with zeros; None if there are to be none."""
+    if units == 0 or model.images is None:
         return None
-    size = model.config.vision_config.image_size
-    out = np.zeros((len(pictures), images, size, size, 3), np.float32)
+    shapes = model.images.shapes(model.config)
+    out = {name: np.zeros((len(pictures), units, *shape), dtype) for name, (shape, dtype) in shapes.items()}
     for row, pages in enumerate(pictures):
-        if pages:
-            pages = [to_rgb(page) for page in pages]
-            values = np.asarray(model.image_processor(images=pages, return_tensors="np")["pixel_values"])
-            if values.shape[1:] != (3, size, size):
-                raise InputError(
-                    f"image processor: gives {list(values.shape[1:])} and the tower reads "
-                    f"[3, {size}, {size}]; use the preprocessor_config.json that belongs to the model"
-                )
-            out[row, : len(pages)] = values.transpose(0, 2, 3, 1)
+        start = 0
+        for arrays in model.images.read(pages) if pages else ():
+            for name, values in arrays.items():
+                out[name][row, start : start + len(values)] = values
+            start += len(next(iter(arrays.values())))
     return out
 
 
@@ -69,6 +75,8 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
         return False
     fields = ("vision_config", "vision_feature_layer", "vision_feature_select_strategy")
     if any(getattr(a, name) != getattr(b, name) for name in fields):
+        return False
+    if type(target.images) is not type(draft.images):
         return False
     if target.image_processor.to_dict() != draft.image_processor.to_dict():
         return False

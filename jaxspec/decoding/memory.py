@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.state import PromptBatch
+from jaxspec.models import LanguageModel, image_zeros
+from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import QUERY_BLOCK
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 
 if TYPE_CHECKING:
     from jaxspec.decoding.speculative import Speculator
+
+
+class Sizes(NamedTuple):
+    """What one compiled program holds for each row."""
+
+    length: int
+    """Prompt tokens."""
+    units: int
+    """Image units of the target's tower."""
+    view_units: int
+    """Image units of the draft's tower."""
+    new: int
+    """New tokens."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +55,14 @@ class MemoryReport:
 
 
 def plan_memory(
-    program: Autoregressive | Speculator, params: Params, batch: int, length: int, images: int, new: int
+    program: Autoregressive | Speculator, params: Params, batch: int, sizes: Sizes
 ) -> MemoryReport:
-    """The report for B rows of a bucket: `length` prompt tokens, `images` images, `new` tokens to come.
+    """The report for B rows of these sizes.
 
     `params` may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
     """
-    inputs, options = abstract_inputs(program, batch, length, images)
-    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
+    inputs, options = abstract_inputs(program, batch, sizes)
+    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
     draft_cache = _bytes(state.drafter)
     target_cache = _bytes(state.target)
     return MemoryReport(
@@ -57,33 +71,33 @@ def plan_memory(
         target_cache=target_cache,
         draft_cache=draft_cache,
         inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - target_cache,
-        working=_working(program, state.target.k[0].dtype.itemsize, batch, length, state.target.slots),
+        working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes.length, state.target.slots),
     )
 
 
 def abstract_inputs(
-    program: Autoregressive | Speculator, batch: int, length: int, images: int
+    program: Autoregressive | Speculator, batch: int, sizes: Sizes
 ) -> tuple[PromptBatch, Sampling]:
-    """Shapes of a bucket's inputs, for planning and for compiling ahead of time."""
+    """Shapes of the inputs, for planning and for compiling ahead of time."""
 
     def make() -> tuple[PromptBatch, Sampling]:
-        def pixels(config: ModelConfig) -> Array | None:
-            if images == 0 or not isinstance(config, LlavaConfig):
-                return None
-            size = config.vision_config.image_size
-            return jnp.zeros((batch, images, size, size, 3))
+        row = jnp.zeros(batch, jnp.int32)
 
-        tokens, row = jnp.zeros((batch, length), jnp.int32), jnp.zeros(batch, jnp.int32)
-        inputs = PromptBatch(tokens, row, pixels(program.target.config))
+        def rows(shown: bool) -> PromptRows:
+            sources = jnp.zeros((batch, sizes.length, 1), jnp.int32) if shown else None
+            return PromptRows(jnp.zeros((batch, sizes.length), jnp.int32), row, sources)
+
+        def images(model: LanguageModel, units: int) -> dict[str, Array] | None:
+            return image_zeros(model.config, batch, units) if units else None
+
+        inputs = PromptBatch(rows(sizes.units > 0), images(program.target, sizes.units))
         if not isinstance(program, Autoregressive):
             drafter = program.drafter
-            views = len(drafter.views)
             own = any(view.reads_images for view in drafter.views) and not program.shares_tower
             inputs = inputs.replace(
-                view_tokens=jnp.stack([tokens] * views),
-                view_length=jnp.stack([row] * views),
-                view_pixels=pixels(drafter.model.config) if own else None,
-                weights=jnp.zeros((batch, views)),
+                views=tuple(rows(view.reads_images and sizes.view_units > 0) for view in drafter.views),
+                view_images=images(drafter.model, sizes.view_units) if own else None,
+                weights=jnp.zeros((batch, len(drafter.views))),
             )
         real = jnp.zeros(batch)
         keys = jax.random.split(jax.random.key(0), batch)

@@ -41,7 +41,7 @@ class Speculator:
         The released TABED code drafts that token too, in a block that contains the prompt; here it belongs to
         prefill and to no block.
         """
-        slots = batch.tokens.shape[1] + new_slots + self.spare_slots
+        slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         first, features, cache = prefill_target(self.target, params["target"], batch, options, slots)
         shared = features if self.shares_tower else None
         drafter = self.drafter.prefill(params["drafter"], batch, shared, slots)

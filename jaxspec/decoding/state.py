@@ -9,21 +9,21 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
+from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Verdict
 
 
 class PromptBatch(struct.PyTreeNode):
-    """Prompts of B requests as host or device arrays, each in the target's form and in R views for the draft."""
+    """Prompts of B requests, as the target reads them and in R views for the draft."""
 
-    tokens: Int[Array, "B L"]
-    length: Int[Array, " B"]
-    pixels: Float[Array, "B I Y X 3"] | None
-    view_tokens: Int[Array, "R B L"] | None = None
-    view_length: Int[Array, "R B"] | None = None
-    view_pixels: Float[Array, "B I Y X 3"] | None = None
-    """Pixels for the draft's own tower; None when it reads the target's features."""
+    target: PromptRows
+    images: dict[str, Float[Array, "B U ..."]] | None
+    """The units of each row's images; None where no row has any."""
+    views: tuple[PromptRows, ...] = ()
+    view_images: dict[str, Float[Array, "B U ..."]] | None = None
+    """Units for the draft's own tower; None when it reads the target's features, or none."""
     weights: Float[Array, "B R"] | None = None
     """Initial weights of the views."""
 

@@ -6,17 +6,23 @@
 | T    | one newline token                                     | text-only    |
 | T-literal | the tokens of the written-out placeholder        | TABED I.2    |
 | T-special | the bare placeholder token, with no image behind | TABED I.2    |
+| P    | its features average-pooled to a quarter, before the projector | pooled |
+| P36  | the same, to 36 tokens                                | IbED         |
+| P-1d, P-after | pooled in reading order; pooled after the projector    |     |
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder
+from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, pad_rows
 from jaxspec.errors import InputError
+from jaxspec.models.inputs import TEXT, Pool, PromptRows, Slots
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,12 @@ class View:
 
     name: str
     reads_images: bool
+    pool: Pool | None = None
+    """How the image features are pooled (view P)."""
 
-    def substitute(self, encoder: PromptEncoder, image_tokens: int) -> list[int]:
-        """The ids that stand for one image of `image_tokens` tower features."""
+    def substitute(self, encoder: PromptEncoder) -> list[int]:
+        """The ids that stand for one image in a view that reads none."""
         tokenizer = encoder.tokenizer
-        if self.name == "M":
-            return [encoder.image_token] * image_tokens
         if self.name == "T":
             return tokenizer.encode("\n", add_special_tokens=False)[-1:]
         if self.name == "T-literal":
@@ -46,28 +52,144 @@ VIEWS = {
 }
 
 
+@dataclass(frozen=True)
+class Row:
+    """One prompt in one form, on the host; `PromptRows` is a batch of them."""
+
+    tokens: np.ndarray
+    """int32 [L]."""
+    sources: np.ndarray | None = None
+    """int32 [L, K]."""
+    blend: np.ndarray | None = None
+    """float32 [L, K]."""
+    rotary: np.ndarray | None = None
+    """int32 [3, L]."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def followed_by(self, tokens: Sequence[int]) -> Row:
+        """The row with more text behind it."""
+        grown, rotary = ((0, len(tokens)), (0, 0)), self.rotary
+        if rotary is not None:
+            rest = rotary.max() + 1 + np.arange(len(tokens), dtype=np.int32)
+            rotary = np.concatenate([rotary, np.tile(rest, (3, 1))], axis=1)
+        return Row(
+            np.concatenate([self.tokens, np.asarray(tokens, np.int32)]),
+            None if self.sources is None else np.pad(self.sources, grown, constant_values=TEXT),
+            None if self.blend is None else np.pad(self.blend, grown),
+            rotary,
+        )
+
+
 def parse_views(names: Sequence[str]) -> tuple[View, ...]:
     """The named views, in order."""
-    for name in names:
-        if name not in VIEWS:
-            raise InputError(f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}")
     if not names or len(set(names)) < len(names):
         raise InputError(f"views: {','.join(names)!r} must name at least one view, each once")
-    return tuple(VIEWS[name] for name in names)
+    return tuple(_parse_view(name) for name in names)
 
 
-def rewrite(
-    tokens: np.ndarray, image_token: int, substitutes: Sequence[Sequence[int]], images: int
-) -> np.ndarray:
-    """The prompt with its i-th placeholder replaced by `substitutes[i]`, int32."""
-    here = int((tokens == image_token).sum())
-    if here != images:
-        raise InputError(f"prompt: {here} image placeholders but {images} images; give one a placeholder")
-    out: list[int] = []
-    following = iter(substitutes)
-    for token in tokens.tolist():
-        out += next(following) if token == image_token else [token]
-    return np.asarray(out, np.int32)
+def _parse_view(name: str) -> View:
+    pooled = re.fullmatch(r"P(\d+)?(-1d)?(-after)?", name)
+    if pooled:
+        tokens, flat, after = pooled.groups()
+        pool = Pool(int(tokens) if tokens else None, "avg1d" if flat else "avg2d", after is not None)
+        return View(name, reads_images=True, pool=pool)
+    if name not in VIEWS:
+        raise InputError(f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, or P36 for 36 pooled tokens")
+    return VIEWS[name]
+
+
+def rewrite(tokens: np.ndarray, image_token: int, shown: Sequence[Slots | Sequence[int]]) -> Row:
+    """The prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids."""
+    places = np.flatnonzero(tokens == image_token)
+    if len(places) != len(shown):
+        raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder")
+    pieces: list[Slots | np.ndarray] = []
+    for i, text in enumerate(np.split(np.asarray(tokens, np.int32), places)):
+        if i:
+            stands = shown[i - 1]
+            pieces.append(stands if isinstance(stands, Slots) else np.asarray(stands, np.int32))
+        pieces.append(text[1:] if i else text)
+    pictures = [piece for piece in pieces if isinstance(piece, Slots)]
+    ids = [np.full(len(x.sources), image_token, np.int32) if isinstance(x, Slots) else x for x in pieces]
+    return Row(
+        np.concatenate(ids),
+        _sources(pieces, pictures[0].sources.shape[1]) if pictures else None,
+        _blend(pieces, pictures[0].sources.shape[1]) if any(x.blend is not None for x in pictures) else None,
+        _rotary(pieces) if any(x.positions is not None for x in pictures) else None,
+    )
+
+
+def _sources(pieces: Sequence[Slots | np.ndarray], width: int) -> np.ndarray:
+    """[L, K]: the images' feature rows lie one behind the other."""
+    out, first = [], 0
+    for piece in pieces:
+        if isinstance(piece, Slots):
+            out.append(np.where(piece.sources < 0, piece.sources, piece.sources + first).astype(np.int32))
+            first += piece.rows
+        else:
+            out.append(np.full((len(piece), width), TEXT, np.int32))
+    return np.concatenate(out)
+
+
+def _blend(pieces: Sequence[Slots | np.ndarray], width: int) -> np.ndarray:
+    """[L, K]: one source where a piece says nothing else."""
+    out = []
+    for piece in pieces:
+        blend = piece.blend if isinstance(piece, Slots) else None
+        count = len(piece.sources) if isinstance(piece, Slots) else len(piece)
+        out.append(np.eye(1, width, dtype=np.float32).repeat(count, axis=0) if blend is None else blend)
+    return np.concatenate(out)
+
+
+def _rotary(pieces: Sequence[Slots | np.ndarray]) -> np.ndarray:
+    """[3, L]: text goes on after the largest position of the image before it."""
+    out, start = [], 0
+    for piece in pieces:
+        places = piece.positions if isinstance(piece, Slots) else None
+        count = len(piece.sources) if isinstance(piece, Slots) else len(piece)
+        relative = np.tile(np.arange(count, dtype=np.int32), (3, 1)) if places is None else places
+        out.append(start + relative)
+        start += int(relative.max(initial=-1)) + 1
+    return np.concatenate(out, axis=1)
+
+
+def stack_rows(rows: Sequence[Sequence[Row]], width: int) -> tuple[PromptRows, ...]:
+    """Host arrays of each form of B prompts, right-padded to `width`.
+
+    Rotary positions are given to all forms or to none: the views of a draft are one batch.
+    """
+    turning = any(row.rotary is not None for forms in rows for row in forms)
+    return tuple(_stack([forms[i] for forms in rows], width, turning) for i in range(len(rows[0])))
+
+
+def _stack(rows: list[Row], width: int, turning: bool) -> PromptRows:
+    tokens, length = pad_rows([row.tokens for row in rows], width)
+    known: dict[str, Any] = {"tokens": tokens, "length": length}
+    sources = _pad([row.sources for row in rows], width, TEXT)
+    if sources is not None:
+        known |= {"sources": sources, "blend": _pad([row.blend for row in rows], width, 0)}
+    if turning:
+        rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
+        for i, row in enumerate(rows):
+            if row.rotary is not None:
+                rotary[i, :, : len(row)] = row.rotary
+        last = [rotary[i, :, : len(row)].max(initial=-1) for i, row in enumerate(rows)]
+        known |= {"rotary": rotary, "shift": np.asarray(last, np.int32) + 1 - length}
+    return PromptRows(**known)
+
+
+def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray | None:
+    """[B, L, K] of rows [l, K], absent ones all `fill`; None where all are absent."""
+    like = next((row for row in rows if row is not None), None)
+    if like is None:
+        return None
+    out = np.full((len(rows), width, like.shape[1]), fill, like.dtype)
+    for i, row in enumerate(rows):
+        if row is not None:
+            out[i, : len(row)] = row
+    return out
 
 
 def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, ...]:

@@ -12,16 +12,18 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxspec.config import LlavaConfig
+from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import test_set
-from jaxspec.data.prompts import PLACEHOLDER, Prompt, pad_rows
+from jaxspec.data.prompts import PLACEHOLDER, Prompt
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.loading import pixels_of
-from jaxspec.decoding.views import rewrite
+from jaxspec.decoding.loading import image_inputs
+from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.evaluation.block_efficiency import Question, each_turn
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.metrics import acceptance_metrics
 from jaxspec.evaluation.statistics import two_samples
 from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
 from jaxspec.typing import Array, Params
 
 Record = dict[str, Any]
@@ -163,24 +165,24 @@ def divergence(
 
 def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
     """The target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
-    config = target.config
+    reader, config = target.images, target.config
+    assert reader is not None
     assert isinstance(config, LlavaConfig)
-    images = len(prompt.images)
-    page = [config.image_token_index] * config.image_tokens
-    tokens = rewrite(prompt.tokens, config.image_token_index, [page] * images, images)
-    tokens = np.concatenate([tokens, np.asarray(answer, np.int32)])
-    rows, length = pad_rows([tokens], -(-len(tokens) // PASS) * PASS)
-    pixels = pixels_of(target, [prompt.images], images)
-    return np.asarray(_last_logits(LanguageModel(config), target.params, rows, length, pixels))
+    sizes = [(image.height, image.width) for image in map(to_rgb, prompt.images)]
+    row = rewrite(prompt.tokens, config.image_token_index, [reader.slots(size, None) for size in sizes])
+    whole = row.followed_by(answer)
+    (rows,) = stack_rows([[whole]], -(-len(whole) // PASS) * PASS)
+    images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], sum(map(reader.units, sizes)))
+    return np.asarray(_last_logits(LanguageModel(config), target.params, rows, images))
 
 
 @partial(jax.jit, static_argnums=0)
 def _last_logits(
-    model: LanguageModel, params: Params, tokens: Array, length: Array, pixels: Array | None
+    model: LanguageModel, params: Params, rows: PromptRows, images: dict[str, Array] | None
 ) -> Array:
-    features = None if pixels is None else model.encode(params, pixels)
-    embeds = model.embed(params, tokens, features)
-    return model.prefill(params, embeds, length, tokens.shape[1])[0][0]
+    features = None if images is None else model.encode(params, images)
+    embeds = model.embed(params, rows, features)
+    return model.prefill(params, embeds, rows, rows.tokens.shape[1])[0][0]
 
 
 def _requests(config: EvalConfig, questions: Sequence[Question]) -> list[Request]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from jaxspec.cache import KVCache, init_cache
 from jaxspec.config import LlavaConfig, ModelConfig, TextConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
+from jaxspec.models.inputs import LlavaImages, Pool, PromptRows, merge
 from jaxspec.models.llava import Llava
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -26,6 +27,8 @@ class Family:
     module: Callable[[Any], nn.Module]
     layouts: tuple[tuple[str, str], ...] = ()
     """Regex rewrites, in order, that bring any known file layout to the names of the hub's files."""
+    images: type[LlavaImages] | None = None
+    """How its tower reads images; None for text models."""
 
 
 _LLAVA_LAYOUTS = (
@@ -37,7 +40,7 @@ _LLAVA_LAYOUTS = (
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(TextConfig, CausalLM),
-    "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS),
+    "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages),
 }
 
 
@@ -54,11 +57,8 @@ def build(config: ModelConfig) -> nn.Module:
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
     """Random float32 parameters, normal(0, 0.02), norms at one."""
-    inputs = [jnp.zeros((1, 2), jnp.int32)]
-    if isinstance(config, LlavaConfig):
-        size, channels = config.vision_config.image_size, config.vision_config.num_channels
-        inputs.append(jnp.zeros((1, 1, size, size, channels)))
-    return jax.jit(build(config).init)(key, *inputs)["params"]
+    tokens, images = jnp.zeros((1, 2), jnp.int32), image_zeros(config, 1, 1)
+    return jax.jit(build(config).init)(key, tokens, **images)["params"]
 
 
 def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Params:
@@ -70,6 +70,13 @@ def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Para
 def text_params(config: ModelConfig, params: Params) -> Params:
     """The decoder's parameters within a language model's or an LVLM's."""
     return params if isinstance(config, TextConfig) else params["language_model"]
+
+
+def image_zeros(config: ModelConfig, batch: int, units: int) -> dict[str, Array]:
+    """Image inputs [B, U, ...] of blank units; none for a text model."""
+    images = family_of(config.model_type).images
+    shapes = images.shapes(config) if images else {}
+    return {name: jnp.zeros((batch, units, *shape), dtype) for name, (shape, dtype) in shapes.items()}
 
 
 @dataclass(frozen=True)
@@ -85,30 +92,40 @@ class LanguageModel:
     @property
     def sees(self) -> bool:
         """Whether the model has a vision tower."""
-        return isinstance(self.config, LlavaConfig)
+        return family_of(self.config.model_type).images is not None
 
-    def encode(self, params: Params, pixels: Float[Array, "B I Y X 3"]) -> Float[Array, "B I P E"]:
-        """Tower features of every image."""
-        return self._whole(params, "encode", pixels)
+    def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
+        """Tower features of every unit of every row's images."""
+        return self._whole(params, "encode", **images)
 
     def embed(
-        self, params: Params, tokens: Int[Array, "B L"], features: Float[Array, "B I P E"] | None
+        self,
+        params: Params,
+        rows: PromptRows,
+        features: Float[Array, "B U P E"] | None,
+        pool: Pool | None = None,
     ) -> Float[Array, "B L D"]:
-        """Prompt embeddings; with features, the image placeholders show them in order."""
-        if features is None:
-            return self._text(params, "embed", tokens)
-        return self._whole(params, "embed", tokens, features)
+        """Prompt embeddings; the slots of images show the features, projected (and pooled for view P)."""
+        embeds = self._text(params, "embed", rows.tokens)
+        if features is None or rows.sources is None:
+            return embeds
+        return merge(embeds, self._whole(params, "project", features, pool), rows.sources, rows.blend)
 
     def prefill(
-        self, params: Params, embeds: Float[Array, "B L D"], length: Int[Array, " B"], slots: int
+        self,
+        params: Params,
+        embeds: Float[Array, "B L D"],
+        rows: PromptRows,
+        slots: int,
     ) -> tuple[Float[Array, "B V"], KVCache]:
         """Runs right-padded prompts: logits of what follows each, and a cache of `slots` that holds them."""
         batch, width, _ = embeds.shape
         cache = init_cache(self.text, batch, slots, embeds.dtype)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
-        hidden, cache = self._text(params, "hidden", embeds, positions, cache, width)
-        last = jnp.take_along_axis(hidden, length[:, None, None] - 1, axis=1)[:, 0]
-        return self._text(params, "logits", last), cache.replace(length=length)
+        hidden, cache = self._text(params, "hidden", embeds, positions, cache, width, rows.rotary)
+        last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
+        shift = cache.shift if rows.shift is None else rows.shift
+        return self._text(params, "logits", last), cache.replace(length=rows.length, shift=shift)
 
     def extend(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache
@@ -116,8 +133,8 @@ class LanguageModel:
         """Appends T tokens to every row; logits of what follows each of them, and the longer cache."""
         return self._text(params, "extend", tokens, cache)
 
-    def _whole(self, params: Params, method: str, *args: Any) -> Any:
-        return build(self.config).apply({"params": params}, *args, method=method)
+    def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
+        return build(self.config).apply({"params": params}, *args, **images, method=method)
 
     def _text(self, params: Params, method: str, *args: Any) -> Any:
         return CausalLM(self.text).apply({"params": text_params(self.config, params)}, *args, method=method)

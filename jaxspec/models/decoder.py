@@ -22,7 +22,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+        self, x: Array, positions: Array, rotary: Array, cache: LayerCache | None, live: int | None
     ) -> tuple[Array, LayerCache | None]:
         c = self.config
         batch, count, _ = x.shape
@@ -32,8 +32,8 @@ class Attention(nn.Module):
             return proj(x).reshape(batch, count, n, c.head_dim)
 
         inverse = rotary_frequencies(c)
-        q = rotate(heads("q_proj", c.num_attention_heads), positions, inverse)
-        k = rotate(heads("k_proj", c.num_key_value_heads), positions, inverse)
+        q = rotate(heads("q_proj", c.num_attention_heads), rotary, inverse)
+        k = rotate(heads("k_proj", c.num_key_value_heads), rotary, inverse)
         v = heads("v_proj", c.num_key_value_heads)
         if cache is not None:
             cache = write(cache[0], k, positions), write(cache[1], v, positions)
@@ -47,11 +47,11 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+        self, x: Array, positions: Array, rotary: Array, cache: LayerCache | None, live: int | None
     ) -> tuple[Array, LayerCache | None]:
         c = self.config
         out, cache = Attention(c, name="self_attn")(
-            RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, cache, live
+            RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, rotary, cache, live
         )
         x = x + out
         mlp = GatedMLP(c.intermediate_size, c.mlp_bias, name="mlp")
@@ -70,11 +70,11 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def __call__(
-        self, embeds: Array, positions: Array, cache: KVCache | None, live: int | None
+        self, embeds: Array, positions: Array, rotary: Array, cache: KVCache | None, live: int | None
     ) -> tuple[Array, KVCache | None]:
         x, keys, values = embeds, [], []
         for i, layer in enumerate(self.layers):
-            x, pair = layer(x, positions, cache and (cache.k[i], cache.v[i]), live)
+            x, pair = layer(x, positions, rotary, cache and (cache.k[i], cache.v[i]), live)
             if pair is not None:
                 keys.append(pair[0])
                 values.append(pair[1])
@@ -101,13 +101,16 @@ class CausalLM(nn.Module):
         positions: Int[Array, "B T"],
         cache: KVCache | None = None,
         live: int | None = None,
+        rotary: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Final-normed hidden states of T tokens a row, and the cache with their keys and values written.
 
+        `positions` are the tokens' indices in their rows: the slots that they are written to, and the last that
+        they read. `rotary` are the positions that their angles are made of, where those are others.
         `live` (static) says that no query's position reaches it, so that only so many slots are read. The
         cache's `length` is left to the caller. Without a cache the T tokens attend to each other only.
         """
-        return self.model(embeds, positions, cache, live)
+        return self.model(embeds, positions, positions if rotary is None else rotary, cache, live)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32."""
@@ -119,7 +122,7 @@ class CausalLM(nn.Module):
         """Appends T tokens to every row at its length; logits of what follows each, and the longer cache."""
         count = tokens.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
-        hidden, written = self.hidden(self.embed(tokens), positions, cache)
+        hidden, written = self.hidden(self.embed(tokens), positions, cache, rotary=positions + cache.shift[:, None])
         assert written is not None
         return self.logits(hidden), written.replace(length=cache.length + count)
 

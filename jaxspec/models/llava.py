@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import LlavaConfig
 from jaxspec.models.decoder import CausalLM
+from jaxspec.models.inputs import Pool, in_order, merge
 from jaxspec.models.layers import dense
 from jaxspec.models.vision import VisionTower
 from jaxspec.typing import Array, Float, Int
@@ -35,28 +36,28 @@ class Llava(nn.Module):
         self.multi_modal_projector = Projector(self.config)
         self.language_model = CausalLM(self.config.text_config)
 
-    def encode(self, pixels: Float[Array, "B I Y X 3"]) -> Float[Array, "B I P E"]:
-        """Tower features of every image: the configured layer, without the class token unless `full`."""
-        batch, images = pixels.shape[:2]
-        states, _ = self.vision_tower(pixels.reshape(batch * images, *pixels.shape[2:]))
+    def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
+        """Tower features of every unit: the configured layer, without the class token unless `full`."""
+        batch, units = pixels.shape[:2]
+        states, _ = self.vision_tower(pixels.reshape(batch * units, *pixels.shape[2:]))
         features = states[self.config.vision_feature_layer]
         if self.config.vision_feature_select_strategy == "default":
             features = features[:, 1:]
-        return features.reshape(batch, images, *features.shape[1:])
+        return features.reshape(batch, units, *features.shape[1:])
 
-    def embed(self, tokens: Int[Array, "B L"], features: Float[Array, "B I P E"] | None) -> Float[Array, "B L D"]:
-        """Prompt embeddings: each row's image placeholders replaced, in order, by its projected features."""
-        embeds = self.language_model.embed(tokens)
-        if features is None:
-            return embeds
+    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B X D"]:
+        """The table of feature rows that prompt slots may show, each unit's pooled for view P."""
+        averages = None if pool is None else pool.matrix(features.shape[2]).astype(features.dtype)
+        if pool is not None and not pool.after_projector:
+            features = jnp.einsum("QP,BUPE->BUQE", averages, features)
         projected = self.multi_modal_projector(features)
-        projected = projected.reshape(tokens.shape[0], -1, embeds.shape[-1]).astype(embeds.dtype)
-        here = tokens == self.config.image_token_index
-        nth = jnp.clip(jnp.cumsum(here, axis=1) - 1, 0, projected.shape[1] - 1)
-        return jnp.where(here[..., None], jnp.take_along_axis(projected, nth[..., None], axis=1), embeds)
+        if pool is not None and pool.after_projector:
+            projected = jnp.einsum("QP,BUPD->BUQD", averages, projected)
+        return projected.reshape(projected.shape[0], -1, projected.shape[-1])
 
-    def __call__(self, tokens: Int[Array, "B L"], pixels: Float[Array, "B I Y X 3"]) -> Float[Array, "B L V"]:
-        """Logits of a whole right-padded batch, no cache."""
-        embeds = self.embed(tokens, self.encode(pixels))
+    def __call__(self, tokens: Int[Array, "B L"], pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B L V"]:
+        """Logits of a whole right-padded batch, no cache; its images are shown in order."""
+        sources = in_order(tokens == self.config.image_token_index)
+        embeds = merge(self.language_model.embed(tokens), self.project(self.encode(pixels)), sources, None)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         return self.language_model.logits(self.language_model.hidden(embeds, positions)[0])

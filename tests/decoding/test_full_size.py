@@ -16,7 +16,7 @@ import pytest
 from jaxspec.config import LlavaConfig, TextConfig
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.engine import run_decode, run_prefill
-from jaxspec.decoding.memory import MemoryReport, abstract_inputs, plan_memory
+from jaxspec.decoding.memory import MemoryReport, Sizes, abstract_inputs, plan_memory
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.views import parse_views
 from jaxspec.decoding.weighting import Static
@@ -28,6 +28,7 @@ OPTIONS = QUICK | {
     "xla_disable_hlo_passes": "while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion",
 }
 BATCH, LENGTH, IMAGES, NEW = 1, 4096, 5, 128
+SIZES = Sizes(LENGTH, IMAGES, IMAGES, NEW)
 TARGET = LlavaConfig(TextConfig(vocab_size=32064, max_position_embeddings=LENGTH))
 DRAFT = LlavaConfig(
     TextConfig(
@@ -56,21 +57,21 @@ def params() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def report(program: Speculator, params: dict[str, Any]) -> MemoryReport:
-    return plan_memory(program, params, BATCH, LENGTH, IMAGES, NEW)
+    return plan_memory(program, params, BATCH, SIZES)
 
 
 @pytest.fixture(scope="module")
 def prefill_memory(program: Speculator, params: dict[str, Any]) -> Any:
     # `keep_unused`: weights that one of the two programs does not read are on the device all the same.
     step = jax.jit(run_prefill.__wrapped__, static_argnums=(0, 4), keep_unused=True)
-    inputs = abstract_inputs(program, BATCH, LENGTH, IMAGES)
+    inputs = abstract_inputs(program, BATCH, SIZES)
     return step.lower(program, params, *inputs, NEW).compile(compiler_options=OPTIONS).memory_analysis()
 
 
 @pytest.fixture(scope="module")
 def decode_memory(program: Speculator, params: dict[str, Any]) -> Any:
     step = jax.jit(run_decode.__wrapped__, static_argnums=0, donate_argnums=2, keep_unused=True)
-    inputs = abstract_inputs(program, BATCH, LENGTH, IMAGES)
+    inputs = abstract_inputs(program, BATCH, SIZES)
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, NEW), params, *inputs)
     return step.lower(program, params, state, inputs[1]).compile(compiler_options=OPTIONS).memory_analysis()
 

@@ -50,7 +50,7 @@ def speculative(
 ) -> DecodeState:
     spec = tiny.speculator(TARGET, draft[0], views, gamma, **policy)
     batch = batch_of(*views) if batch is None else batch
-    batch = batch.replace(view_pixels=batch.view_pixels if draft[0].sees else None)
+    batch = batch.replace(view_images=batch.view_images if draft[0].sees else None)
     batch = batch if weights is None else tiny.weighted(batch, *weights)
     params = {"target": TARGET_PARAMS, "drafter": draft[1]}
     return tiny.run_speculative(spec, params, batch, options, NEW)
@@ -187,7 +187,7 @@ def test_a_text_target_with_a_draft_of_a_larger_vocabulary() -> None:
     """No tower at all, and surplus ids as likely as the others, which must never be proposed."""
     target, params = tiny.text_only(TARGET, TARGET_PARAMS)
     draft, draft_params = tiny.resized(TARGET, DRAFT_PARAMS, tiny.VOCABULARY + 6)
-    batch = tiny.prompts(LENGTHS, [0] * B, ("T",)).replace(pixels=None, view_pixels=None)
+    batch = tiny.prompts(LENGTHS, [0] * B, ("T",)).replace(images=None, view_images=None)
     spec, both = tiny.speculator(target, draft, ("T",), 3), {"target": params, "drafter": draft_params}
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     state = tiny.run_speculative(spec, both, batch, options, NEW)
@@ -204,7 +204,7 @@ def test_a_draft_that_shares_the_tower_reads_the_targets_features() -> None:
     own = speculative(("M", "T"), 3, options, draft=(TARGET, shared))
     spec = replace(tiny.speculator(TARGET, TARGET, ("M", "T"), 3), shares_tower=True)
     params = {"target": TARGET_PARAMS, "drafter": {k: v for k, v in shared.items() if k != "vision_tower"}}
-    state = tiny.run_speculative(spec, params, batch_of("M", "T").replace(view_pixels=None), options, NEW)
+    state = tiny.run_speculative(spec, params, batch_of("M", "T").replace(view_images=None), options, NEW)
     assert tiny.outputs(state) == tiny.outputs(own) == plain(options)
     assert same_stats(own, state)
 
@@ -212,7 +212,7 @@ def test_a_draft_that_shares_the_tower_reads_the_targets_features() -> None:
 def test_a_view_past_its_context_is_dropped() -> None:
     """The prompts of all rows with images leave M no room for a block: what remains is T, token for token."""
     batch, options = batch_of("M", "T"), tiny.sampling(B, new=NEW, eos=NOBODY)
-    m, t = np.asarray(batch.view_length)
+    m, t = (np.asarray(view.length) for view in batch.views)
     assert ((m + 3 > tiny.CONTEXT) | (m == t)).all()
     assert (t + 3 <= tiny.CONTEXT).any()
     dropped = speculative(("M", "T"), 3, options, context="drop_view")
@@ -229,7 +229,8 @@ def test_a_view_is_dropped_exactly_when_a_block_would_pass_its_context() -> None
     drafter = tiny.speculator(TARGET, TARGET, ("M", "T"), 3, context="drop_view").drafter
     last = tiny.CONTEXT - 4
     m, t = [last, last + 1, last + 1, last + 9], [last - 2, last - 2, last, last + 7]
-    state = ChainState(KVCache((), (), jnp.asarray([*m, *t])), jnp.zeros(2 * B, jnp.int32))
+    zeros = jnp.zeros(2 * B, jnp.int32)
+    state = ChainState(KVCache((), (), jnp.asarray([*m, *t]), zeros), zeros)
     weights = drafter._within_context(state, jnp.broadcast_to(jnp.asarray([0.25, 0.75]), (B, 2)))
     np.testing.assert_array_equal(weights, [[0.25, 0.75], [0, 1], [0, 1], [0, 1]])
     swapped = replace(drafter, views=drafter.views[::-1])

@@ -32,8 +32,8 @@ PROMPT = weighted(prompts([4], [1], ("M", "T"), image=IMAGE), 0.75, 0.25)
 
 def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
     """P(x1, x2, x3 | prompt) [V, V, V]."""
-    start = np.asarray(PROMPT.tokens)[0, : int(PROMPT.length[0])]
-    forward = jax.jit(lambda tokens: build(TARGET.config).apply({"params": PARAMS}, tokens, PROMPT.pixels))
+    start = np.asarray(PROMPT.target.tokens)[0, : int(PROMPT.target.length[0])]
+    forward = jax.jit(lambda tokens: build(TARGET.config).apply({"params": PARAMS}, tokens, PROMPT.images["pixels"]))
     law = np.ones(())
     for depth in range(LENGTH):
         steps = []
@@ -48,11 +48,7 @@ def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
 def drawn(gamma: int, **options: Any) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop."""
     program = speculator(TARGET, TARGET, ("M", "T"), gamma) if gamma else Autoregressive(TARGET)
-    batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), PROMPT.replace(view_tokens=None, view_length=None))
-    batch = batch.replace(
-        view_tokens=jnp.repeat(PROMPT.view_tokens, ROWS, axis=1),
-        view_length=jnp.repeat(PROMPT.view_length, ROWS, axis=1),
-    )
+    batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), PROMPT)
     params = {"target": PARAMS, "drafter": DRAFT}
 
     @jax.jit

@@ -52,7 +52,7 @@ blocks = st.lists(
 
 @jax.jit
 def start(first: jax.Array, options: Sampling) -> DecodeState:
-    cache = KVCache((), (), jnp.full(B, PROMPT, jnp.int32))
+    cache = KVCache((), (), jnp.full(B, PROMPT, jnp.int32), jnp.zeros(B, jnp.int32))
     return init_state(first, cache, None, None, options, SLOTS, J)
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.views import VIEWS, parse_views, parse_weights, rewrite
+from jaxspec.decoding.views import VIEWS, parse_views, parse_weights, rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models import build
+from jaxspec.models.inputs import NEWLINE, TEXT, Slots
 from tests.decoding import tiny
 
 MODEL, PARAMS = tiny.lvlm(32, 2, seed=0)
@@ -53,10 +54,10 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
     first, second, told = two_blocks()
     for r in range(2):
         for b in range(B):
-            length = int(batch.view_length[r, b])
-            parts = (batch.view_tokens[r, b, :length], told[b, : kept[b] + 2], second.tokens[b, : J - 1])
+            length = int(batch.views[r].length[b])
+            parts = (batch.views[r].tokens[b, :length], told[b, : kept[b] + 2], second.tokens[b, : J - 1])
             row = np.concatenate([np.asarray(part) for part in parts])
-            expected = alone(row[None], batch.pixels[b : b + 1])[0]
+            expected = alone(row[None], batch.images["pixels"][b : b + 1])[0]
             accepted = min(kept[b] + 1, J)
             both = jnp.concatenate([first.view_probs[r, b, :accepted], second.view_probs[r, b]])
             at = [*range(length, length + accepted), *range(len(row) - J, len(row))]
@@ -95,25 +96,46 @@ class WordTokenizer:
 
 def test_what_stands_for_an_image() -> None:
     encoder = PromptEncoder(WordTokenizer(), image_token=99)
-    stands = {name: view.substitute(encoder, 4) for name, view in VIEWS.items()}
-    literal = [ord(c) for c in "<image>"]
-    assert stands == {"M": [99] * 4, "T": [13], "T-literal": literal, "T-special": [99]}
+    stands = {name: view.substitute(encoder) for name, view in VIEWS.items() if not view.reads_images}
+    assert stands == {"T": [13], "T-literal": [ord(c) for c in "<image>"], "T-special": [99]}
     assert [view.reads_images for view in VIEWS.values()] == [True, False, False, False]
 
 
 def test_rewrite_replaces_placeholders_in_order() -> None:
     prompt = np.asarray([1, 99, 5, 99, 99, 6], np.int32)
-    out = rewrite(prompt, 99, [[7, 8], [], [9]], images=3)
-    assert out.dtype == np.int32
-    assert out.tolist() == [1, 7, 8, 5, 9, 6]
-    assert rewrite(prompt[[0, 2]], 99, [], images=0).tolist() == [1, 5]
+    out = rewrite(prompt, 99, [[7, 8], [], [9]])
+    assert out.tokens.dtype == np.int32
+    assert out.tokens.tolist() == [1, 7, 8, 5, 9, 6]
+    assert out.sources is None
+    assert rewrite(prompt[[0, 2]], 99, []).tokens.tolist() == [1, 5]
+
+
+def test_rewrite_shows_feature_rows() -> None:
+    """Two images of two and one slots; the first takes three feature rows and ends with an end-of-line."""
+    line = Slots(np.asarray([[2, 0], [NEWLINE, NEWLINE]]), rows=3, blend=np.asarray([[0.5, 0.5], [1, 0]], np.float32))
+    turned = Slots(np.asarray([[1, 1]]), rows=2, positions=np.asarray([[0], [4], [2]], np.int32))
+    row = rewrite(np.asarray([1, 99, 5, 99, 6]), 99, [line, turned])
+    assert row.tokens.tolist() == [1, 99, 99, 5, 99, 6]
+    assert row.sources is not None
+    assert row.sources[:, 0].tolist() == [TEXT, 2, NEWLINE, TEXT, 4, TEXT]
+    assert row.blend is not None
+    assert row.blend[[1, 2, 4]].tolist() == [[0.5, 0.5], [1, 0], [1, 0]]
+    assert row.rotary is not None
+    assert row.rotary.tolist() == [[0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 8, 9], [0, 1, 2, 3, 6, 9]]
+    (batch,) = stack_rows([[row]], 8)
+    assert int(batch.shift[0]) == 10 - 6
+    longer = row.followed_by([7, 99])
+    assert longer.rotary is not None
+    assert longer.rotary[:, -2:].tolist() == [[10, 11]] * 3
+    assert longer.sources is not None
+    assert longer.sources[-1].tolist() == [TEXT, TEXT]
 
 
 @pytest.mark.parametrize("images", [0, 1, 3])
 def test_rewrite_wants_one_image_a_placeholder(images: int) -> None:
     prompt = np.asarray([1, 99, 5, 99], np.int32)
     with pytest.raises(InputError, match=f"2 image placeholders but {images} images"):
-        rewrite(prompt, 99, [[7]] * images, images)
+        rewrite(prompt, 99, [[7]] * images)
 
 
 def test_parse_views() -> None:

@@ -18,6 +18,7 @@ from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting import Static
 from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 
@@ -102,18 +103,22 @@ def prompts(
             one = [image] * PATCHES if name == "M" else [NEWLINE]
             view.append(np.concatenate([[1], *[one] * count, text]).astype(np.int32))
     width = max(len(row) for view in rows.values() for row in view) + 3
-    padded = {k: np.stack([np.pad(row, (0, width - len(row))) for row in v]) for k, v in rows.items()}
-    length = {k: np.asarray([len(row) for row in v], np.int32) for k, v in rows.items()}
     pixels = rng.normal(size=(len(lengths), max(*images, 1), 8, 8, 3)).astype(np.float32)
+    forms = {k: stack(v, width, image if k == "M" else None) for k, v in rows.items()}
     return PromptBatch(
-        tokens=jnp.asarray(padded["M"]),
-        length=jnp.asarray(length["M"]),
-        pixels=jnp.asarray(pixels),
-        view_tokens=jnp.stack([padded[v] for v in views]),
-        view_length=jnp.stack([length[v] for v in views]),
-        view_pixels=jnp.asarray(pixels),
+        target=forms["M"],
+        images={"pixels": jnp.asarray(pixels)},
+        views=tuple(forms[v] for v in views),
+        view_images={"pixels": jnp.asarray(pixels)},
         weights=jnp.full((len(lengths), len(views)), 1 / len(views)),
     )
+
+
+def stack(rows: list[np.ndarray], width: int, image: int | None) -> PromptRows:
+    """Right-padded rows; the slots of `image` show the images' features in order."""
+    tokens = jnp.stack([np.pad(row, (0, width - len(row))) for row in rows])
+    length = jnp.asarray([len(row) for row in rows], jnp.int32)
+    return PromptRows(tokens, length, None if image is None else in_order(tokens == image))
 
 
 def weighted(batch: PromptBatch, *weights: float) -> PromptBatch:
@@ -123,10 +128,8 @@ def weighted(batch: PromptBatch, *weights: float) -> PromptBatch:
 def take(batch: PromptBatch, options: Sampling, rows: list[int]) -> tuple[PromptBatch, Sampling]:
     """Those rows of a batch, in that order, with the same padding."""
     at = np.asarray(rows)
-    by_view = {"view_tokens": batch.view_tokens[:, at], "view_length": batch.view_length[:, at]}
-    return jax.tree.map(lambda x: x[at], batch.replace(view_tokens=None, view_length=None)).replace(
-        **by_view
-    ), jax.tree.map(lambda x: x[at], options.replace(eos=None)).replace(eos=options.eos)
+    chosen = jax.tree.map(lambda x: x[at], options.replace(eos=None)).replace(eos=options.eos)
+    return jax.tree.map(lambda x: x[at], batch), chosen
 
 
 def sampling(
@@ -157,7 +160,7 @@ def speculator(
 
 
 def run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
-    batch = batch.replace(view_tokens=None, view_length=None, view_pixels=None, weights=None)
+    batch = batch.replace(views=(), view_images=None, weights=None)
     return _run_plain(model, params, batch, options, new)
 
 

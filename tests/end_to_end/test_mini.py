@@ -12,9 +12,10 @@ import pytest
 
 from configs.eval.mini import ASSETS, config
 from eval import block_efficiency
+from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import TWINS, test_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.loading import pixels_of
+from jaxspec.decoding.loading import image_inputs
 from jaxspec.evaluation.block_efficiency import each_turn
 from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.evaluation.probes import probe_accuracy
@@ -51,7 +52,9 @@ def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRe
     sample = test_set("describe", 1)[0]
     prompt = encoder.prompt(sample.turns[0][0], sample.images)
     tokens = np.repeat(prompt.tokens, np.where(prompt.tokens == encoder.image_token, ours.config.image_tokens, 1))
-    pixels = pixels_of(ours, [prompt.images], 1)[0].transpose(0, 3, 1, 2)
+    images = image_inputs(ours, [tuple(map(to_rgb, prompt.images))], 1)
+    assert images is not None
+    pixels = images["pixels"][0].transpose(0, 3, 1, 2)
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor(tokens[None]).long(), pixel_values=torch.tensor(pixels)).logits
     np.testing.assert_allclose(forward_logits(ours, prompt, []), expected[0, -1].numpy(), atol=1e-4, rtol=1e-4)

@@ -16,6 +16,7 @@ from jaxspec.cache import init_cache
 from jaxspec.config import RopeScaling, TextConfig
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, build, layers
+from jaxspec.models.inputs import PromptRows
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -100,9 +101,8 @@ def test_decode_logits(tmp_path):
     theirs = tiny.logits(model, rows)
 
     tokens, length = tiny.padded([row[:count] for row, count in zip(rows, prompts)], width=16)
-    last, cache = jax.jit(lm.prefill, static_argnums=3)(
-        params, lm.embed(params, jnp.asarray(tokens), None), jnp.asarray(length), 32
-    )
+    prompt = PromptRows(jnp.asarray(tokens), jnp.asarray(length))
+    last, cache = jax.jit(lm.prefill, static_argnums=3)(params, lm.embed(params, prompt, None), prompt, 32)
     for row, count in enumerate(prompts):
         tiny.assert_close(last[row], theirs[row][count - 1])
 

@@ -15,6 +15,7 @@ import pytest
 from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, build
+from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.llava import Projector
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
@@ -120,8 +121,9 @@ def test_decode_logits(pair):
 
     @jax.jit
     def prefill(tokens: jax.Array, length: jax.Array, pixels: jax.Array) -> Any:
-        embeds = lm.embed(params, tokens, lm.encode(params, pixels))
-        return lm.prefill(params, embeds, length, 48)
+        rows = PromptRows(tokens, length, in_order(tokens == tiny.IMAGE))
+        embeds = lm.embed(params, rows, lm.encode(params, {"pixels": pixels}))
+        return lm.prefill(params, embeds, rows, 48)
 
     logits, cache = prefill(tokens, length, pixel_batch(counts, pixels))
     extend = jax.jit(lm.extend)

@@ -1,0 +1,173 @@
+"""What a model reads: prompts as token ids, images as units, and which prompt slots show what of the images.
+
+A tower reads an image as one or more *units* of one shape (the page of LLaVA-1.5, the tiles of LLaVA-NeXT, the
+attention windows of Qwen2.5-VL), so that images of any size are a number of units, and a bucket of units is one
+compiled program. What the prompt shows of an image is data: each of its slots is a blend of rows of the table of
+projected features. Unpadding, end-of-line embeddings, interpolation and pooling are all such blends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.errors import InputError
+from jaxspec.typing import Array, Float, Int
+
+TEXT, NEWLINE = -1, -2
+"""Sources of a slot that shows its own token, and of one that shows the learned end-of-line embedding."""
+
+Size = tuple[int, int]
+"""Height and width of an image in pixels."""
+Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
+"""Name -> shape and dtype."""
+
+
+class PromptRows(struct.PyTreeNode):
+    """Right-padded prompts in one form: as the target reads them, or as a view shows them to the draft."""
+
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    sources: Int[Array, "B L K"] | None = None
+    """Feature rows that a slot shows; TEXT where it shows its token. None where no slot shows an image."""
+    blend: Float[Array, "B L K"] | None = None
+    """Their weights; None for a single source."""
+    rotary: Int[Array, "B 3 L"] | None = None
+    """Rotary positions (time, height, width) where they are not the slots (M-RoPE)."""
+    shift: Int[Array, " B"] | None = None
+    """With `rotary`: the position of the token after the prompt, less its slot."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What the prompt slots of one image show: blends of feature rows, counted from the image's first."""
+
+    sources: np.ndarray
+    """int32 [P, K], or NEWLINE. K is the same for all images of a family and view."""
+    rows: int
+    """Feature rows that the image takes in the table."""
+    blend: np.ndarray | None = None
+    """float32 [P, K]; None for K = 1."""
+    positions: np.ndarray | None = None
+    """int32 [3, P], M-RoPE positions counted from the image's first; the text goes on after the largest."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Average pooling of an image's features (view P)."""
+
+    tokens: int | None = None
+    """Tokens that are left of one page; None for a quarter."""
+    kind: Literal["avg2d", "avg1d"] = "avg2d"
+    """Over squares of the page, or over runs of the features in reading order."""
+    after_projector: bool = False
+    """Where the projector's outputs are averaged, not its inputs."""
+
+    def count(self, tokens: int) -> int:
+        """Tokens left of a page of `tokens`."""
+        left = tokens // 4 if self.tokens is None else self.tokens
+        square = self.kind == "avg1d" or math.isqrt(left) ** 2 == left
+        if not 0 < left <= tokens or not square or (self.kind == "avg2d" and math.isqrt(tokens) ** 2 != tokens):
+            raise InputError(
+                f"view P: a page of {tokens} image tokens cannot be pooled to {left} by {self.kind}; "
+                "give a square number below, such as a quarter, or use avg1d"
+            )
+        return left
+
+    def matrix(self, tokens: int) -> np.ndarray:
+        """float32 [P', P] of averages; windows as those of PyTorch's adaptive pooling."""
+        left = self.count(tokens)
+        if self.kind == "avg1d":
+            return _windows(tokens, left)
+        side = _windows(math.isqrt(tokens), math.isqrt(left))
+        return np.kron(side, side)
+
+
+def _windows(size: int, left: int) -> np.ndarray:
+    out = np.zeros((left, size), np.float32)
+    for i in range(left):
+        start, stop = i * size // left, -(-(i + 1) * size // left)
+        out[i, start:stop] = 1 / (stop - start)
+    return out
+
+
+class ImageInputs(Protocol):
+    """How a family's tower reads images: host side, made of a configuration and transformers' image processor."""
+
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        """Arrays of one unit."""
+        ...
+
+    def units(self, size: Size) -> int:
+        """Units of an image of that size."""
+        ...
+
+    def slots(self, size: Size, pool: Pool | None) -> Slots:
+        """What its prompt slots show, pooled for view P."""
+        ...
+
+    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        """The units [U, ...] of each RGB PIL image."""
+        ...
+
+
+@dataclass(frozen=True)
+class LlavaImages:
+    """LLaVA-1.5: an image is one unit, scaled (and cropped) to the page that the tower reads."""
+
+    config: Any
+    processor: Any
+
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        vision = config.vision_config
+        return {"pixels": ((vision.image_size, vision.image_size, vision.num_channels), np.float32)}
+
+    def units(self, size: Size) -> int:
+        return 1
+
+    def slots(self, size: Size, pool: Pool | None) -> Slots:
+        count = self.config.image_tokens if pool is None else pool.count(self.config.image_tokens)
+        return Slots(np.arange(count, dtype=np.int32)[:, None], count)
+
+    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        values = np.asarray(self.processor(images=list(images), return_tensors="np")["pixel_values"])
+        check_pixels(values.shape[1:], self.config.vision_config.image_size)
+        return [{"pixels": page[None]} for page in values.transpose(0, 2, 3, 1)]
+
+
+def check_pixels(shape: tuple[int, ...], size: int) -> None:
+    """Refuses an image processor that does not make what the tower reads."""
+    if shape != (3, size, size):
+        raise InputError(
+            f"image processor: gives {list(shape)} and the tower reads [3, {size}, {size}]; "
+            "use the preprocessor_config.json that belongs to the model"
+        )
+
+
+def in_order(shown: Array) -> Int[Array, "B L 1"]:
+    """Sources of prompts whose image slots show all feature rows of their row, one after the other."""
+    return jnp.where(shown, jnp.cumsum(shown, axis=1) - 1, TEXT)[..., None]
+
+
+def merge(
+    embeds: Float[Array, "B L D"],
+    table: Float[Array, "B X D"],
+    sources: Int[Array, "B L K"],
+    blend: Float[Array, "B L K"] | None,
+) -> Float[Array, "B L D"]:
+    """Prompt embeddings in which the slots of images show them. NEWLINE is the table's last row."""
+    at = jnp.clip(jnp.where(sources == NEWLINE, table.shape[1] - 1, sources), 0, table.shape[1] - 1)
+    shown = jnp.take_along_axis(table, at[..., 0, None], axis=1)
+    if blend is not None:
+        shown = shown * blend[..., 0, None]
+        for k in range(1, at.shape[-1]):
+            shown += blend[..., k, None] * jnp.take_along_axis(table, at[..., k, None], axis=1)
+    return jnp.where(sources[..., :1] == TEXT, embeds, shown.astype(embeds.dtype))
