@@ -20,7 +20,7 @@ import tyro
 
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.evaluation.block_efficiency import measure
-from jaxspec.evaluation.figures import draw_block_efficiency
+from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import block_efficiency_table
 from jaxspec.presets import load_preset
@@ -72,8 +72,8 @@ def main(
     title, header, cells, notes = block_efficiency_table(config, rows)
     write_results(out, describe_run(preset), rows, records, markdown(title, header, cells, notes))
     show(title, header, cells, notes)
-    figure = draw_block_efficiency(config, rows, out / "block_efficiency.png")
-    files = ["results.json", "records.jsonl", "table.md", *([figure.name] if figure else [])]
+    figures = draw_all(config, rows, records, out)
+    files = ["results.json", "records.jsonl", "table.md", *(figure.name for figure in figures)]
     print(f"wrote {', '.join(files)} to {out}", file=sys.stderr)
 
 

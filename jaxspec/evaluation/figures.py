@@ -1,47 +1,227 @@
-"""Figures of measured rows (need the `plots` extra; without it nothing is drawn)."""
+"""Figures of measured rows and traced answers (need the `plots` extra; without it nothing is drawn).
+
+| function                | figure of the papers                                           |
+|-------------------------|----------------------------------------------------------------|
+| `block_efficiency`      | tokens per target pass, the tables as bars                     |
+| `acceptance_by_position`| how far into a block drafts hold                               |
+| `stage_times`           | where a block's time goes (TABED Fig. 9)                       |
+| `weight_trajectory`     | weights of the views along one answer (TABED Fig. 3, 4)        |
+| `overlap`               | what each view got right that others did not (TABED Fig. 5)    |
+| `accepted_over_time`    | accepted tokens along the answers (IbED Fig. 11)               |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxspec.evaluation.config import EvalConfig
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's bright scheme: told apart by colour-blind readers too."""
 
+Record = dict[str, Any]
 
-def draw_block_efficiency(config: EvalConfig, rows: Sequence[dict[str, Any]], path: Path) -> Path | None:
-    """Grouped bars: tokens per target pass of every row, by set, a panel a turn. None without matplotlib."""
+
+def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path) -> list[Path]:
+    """Every figure that the rows and records hold something for, as PNG files in `out`; none without matplotlib."""
     if find_spec("matplotlib") is None:
-        return None
+        return []
     import matplotlib
 
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    drawings: dict[str, Callable[[], Any]] = {
+        "block_efficiency": lambda: block_efficiency(config, rows),
+        "acceptance_by_position": lambda: acceptance_by_position(rows),
+        "stage_times": lambda: stage_times(rows),
+        "weight_trajectory": lambda: weight_trajectory(records),
+        "overlap": lambda: overlap(records),
+        "accepted_over_time": lambda: accepted_over_time(records),
+    }
+    return [path for name, draw in drawings.items() if (path := _save(draw(), out / f"{name}.png"))]
 
-    width = max(6.0, 0.9 * len(config.twins) + 1)
-    figure, axes = plt.subplots(
-        len(config.turns), 1, figsize=(width, 2.6 * len(config.turns)), sharex=True, sharey=True, squeeze=False
-    )
-    bar = 0.8 / len(config.rows)
-    for axis, turn in zip(axes[:, 0], config.turns, strict=True):
-        for i, row in enumerate(config.rows):
-            lengths = {
-                r["dataset"]: r["mean_acceptance_length"] for r in rows if r["row"] == row.name and r["turn"] == turn
-            }
-            places = [x - 0.4 + bar * (i + 0.5) for x in range(len(config.twins))]
-            heights = [lengths[name] or 0.0 for name in config.twins]
-            axis.bar(places, heights, 0.92 * bar, label=row.name, color=COLOURS[i % len(COLOURS)])
+
+def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
+    """Grouped bars: tokens per target pass of every row, by set, a panel a turn."""
+    sets = list(dict.fromkeys(row["dataset"] for row in rows))
+    names = [row.name for row in config.rows]
+    figure, axes = _panels(len(config.turns), max(6.0, 0.28 * len(sets) * len(names) + 1.5), 2.6)
+    bar = 0.8 / len(names)
+    for axis, turn in zip(axes, config.turns):
+        for i, name in enumerate(names):
+            found = {r["dataset"]: r["mean_acceptance_length"] for r in rows if r["row"] == name and r["turn"] == turn}
+            places = [x - 0.4 + bar * (i + 0.5) for x in range(len(sets))]
+            heights = [found.get(dataset) or 0.0 for dataset in sets]
+            axis.bar(places, heights, 0.92 * bar, label=name, **_style(i))
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axis.set_ylabel("tokens per target pass")
         axis.set_title(f"turn {turn}", loc="left", fontsize=10)
+        axis.set_xticks(range(len(sets)), sets)
+    _legend(figure, axes[0], min(len(names), 7))
+    return figure
+
+
+def acceptance_by_position(rows: Sequence[Record]) -> Any:
+    """Lines: the share of tokens accepted at each place of the block, given that all before them were."""
+    figure, (axis,) = _panels(1, 6.0, 3.2)
+    for i, name in enumerate(dict.fromkeys(row["row"] for row in rows)):
+        by_place = zip(*(r["conditional_acceptance_rate_per_position"] for r in rows if r["row"] == name))
+        known = [[rate for rate in place if rate is not None] for place in by_place]
+        means = [float(np.mean(place)) if place else np.nan for place in known]
+        axis.plot(range(1, len(means) + 1), means, marker="o", markersize=4, label=name, **_line(i))
+    axis.set_xlabel("place in the block")
+    axis.set_ylabel("accepted, given all before were")
+    axis.set_ylim(0, 1)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    _legend(figure, axis, 5)
+    return figure
+
+
+def stage_times(rows: Sequence[Record]) -> Any:
+    """Bars: milliseconds of one block, its draft passes and its target pass, beside one plain target pass."""
+    timed = [row for row in rows if row.get("draft_ms") is not None]
+    if not timed:
+        return None
+    names = list(dict.fromkeys(row["row"] for row in timed))
+    figure, (axis,) = _panels(1, 6.0, 0.32 * len(names) + 1.2)
+    for y, name in enumerate(names):
+        first = next(row for row in timed if row["row"] == name)
+        drafting = first["gamma"] * first["draft_ms"]
+        axis.barh(y, drafting, color=COLOURS[0], label="draft" if y == 0 else None)
+        axis.barh(y, first["verify_ms"], left=drafting, color=COLOURS[2], label="verify" if y == 0 else None)
+    axis.axvline(timed[0]["target_ms"], color="black", linestyle=":", label="one plain target pass")
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set_xlabel("milliseconds of one block")
+    _legend(figure, axis, 3)
+    return figure
+
+
+def weight_trajectory(records: Sequence[Record]) -> Any:
+    """Lines: each view's weight along one answer; ground green where drafts were accepted, red at corrections.
+
+    A panel a weighting that learns, all on the sample with the most blocks.
+    """
+    learning = [r for r in _traced(records) if np.ptp(np.asarray(r["trace"]["weights"]), axis=0).max() > 1e-6]
+    names = list(dict.fromkeys(record["row"] for record in learning))[:6]
+    if not names:
+        return None
+    longest = max((r for r in learning if r["row"] == names[0]), key=lambda r: len(r["trace"]["place"]))
+    figure, axes = _panels(len(names), 8.0, 1.7)
+    for axis, name in zip(axes, names):
+        same = [r for r in learning if r["row"] == name and r["sample"] == longest["sample"]]
+        record = next((r for r in same if r["turn"] == longest["turn"]), None)
+        if record is None:
+            continue
+        trace = record["trace"]
+        for x, place in enumerate(trace["place"]):
+            axis.axvspan(x - 0.5, x + 0.5, color=COLOURS[2] if place >= 0 else COLOURS[1], alpha=0.15, linewidth=0)
+        for i, (view, weights) in enumerate(zip(record["views"], np.asarray(trace["weights"]).T)):
+            axis.step(range(len(weights)), weights, where="mid", label=view, color=COLOURS[i % len(COLOURS)])
+        axis.set_title(f"{name}, {record['sample']}, turn {record['turn']}", loc="left", fontsize=9)
+        axis.set_ylim(-0.03, 1.03)
+        axis.set_ylabel("weight")
+        axis.legend(frameon=False, fontsize=8, ncols=4, loc="upper right")
+    axes[-1].set_xlabel("token of the answer")
+    return figure
+
+
+def overlap(records: Sequence[Record]) -> Any:
+    """Bars: of all verified tokens, those that exactly this set of views had as their likeliest."""
+    traced = _traced(records)
+    if not traced:
+        return None
+    widest = max(traced, key=lambda record: len(record["views"]))
+    views = widest["views"]
+    if len(views) < 2:
+        return None
+    counts: Counter[tuple[bool, ...]] = Counter()
+    for record in traced:
+        if record["row"] == widest["row"]:
+            trace = record["trace"]
+            drafted = [a for a, place in zip(trace["agree"], trace["place"]) if a is not None]
+            counts.update(tuple(map(bool, agree)) for agree in drafted)
+    total = sum(counts.values())
+    if not total:
+        return None
+    ranked = counts.most_common()
+    figure, (axis,) = _panels(1, max(5.0, 0.5 * len(ranked) + 1), 3.0)
+    axis.bar(range(len(ranked)), [100 * n / total for _, n in ranked], color=COLOURS[0])
+    labels = ["".join(v[0] for v, right in zip(views, who) if right) or "none" for who, _ in ranked]
+    axis.set_xticks(range(len(ranked)), labels)
+    axis.set_xlabel("views whose likeliest token was the target's")
+    axis.set_ylabel("% of verified tokens")
+    axis.set_title(f"row {widest['row']}", loc="left", fontsize=9)
+    return figure
+
+
+def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
+    """Lines: the share of tokens that were accepted drafts, along the answers' normalised length."""
+    traced = _traced(records)
+    if not traced:
+        return None
+    figure, (axis,) = _panels(1, 6.0, 3.0)
+    for i, name in enumerate(dict.fromkeys(record["row"] for record in traced)):
+        accepted, all_tokens = np.zeros(bins), np.zeros(bins)
+        for record in traced:
+            places = np.asarray(record["trace"]["place"])
+            if record["row"] == name and len(places):
+                at = np.arange(len(places)) * bins // len(places)
+                np.add.at(accepted, at, places >= 0)
+                np.add.at(all_tokens, at, 1)
+        share = accepted / np.maximum(all_tokens, 1)
+        axis.plot((np.arange(bins) + 0.5) / bins, share, label=name, **_line(i))
+    axis.set_xlabel("place in the answer")
+    axis.set_ylabel("share of accepted drafts")
+    axis.set_ylim(0, 1)
+    _legend(figure, axis, 5)
+    return figure
+
+
+def _traced(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.get("trace") and record["trace"]["place"]]
+
+
+def _style(i: int) -> Record:
+    """Fill of the i-th bar: hatched once the colours have all been used."""
+    hatch = ("", "///", "...")[i // len(COLOURS) % 3]
+    return {"color": COLOURS[i % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
+
+
+def _line(i: int) -> Record:
+    """The i-th line: dashed once the colours have all been used."""
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", ":")[i // len(COLOURS) % 3]}
+
+
+def _legend(figure: Any, axis: Any, columns: int) -> None:
+    """Above the panels, where it hides nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside upper center")
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """A column of panels, each of that height in inches."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        count, 1, figsize=(width, height * count + 0.3), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis in axes[:, 0]:
         axis.spines[["top", "right"]].set_visible(False)
-    axes[-1, 0].set_xticks(range(len(config.twins)), config.twins)
-    axes[0, 0].legend(frameon=False, ncols=len(config.rows), loc="lower right", bbox_to_anchor=(1, 1.0))
-    figure.tight_layout()
+    return figure, list(axes[:, 0])
+
+
+def _save(figure: Any, path: Path) -> Path | None:
+    if figure is None:
+        return None
+    import matplotlib.pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.tmp")
     figure.savefig(fresh, dpi=150, format="png")
     plt.close(figure)

@@ -1,0 +1,114 @@
+"""One self-contained HTML page a run: the table, the figures, and answers coloured by who drafted each token."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+from jaxspec.data.images import to_rgb
+from jaxspec.evaluation.report import write_text
+from jaxspec.evaluation.tables import Table
+
+Record = dict[str, Any]
+SHOWN = 3
+"""Samples of each set and turn whose text is shown."""
+
+
+def write_html(
+    path: Path,
+    run: Record,
+    table: Table,
+    figures: Sequence[Path],
+    records: Sequence[Record],
+    questions: Mapping[tuple[str, str, int], tuple[str, Sequence[Any]]],
+) -> None:
+    """Writes the page.
+
+    Args:
+      records: those with a `trace` are shown, up to SHOWN samples of each set and turn.
+      questions: (dataset, sample, turn) -> the prompt's text and its images.
+    """
+    title, header, cells, notes = table
+    page = Environment(loader=PackageLoader("jaxspec.evaluation", "."), autoescape=select_autoescape(default=True))
+    html = page.get_template("report.html.jinja").render(
+        title=title,
+        header=header,
+        cells=cells,
+        notes=notes,
+        run=run,
+        figures=[(figure.stem.replace("_", " "), _data(figure.read_bytes())) for figure in figures],
+        samples=_samples(records, questions),
+    )
+    write_text(path, html)
+
+
+def token_class(place: int, agree: Sequence[bool] | None) -> str:
+    """CSS class of a token: by whom it was written, and which views had it as their likeliest.
+
+    `place` is its place in the block; below 0, the target wrote it.
+    """
+    if place < 0:
+        return "target"
+    right = [i for i, a in enumerate(agree or ()) if a]
+    if len(right) == 1:
+        return f"view{right[0] % 4}"
+    return "several" if right else "mixture"
+
+
+def _samples(
+    records: Sequence[Record], questions: Mapping[tuple[str, str, int], tuple[str, Sequence[Any]]]
+) -> list[Record]:
+    out: dict[tuple[str, str, int], Record] = {}
+    shown: dict[tuple[str, int], set[str]] = {}
+    for record in records:
+        trace = record.get("trace")
+        if not trace:
+            continue
+        chosen = shown.setdefault((record["dataset"], record["turn"]), set())
+        if record["sample"] not in chosen and len(chosen) >= SHOWN:
+            continue
+        chosen.add(record["sample"])
+        key = (record["dataset"], record["sample"], record["turn"])
+        if key not in out:
+            text, images = questions.get(key, ("", ()))
+            pictures = [_picture(image) for image in images]
+            out[key] = {"dataset": key[0], "sample": key[1], "turn": key[2], "question": text, "images": pictures}
+            out[key]["rows"] = []
+        agree = trace["agree"]
+        tokens = [
+            (piece, token_class(place, agree[i]), _tip(record["views"], place, agree[i], trace["weights"][i]))
+            for i, (piece, place) in enumerate(zip(trace["pieces"], trace["place"]))
+        ]
+        length = record["mean_acceptance_length"]
+        out[key]["rows"].append(
+            {"name": record["row"], "views": record["views"], "tokens": tokens, "length": length}
+        )
+    return list(out.values())
+
+
+def _tip(views: Sequence[str], place: int, agree: Sequence[bool] | None, weights: Sequence[float]) -> str:
+    """What is said when the pointer rests on a token."""
+    parts = ["written by the target" if place < 0 else f"drafted at place {place + 1}"]
+    if agree is not None:
+        right = [view for view, a in zip(views, agree) if a]
+        parts.append("likeliest of " + (", ".join(right) or "no view"))
+    parts.append("weights " + ", ".join(f"{view} {w:.2f}" for view, w in zip(views, weights)))
+    return "; ".join(parts)
+
+
+def _picture(image: Any) -> str:
+    """The image as a data URL, at most 160 pixels a side."""
+    image = to_rgb(image)
+    image.thumbnail((160, 160))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return _data(file.getvalue())
+
+
+def _data(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,0 +1,73 @@
+"""Figures and the HTML page, drawn from made-up records."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.figures import draw_all
+from jaxspec.evaluation.html import SHOWN, token_class, write_html
+
+CONFIG = EvalConfig("t", "d", (Row("M", ("M",)), Row("MT*", ("M", "T"))), twins=("describe", "saga"))
+PIECES = ["A", " <b>", " red", " &", " cat"]
+
+
+def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    rows, records = [], []
+    for dataset in CONFIG.twins:
+        for turn in CONFIG.turns:
+            for row in CONFIG.rows:
+                views = len(row.views)
+                place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(row.views)}
+                times = {"gamma": 2, "draft_ms": 1.0, "verify_ms": 3.0, "target_ms": 2.0}
+                rates = {"mean_acceptance_length": 2.0, "conditional_acceptance_rate_per_position": [0.5, None]}
+                rows.append(place | times | rates)
+                weights = np.linspace(0, 1, 5 * views).reshape(5, views).tolist()
+                agree = [None, [True] * views, [False] * views, [True] + [False] * (views - 1), None]
+                told = {"pieces": PIECES, "place": [-1, 0, 1, 0, -1], "agree": agree, "weights": weights}
+                for sample in range(SHOWN + 1):
+                    record = place | rates | {"sample": f"{dataset}-{sample}"}
+                    records.append(record | ({"trace": told} if trace else {}))
+    return rows, records
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_every_figure_that_can_be_drawn_is(tmp_path: Path, trace: bool) -> None:
+    pytest.importorskip("matplotlib")
+    figures = draw_all(CONFIG, *made_up(trace), tmp_path)
+    untraced = ["block_efficiency", "acceptance_by_position", "stage_times"]
+    assert [f.stem for f in figures] == untraced + ["weight_trajectory", "overlap", "accepted_over_time"] * trace
+    assert sorted(tmp_path.iterdir()) == sorted(figures)
+
+
+def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
+    _, records = made_up()
+    image = np.zeros((4, 4, 3), np.uint8)
+    asked = {(r["dataset"], r["sample"], r["turn"]): ("<image>\nWhat?", [image]) for r in records}
+    path = tmp_path / "report.html"
+    write_html(path, {"device": "cpu"}, ("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked)
+    page = path.read_text()
+    assert "A &lt; B" in page
+    assert "<b>" not in re.sub(r"<br>", "", page)
+    assert "&lt;image&gt;" in page
+    assert page.count('class="sample"') == len(CONFIG.twins) * len(CONFIG.turns) * SHOWN
+    assert not re.search(r'(src|href)="(?!data:)', page), "one file, nothing fetched"
+
+
+@pytest.mark.parametrize(
+    ("place", "agree", "kind"),
+    [
+        (-1, None, "target"),
+        (-1, [True, True], "target"),
+        (0, [False, True], "view1"),
+        (2, [True, True], "several"),
+        (2, [False, False], "mixture"),
+    ],
+)
+def test_token_class(place: int, agree: list[bool] | None, kind: str) -> None:
+    assert token_class(place, agree) == kind
