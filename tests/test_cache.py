@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.cache import init_cache, write
-from jaxspec.config import TextConfig
+from jaxspec.config import LlamaConfig
 from jaxspec.models import build
 from tests.decoding import tiny
 
 B, S, K, H, T = 3, 7, 2, 4, 3
-CONFIG = TextConfig(
+CONFIG = LlamaConfig(
     vocab_size=11,
     hidden_size=8,
     intermediate_size=8,

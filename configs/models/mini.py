@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 
 VOCABULARY = 1024
 IMAGE_TOKEN = 4
@@ -18,7 +18,7 @@ TOWER = VisionConfig(
 )
 
 TARGET = LlavaConfig(
-    TextConfig(
+    LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=704,
@@ -33,7 +33,7 @@ TARGET = LlavaConfig(
 )
 
 DRAFT = LlavaConfig(
-    TextConfig(
+    LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=352,

@@ -33,7 +33,7 @@ from jaxspec.typing import Params
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-_BUFFERS = re.compile(r"(rotary_emb\.inv_freq|embeddings\.position_ids)$")
+_BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
 """What old transformers stored besides parameters; computed here."""
 _FLOATS = ("F32", "F16", "BF16")
 _TOLD = 4
@@ -252,8 +252,8 @@ def _open(path: Path, layouts: tuple[tuple[str, str], ...]) -> dict[str, _Stored
 def _check(path: Path, config: ModelConfig, slots: dict[str, _Slot], stored: dict[str, _Stored]) -> None:
     problems: list[str] = []
     text = text_config(config)
-    stem = "" if text is config else "language_model."
-    embedding, head = f"{stem}model.embed_tokens.weight", f"{stem}lm_head.weight"
+    embedding = next(name for name in slots if name.endswith("embed_tokens.weight"))
+    head = "lm_head.weight" if text is config else "language_model.lm_head.weight"
     if text.tie_word_embeddings and head in stored:
         tied = stored.pop(head)
         if embedding in stored and not np.array_equal(tied.view[:], stored[embedding].view[:]):

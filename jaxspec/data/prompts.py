@@ -1,7 +1,8 @@
-"""Prompts as token ids: the LLaVA-1.5 chat template, image placeholders, and padding to buckets.
+"""Prompts as token ids: chat templates, image placeholders, and padding to buckets.
 
 A prompt keeps one placeholder id per image; the views (`decoding/views.py`) decide what stands there.
-The template, after BOS, with the end-of-sequence token closing every answer:
+The tokeniser's own chat template is used where it has one; else LLaVA-1.5's and Vicuna's, after BOS, with the
+end-of-sequence token closing every answer:
 
     USER: <image>\\n{question} ASSISTANT: {answer}</s>USER: {question} ASSISTANT:
 
@@ -10,8 +11,9 @@ Turns are joined as token ids, never by decoding and encoding again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ import numpy as np
 from jaxspec.errors import InputError
 
 PLACEHOLDER = "<image>"
+_ANSWER = "<<the answer>>"
+"""What a chat template is given for an answer, to see what it writes behind it."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,12 @@ class PromptEncoder:
     """Turns text into prompts with one tokeniser."""
 
     tokenizer: Any
-    image_token: int
-    """Id of the image placeholder in the target's vocabulary."""
+    image_token: int | None = None
+    """Id of the image placeholder in the target's vocabulary; None for a text model, which takes no images."""
 
     def __post_init__(self) -> None:
+        if self.image_token is None:
+            return
         ids = self._ids(PLACEHOLDER)
         if ids != [self.image_token]:
             raise InputError(
@@ -53,26 +59,33 @@ class PromptEncoder:
 
     def prompt(self, question: str, images: Sequence[Any] = ()) -> Prompt:
         """The first turn. Images without a placeholder in the question are put in front of it."""
-        ids = [*self._bos(), *self._question(question, len(images))]
-        return Prompt(np.asarray(ids, np.int32), tuple(images))
+        text = self._opening(self._place(question, len(images)))
+        return Prompt(np.asarray([*self._bos(text), *self._ids(text)], np.int32), tuple(images))
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()) -> Prompt:
         """The next turn: the prompt, the answer's own ids, and another question."""
         answer = [token for token in answer if token != self.image_token]  # a model may write one: no image of ours
-        answer = answer if answer and answer[-1] == self.eos else [*answer, self.eos]
-        ids = [*prompt.tokens.tolist(), *answer, *self._question(question, len(images))]
-        return Prompt(np.asarray(ids, np.int32), (*prompt.images, *images))
+        if not self._has_template and self.eos not in answer[-1:]:
+            answer = [*answer, self.eos]
+        text = self._following(self._place(question, len(images)), answer)
+        return Prompt(
+            np.asarray([*prompt.tokens.tolist(), *answer, *self._ids(text)], np.int32), (*prompt.images, *images)
+        )
 
     def dialogues(self, conversations: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Whole conversations for training: ids [L] and the mask [L] of what the assistant wrote.
 
         All texts go through the tokeniser in one call: one by one it costs more than a training step.
         """
-        texts = [text for turns in conversations for q, a in turns for text in (f"USER: {q} ASSISTANT:", a)]
+        texts = []
+        for turns in conversations:
+            for turn, (question, answer) in enumerate(turns):
+                asked = self._following(question, [self.eos]) if turn else self._opening(question)
+                texts += [asked, answer]
         pieces = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
         out = []
         for turns in conversations:
-            ids = self._bos()
+            ids = self._bos(self._opening(turns[0][0])) if turns else []
             mask = [False] * len(ids)
             for _ in turns:
                 asked, told = next(pieces), [*next(pieces), self.eos]
@@ -84,11 +97,62 @@ class PromptEncoder:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
 
-    def _question(self, question: str, images: int) -> list[int]:
-        return self._ids(f"USER: {place_images(question, images)} ASSISTANT:")
+    def _place(self, question: str, images: int) -> str:
+        if self.image_token is not None:
+            return place_images(question, images)
+        if images:
+            raise InputError(f"prompt {question[:60]!r}: {images} images, and the target is a text model; give none")
+        return question
 
-    def _bos(self) -> list[int]:
-        return [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+    @property
+    def _has_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def _opening(self, question: str) -> str:
+        """The first turn as text, up to where the answer begins."""
+        return self._render(question) if self._has_template else f"USER: {question} ASSISTANT:"
+
+    def _following(self, question: str, answer: Sequence[int]) -> str:
+        """What stands between an answer and the next, as text.
+
+        A template closes the answer; where the answer's last id closes it already, that is not written twice.
+        """
+        if not self._has_template:
+            return f"USER: {question} ASSISTANT:"
+        text = self._render("Hello.", _ANSWER, question).partition(_ANSWER)[2]
+        added = self.tokenizer.added_tokens_decoder
+        closing = added[answer[-1]].content if answer and answer[-1] in added else None
+        if closing and text.lstrip().startswith(closing):
+            return text.lstrip().removeprefix(closing)
+        return text
+
+    def _render(self, *said: str) -> str:
+        """The tokeniser's template over user and assistant by turns, ready for the assistant."""
+        import jinja2
+
+        parts: tuple[Callable[[str], Any], ...] = (str, lambda text: [{"type": "text", "text": text}])
+        try:
+            for content in parts:
+                roles = zip(cycle(("user", "assistant")), said)
+                messages = [{"role": role, "content": content(text)} for role, text in roles]
+                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                # A template that wants lists of parts renders nothing of a string, and does not complain.
+                if all(words.strip() in text for words in said):
+                    return text
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        else:
+            reason = "it leaves out what was said"
+        raise InputError(f"chat template: cannot render turns of user and assistant ({reason}); mend the tokeniser's")
+
+    def _bos(self, text: str) -> list[int]:
+        """BOS, unless the template wrote it, or wrote none for a tokeniser that puts none either."""
+        bos = self.tokenizer.bos_token_id
+        if bos is None:
+            return []
+        if self._has_template and (text.startswith(self.tokenizer.bos_token) or self.tokenizer.encode("")[:1] != [bos]):
+            return []
+        return [bos]
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

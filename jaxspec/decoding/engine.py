@@ -195,11 +195,9 @@ class Engine:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
         return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
 
-    def _image_token(self) -> int:
+    def _image_token(self) -> int | None:
         config = self.target.config
-        if not isinstance(config, LlavaConfig):
-            raise InputError(f"target: model_type {config.model_type!r} sees no images; give an LVLM such as LLaVA")
-        return config.image_token_index
+        return config.image_token_index if isinstance(config, LlavaConfig) else None
 
     def _checked(self, request: Request) -> Request:
         """The request with its images as RGB."""

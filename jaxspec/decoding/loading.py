@@ -115,4 +115,5 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
         return
     blind = [view.name for view in views if view.reads_images]
     if blind:
-        raise InputError(f"views: {','.join(blind)} shows images and the draft is a text model; use view T")
+        which = "draft" if isinstance(target.config, LlavaConfig) else "target"
+        raise InputError(f"views: {','.join(blind)} shows images and the {which} is a text model; use view T")

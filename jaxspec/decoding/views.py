@@ -41,6 +41,7 @@ class View:
             return tokenizer.encode("\n", add_special_tokens=False)[-1:]
         if self.name == "T-literal":
             return tokenizer.encode(PLACEHOLDER, add_special_tokens=False, split_special_tokens=True)
+        assert encoder.image_token is not None, "a text model has no images to stand for"
         return [encoder.image_token]
 
 
@@ -100,7 +101,7 @@ def _parse_view(name: str) -> View:
     return VIEWS[name]
 
 
-def rewrite(tokens: np.ndarray, image_token: int, shown: Sequence[Slots | Sequence[int]]) -> Row:
+def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]) -> Row:
     """The prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids."""
     places = np.flatnonzero(tokens == image_token)
     if len(places) != len(shown):

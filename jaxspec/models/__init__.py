@@ -11,11 +11,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, init_cache
-from jaxspec.config import LlavaConfig, ModelConfig, TextConfig, text_config
+from jaxspec.config import (
+    LlamaConfig,
+    LlavaConfig,
+    MistralConfig,
+    ModelConfig,
+    OptConfig,
+    Qwen2Config,
+    TextConfig,
+    text_config,
+)
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import LlavaImages, Pool, PromptRows, merge
 from jaxspec.models.llava import Llava
+from jaxspec.models.opt import OPT
 from jaxspec.typing import Array, Float, Int, Params
 
 
@@ -31,6 +41,12 @@ class Family:
     """How its tower reads images; None for text models."""
 
 
+_LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
+"""Of files saved from the model without its head."""
+_OPT_LAYOUTS = (
+    (r"^(?!model\.|decoder\.|lm_head\.)", "decoder."),
+    (r"^decoder\.", "model.decoder."),
+)
 _LLAVA_LAYOUTS = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
@@ -39,7 +55,10 @@ _LLAVA_LAYOUTS = (
 )
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(TextConfig, CausalLM),
+    "llama": Family(LlamaConfig, CausalLM, _LLAMA_LAYOUTS),
+    "mistral": Family(MistralConfig, CausalLM, _LLAMA_LAYOUTS),
+    "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS),
+    "opt": Family(OptConfig, OPT, _OPT_LAYOUTS),
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages),
 }
 
@@ -137,4 +156,4 @@ class LanguageModel:
         return build(self.config).apply({"params": params}, *args, **images, method=method)
 
     def _text(self, params: Params, method: str, *args: Any) -> Any:
-        return CausalLM(self.text).apply({"params": text_params(self.config, params)}, *args, method=method)
+        return build(self.text).apply({"params": text_params(self.config, params)}, *args, method=method)

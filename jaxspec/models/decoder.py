@@ -1,4 +1,4 @@
-"""The Llama decoder as pure functions of (parameters, inputs, cache).
+"""The decoder of Llama, Mistral and Qwen2 as pure functions of (parameters, inputs, cache).
 
 Parameter names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is `model.layers.0.self_attn.q_proj.weight`
 transposed.
@@ -6,11 +6,14 @@ transposed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, write
-from jaxspec.config import TextConfig
+from jaxspec.config import RotaryConfig
 from jaxspec.models.layers import INIT, GatedMLP, RMSNorm, attend, dense, rotary_frequencies, rotate
 from jaxspec.typing import Array, Float, Int
 
@@ -18,7 +21,7 @@ LayerCache = tuple[Array, Array]
 
 
 class Attention(nn.Module):
-    config: TextConfig
+    config: RotaryConfig
 
     @nn.compact
     def __call__(
@@ -28,22 +31,22 @@ class Attention(nn.Module):
         batch, count, _ = x.shape
 
         def heads(name: str, n: int) -> Array:
-            proj = dense(n * c.head_dim, c.attention_bias, name=name)
+            proj = dense(n * c.head_dim, c.biases.qkv, name=name)
             return proj(x).reshape(batch, count, n, c.head_dim)
 
-        inverse = rotary_frequencies(c)
-        q = rotate(heads("q_proj", c.num_attention_heads), rotary, inverse)
-        k = rotate(heads("k_proj", c.num_key_value_heads), rotary, inverse)
+        inverse, scale = rotary_frequencies(c), c.rope_scaling.attention_factor
+        q = rotate(heads("q_proj", c.num_attention_heads), rotary, inverse, scale)
+        k = rotate(heads("k_proj", c.num_key_value_heads), rotary, inverse, scale)
         v = heads("v_proj", c.num_key_value_heads)
         if cache is not None:
             cache = write(cache[0], k, positions), write(cache[1], v, positions)
             k, v = cache[0][:, :live], cache[1][:, :live]
         out = attend(q, k, v, positions).reshape(batch, count, -1)
-        return dense(c.hidden_size, c.attention_bias, name="o_proj")(out), cache
+        return dense(c.hidden_size, c.biases.output, name="o_proj")(out), cache
 
 
 class Layer(nn.Module):
-    config: TextConfig
+    config: RotaryConfig
 
     @nn.compact
     def __call__(
@@ -54,14 +57,27 @@ class Layer(nn.Module):
             RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, rotary, cache, live
         )
         x = x + out
-        mlp = GatedMLP(c.intermediate_size, c.mlp_bias, name="mlp")
+        mlp = GatedMLP(c.intermediate_size, c.biases.mlp, name="mlp")
         return x + mlp(RMSNorm(c.rms_norm_eps, name="post_attention_layernorm")(x)), cache
+
+
+def run_layers(
+    layers: Sequence[Callable[..., Any]], x: Array, places: tuple[Array, ...], cache: KVCache | None, live: int | None
+) -> tuple[Array, KVCache | None]:
+    """Layer after layer, each with its own pair of cache leaves; `places` is what a layer knows of positions."""
+    keys, values = [], []
+    for i, layer in enumerate(layers):
+        x, pair = layer(x, *places, cache and (cache.k[i], cache.v[i]), live)
+        if pair is not None:
+            keys.append(pair[0])
+            values.append(pair[1])
+    return x, cache and cache.replace(k=tuple(keys), v=tuple(values))
 
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm: Hugging Face's `LlamaModel`."""
 
-    config: TextConfig
+    config: RotaryConfig
 
     def setup(self) -> None:
         c = self.config
@@ -72,19 +88,14 @@ class Decoder(nn.Module):
     def __call__(
         self, embeds: Array, positions: Array, rotary: Array, cache: KVCache | None, live: int | None
     ) -> tuple[Array, KVCache | None]:
-        x, keys, values = embeds, [], []
-        for i, layer in enumerate(self.layers):
-            x, pair = layer(x, positions, rotary, cache and (cache.k[i], cache.v[i]), live)
-            if pair is not None:
-                keys.append(pair[0])
-                values.append(pair[1])
-        return self.norm(x), cache and cache.replace(k=tuple(keys), v=tuple(values))
+        x, cache = run_layers(self.layers, embeds, (positions, rotary), cache, live)
+        return self.norm(x), cache
 
 
 class CausalLM(nn.Module):
-    """A language model with its output head: Hugging Face's `LlamaForCausalLM`."""
+    """A language model with its output head: Hugging Face's `LlamaForCausalLM` and its like."""
 
-    config: TextConfig
+    config: RotaryConfig
 
     def setup(self) -> None:
         self.model = Decoder(self.config)

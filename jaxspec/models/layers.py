@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import TextConfig
+from jaxspec.config import RotaryConfig
 from jaxspec.typing import Array, Float, Int
 
 QUERY_BLOCK = 512
@@ -35,29 +35,33 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * weight + bias, computed in float32."""
+    """(x - mean) / std * weight + bias, computed in float32; without `affine`, no weight and no bias."""
 
     eps: float
+    affine: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, -1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
-        return (wide * weight + bias).astype(x.dtype)
+        if self.affine:
+            weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+            wide = wide * weight + bias
+        return wide.astype(x.dtype)
 
 
 def dense(features: int, bias: bool, name: str | None = None) -> nn.Dense:
     return nn.Dense(features, use_bias=bias, kernel_init=INIT, name=name)
 
 
-def rotary_frequencies(config: TextConfig) -> np.ndarray:
-    """Inverse frequencies [H/2] in radians per position, with `linear` or `llama3` stretching applied.
+def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
+    """Inverse frequencies [H/2] in radians per position, with `linear`, `llama3` or `yarn` stretching applied.
 
-    `llama3` keeps wavelengths shorter than original/high, divides those longer than original/low by `factor`,
-    and interpolates between.
+    The last two keep the frequencies that turn often within the original context, divide by `factor` those that
+    hardly turn, and interpolate between: `llama3` by the turns, YaRN (Peng et al. 2023, eq. 17 to 23) by the
+    dimension's index.
     """
     half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     inverse = 1.0 / config.rope_theta**half
@@ -69,13 +73,34 @@ def rotary_frequencies(config: TextConfig) -> np.ndarray:
         turns = scaling.original_max_position_embeddings * inverse / (2 * math.pi)
         keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
         inverse = keep * inverse + (1 - keep) * inverse / scaling.factor
+    elif scaling.rope_type == "yarn":
+        keep = _yarn_kept(config)
+        inverse = keep * inverse + (1 - keep) * inverse / scaling.factor
     return inverse.astype(np.float32)
 
 
-def rotate(x: Float[Array, "B T N H"], positions: Int[Array, "B T"], inverse: np.ndarray) -> Float[Array, "B T N H"]:
-    """Rotary position embedding in the half-split order of Hugging Face's Llama."""
+def _yarn_kept(config: RotaryConfig) -> np.ndarray:
+    """How much of each frequency YaRN keeps, [H/2]: all up to `beta_fast`'s dimension, nothing from `beta_slow`'s."""
+    scaling, width = config.rope_scaling, config.head_dim
+
+    def dimension(turns: float) -> float:
+        reach = scaling.original_max_position_embeddings / (2 * math.pi * turns)
+        return width * math.log(reach) / (2 * math.log(config.rope_theta))
+
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    last = last if last != first else first + 0.001
+    return 1 - np.clip((np.arange(width // 2) - first) / (last - first), 0.0, 1.0)
+
+
+def rotate(
+    x: Float[Array, "B T N H"], positions: Int[Array, "B T"], inverse: np.ndarray, scale: float = 1.0
+) -> Float[Array, "B T N H"]:
+    """Rotary position embedding in the half-split order of Hugging Face's Llama, times `scale`."""
     angles = positions[..., None].astype(jnp.float32) * inverse
-    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+    cos, sin = scale * jnp.cos(angles)[:, :, None], scale * jnp.sin(angles)[:, :, None]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from jaxspec.checkpoints.huggingface import load, save
-from jaxspec.config import TextConfig
+from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
 
@@ -155,14 +155,6 @@ def test_shardings(hub):
 # --- out ---
 
 
-def reload(path: Path, kind: Any) -> Any:
-    """The model as transformers loads it, in float32: nothing missing, unexpected or of another shape."""
-    model, report = kind.from_pretrained(path, output_loading_info=True, torch_dtype=torch.float32)
-    problems = {key: value for key, value in report.items() if value}
-    assert not problems
-    return model.eval()
-
-
 @pytest.mark.parametrize("shard_bytes", [5 << 30, 20_000])
 @pytest.mark.parametrize(
     "changes", [{}, {"text": {"tie_word_embeddings": True}}, {"text": {"rope_scaling": tiny.LLAMA3}}]
@@ -173,7 +165,7 @@ def test_llava_round_trip(tmp_path, changes, shard_bytes):
     save(tmp_path / "ours", checkpoint.config, checkpoint.params, max_shard_bytes=shard_bytes)
     assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (shard_bytes < 5 << 30)
 
-    again = reload(tmp_path / "ours", LlavaForConditionalGeneration)
+    again = tiny.reload(tmp_path / "ours", LlavaForConditionalGeneration)
     rows, pixels = [[1, *[tiny.IMAGE] * tiny.PATCHES, *tiny.text(8)]], tiny.images(1)
     equal(tiny.logits(again, rows, pixels), tiny.logits(model, rows, pixels))
 
@@ -189,7 +181,7 @@ def test_llama_round_trip(tmp_path, changes):
     model = tiny.llama(**changes)
     checkpoint = load(tiny.write(tmp_path / "theirs", model))
     save(tmp_path / "ours", checkpoint.config, checkpoint.params)
-    again = reload(tmp_path / "ours", LlamaForCausalLM)
+    again = tiny.reload(tmp_path / "ours", LlamaForCausalLM)
     equal(tiny.logits(again, [tiny.text(8)]), tiny.logits(model, [tiny.text(8)]))
     assert load(tmp_path / "ours").config == checkpoint.config
 
@@ -230,7 +222,7 @@ def test_saved_files(tmp_path, hub):
 
 
 def test_save_replaces_a_checkpoint_and_nothing_else(tmp_path):
-    config = TextConfig(**tiny.TEXT)
+    config = LlamaConfig(**tiny.TEXT)
     params = tiny.random_params(abstract_params(config))
     (tmp_path / "model").mkdir()
     save(tmp_path / "model", config, params, max_shard_bytes=10_000)
@@ -245,7 +237,7 @@ def test_save_replaces_a_checkpoint_and_nothing_else(tmp_path):
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
-    config = TextConfig(**tiny.TEXT)
+    config = LlamaConfig(**tiny.TEXT)
     params = tiny.random_params(abstract_params(config))
     save(tmp_path / "model", config, params)
 
@@ -260,7 +252,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
 
 
 def test_save_refuses_other_parameters(tmp_path):
-    config = TextConfig(**tiny.TEXT)
+    config = LlamaConfig(**tiny.TEXT)
     params = tiny.random_params(abstract_params(config))
     narrow = {"model": params["model"], "lm_head": {"kernel": params["lm_head"]["kernel"][:, :-1]}}
     with pytest.raises(InputError, match=r"the parameters do not fit the config: lm_head\.weight$"):
@@ -360,7 +352,7 @@ def test_hub_id(monkeypatch, hub):
         ("{", ["config.json: not readable as JSON"]),
         ("[]", ["config.json: holds a list, not an object"]),
         ("{}", ["config.json: no model_type"]),
-        ('{"model_type": "bert"}', ["model_type 'bert' is not supported; supported: llama, llava"]),
+        ('{"model_type": "bert"}', ["model_type 'bert' is not supported; supported: llama, mistral, "]),
         ('{"model_type": "llama", "rope_scaling": {"type": "dynamic"}}', ["rope_type 'dynamic' is not"]),
         ('{"model_type": "llama", "hidden_act": "gelu"}', ["hidden_act 'gelu' is not supported"]),
         ('{"model_type": "llama"}', ["no model.safetensors and no model.safetensors.index.json"]),

@@ -14,13 +14,13 @@ from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
 
 VOCABULARY, IMAGE = 53, 52
 CONFIG = LlavaConfig(
-    TextConfig(
+    LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
     ),
     VisionConfig(

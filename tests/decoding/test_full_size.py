@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.config import LlavaConfig, TextConfig
+from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.memory import MemoryReport, Sizes, abstract_inputs, plan_memory
@@ -29,9 +29,9 @@ OPTIONS = QUICK | {
 }
 BATCH, LENGTH, IMAGES, NEW = 1, 4096, 5, 128
 SIZES = Sizes(LENGTH, IMAGES, IMAGES, NEW)
-TARGET = LlavaConfig(TextConfig(vocab_size=32064, max_position_embeddings=LENGTH))
+TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=LENGTH))
 DRAFT = LlavaConfig(
-    TextConfig(
+    LlamaConfig(
         vocab_size=32064,
         hidden_size=768,
         intermediate_size=3072,

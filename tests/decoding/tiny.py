@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.speculative import Speculator
@@ -39,7 +39,7 @@ def lvlm(
     The image placeholder is the vocabulary's last id, unless `image` says otherwise.
     """
     config = LlavaConfig(
-        TextConfig(
+        LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=width,
             intermediate_size=2 * width,

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import CLIPImageProcessor, PreTrainedTokenizerFast
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.config import LlavaConfig, ModelConfig, TextConfig, VisionConfig
+from jaxspec.config import LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.models import abstract_params
 from jaxspec.typing import Params
 
@@ -22,7 +22,7 @@ CHARACTERS = "\n" + string.printable[:95]
 CONTEXT = 512
 
 CONFIG = LlavaConfig(
-    TextConfig(
+    LlamaConfig(
         vocab_size=len(SPECIAL) + len(CHARACTERS) + 3,  # three rows of padding
         hidden_size=32,
         intermediate_size=48,

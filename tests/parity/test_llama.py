@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,15 +14,14 @@ import numpy as np
 import pytest
 
 from jaxspec.cache import init_cache
-from jaxspec.config import RopeScaling, TextConfig
+from jaxspec.config import LlamaConfig, MistralConfig, RopeScaling
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, build, layers
-from jaxspec.models.inputs import PromptRows
+from jaxspec.models import LanguageModel, abstract_params, layers
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
-from tests.parity import tiny
+from tests.parity import decoders, tiny
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -63,57 +63,42 @@ UNREAD = {
     "pad_token_id",
 }
 ROPE_CHANGES: dict[str, Any] = {
-    "rope_type": "linear",
+    "rope_type": "yarn",
     "factor": 8.0,
     "low_freq_factor": 0.5,
     "high_freq_factor": 5.0,
     "original_max_position_embeddings": 16,
 }
+YARN = RopeScaling("yarn", 4.0, 32, beta_fast=3.0, beta_slow=0.5)
+YARN_CHANGES: dict[str, Any] = {"beta_fast": 2.0, "beta_slow": 1.5, "truncate": False, "attention_factor": 1.0}
+HUB_SCALINGS: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-3.1-8B": {"factor": 8.0, "hidden_size": 4096},
+    "meta-llama/Llama-3.2-1B": {"factor": 32.0, "hidden_size": 2048},
+}
 
 
-def text_config(**changes: Any) -> TextConfig:
-    return TextConfig(**tiny.TEXT | changes)
-
-
-def our_logits(config: TextConfig, params: Any, tokens: Any) -> jax.Array:
-    return jax.jit(build(config).apply)({"params": params}, jnp.asarray(tokens))
+def text_config(**changes: Any) -> LlamaConfig:
+    return LlamaConfig(**tiny.TEXT | changes)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_prompt_logits(tmp_path, name):
-    model = tiny.llama(**VARIANTS[name])
+def test_modules(tmp_path, name):
+    decoders.check_modules(tmp_path / "model", tiny.llama(**VARIANTS[name]), decoders.ROTARY)
+
+
+@pytest.mark.parametrize("changes", [{}, {"head_dim": 12, "num_key_value_heads": 4, "sliding_window": 128}])
+def test_mistral(tmp_path, changes):
+    model = tiny.mistral(**changes)
+    decoders.check_modules(tmp_path / "model", model, decoders.ROTARY)
+    if not changes:
+        decoders.check_round_trip(tmp_path, model)
+
+
+def test_decoding(tmp_path):
+    model = tiny.talkative(tiny.llama(**VARIANTS["llama3, tied"]))
     checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
-    rows = [tiny.text(40, seed=1), tiny.text(7, seed=2), tiny.text(23, seed=3)]
-
-    ours = our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0])
-    for row, theirs in zip(ours, tiny.logits(model, rows)):
-        tiny.assert_close(row[: len(theirs)], theirs)
-    assert TextConfig.from_hf(checkpoint.config.to_hf()) == checkpoint.config
-
-
-def test_decode_logits(tmp_path):
-    """Prefill of ragged rows, then steps of one token, and one of four, through the cache."""
-    model = tiny.llama(**VARIANTS["llama3, tied"])
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
-    lm, params = LanguageModel(checkpoint.config), checkpoint.params
-    prompts, total = [4, 11, 9], 10
-    rows = [tiny.text(count + total, seed=count) for count in prompts]
-    theirs = tiny.logits(model, rows)
-
-    tokens, length = tiny.padded([row[:count] for row, count in zip(rows, prompts)], width=16)
-    prompt = PromptRows(jnp.asarray(tokens), jnp.asarray(length))
-    last, cache = jax.jit(lm.prefill, static_argnums=3)(params, lm.embed(params, prompt, None), prompt, 32)
-    for row, count in enumerate(prompts):
-        tiny.assert_close(last[row], theirs[row][count - 1])
-
-    extend, done = jax.jit(lm.extend), 0
-    for step in (1, 1, 1, 1, 1, 1, 4):
-        new = jnp.asarray([row[count + done : count + done + step] for row, count in zip(rows, prompts)])
-        ours, cache = extend(params, new, cache)
-        for row, count in enumerate(prompts):
-            tiny.assert_close(ours[row], theirs[row][count + done : count + done + step])
-        done += step
-    np.testing.assert_array_equal(cache.length, length + total)
+    decoders.check_decode(checkpoint, model)
+    decoders.check_greedy(checkpoint, model)
 
 
 def test_rollback_is_a_length():
@@ -138,21 +123,21 @@ def test_blocked_attention(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(layers, "QUERY_BLOCK", 8)
     monkeypatch.setattr(layers, "_attend_block", lambda q, *rest: seen.append(q.shape[1]) or whole(q, *rest))
-    ours = our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0])
+    ours = decoders.our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0])
     assert set(seen) == {8}
     for row, theirs in zip(ours, tiny.logits(model, rows)):
         tiny.assert_close(row[: len(theirs)], theirs)
 
 
 def test_every_field_is_accounted_for():
-    assert CHANGES.keys() | UNREAD == {field.name for field in fields(TextConfig)}
-    assert ROPE_CHANGES.keys() == {field.name for field in fields(RopeScaling)}
+    assert CHANGES.keys() | UNREAD == {field.name for field in fields(LlamaConfig)}
+    assert ROPE_CHANGES.keys() | YARN_CHANGES.keys() == {field.name for field in fields(RopeScaling)}
 
 
 @pytest.fixture(scope="module")
-def logits_of() -> Callable[[TextConfig], jax.Array]:
+def logits_of() -> Callable[[LlamaConfig], jax.Array]:
     """Logits of one prompt and one set of weights under a configuration, each computed once."""
-    return functools.cache(lambda c: our_logits(c, tiny.random_params(abstract_params(c)), [tiny.text(40)]))
+    return functools.cache(lambda c: decoders.our_logits(c, tiny.random_params(abstract_params(c)), [tiny.text(40)]))
 
 
 @pytest.mark.parametrize("name", [*CHANGES, *ROPE_CHANGES])
@@ -167,18 +152,60 @@ def test_field_changes_output(logits_of, name):
         assert np.abs(logits_of(config) - logits_of(other)).max() > 10 * tiny.TOLERANCE
 
 
+@pytest.mark.parametrize("name", YARN_CHANGES)
+def test_yarn_field_changes_output(name):
+    config = text_config(num_hidden_layers=1, hidden_size=64, rope_scaling=YARN)
+    decoders.check_field(config, rope_scaling=replace(YARN, **{name: YARN_CHANGES[name]}))
+
+
+@pytest.mark.parametrize("name", HUB_SCALINGS)
+def test_published_frequencies(name):
+    """Llama 3's own numbers, as transformers computes them."""
+    from transformers import LlamaConfig as Theirs
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    ours = HUB_SCALINGS[name]
+    llama3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    raw = {
+        "hidden_size": ours["hidden_size"],
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": llama3 | {"factor": ours["factor"], "original_max_position_embeddings": 8192},
+    }
+    theirs, scale = ROPE_INIT_FUNCTIONS["llama3"](Theirs(**deepcopy(raw)))
+    config = LlamaConfig.from_hf(raw)
+    assert config.rope_scaling.attention_factor == scale == 1.0
+    np.testing.assert_allclose(layers.rotary_frequencies(config), theirs.numpy(), rtol=1e-5)
+
+
+def test_published_buffers_are_ignored(tmp_path):
+    """Old files store what each layer computes from the positions."""
+    model = tiny.llama()
+    names = ("inv_freq", "cos_cached", "sin_cached")
+    buffers = {f"model.layers.1.self_attn.rotary_emb.{name}": np.ones(4, np.float32) for name in names}
+    found = huggingface.load(tiny.write(tmp_path / "model", model, tiny.hub_tensors(model) | buffers))
+    plain = huggingface.load(tiny.write(tmp_path / "plain", model))
+    jax.tree.map(np.testing.assert_array_equal, found.params, plain.params)
+
+
+def test_a_mistral_with_a_window_is_refused():
+    for raw in ({}, {"sliding_window": 4096, "max_position_embeddings": 32768}):
+        with pytest.raises(InputError, match="sliding_window 4096 is smaller than max_position_embeddings"):
+            MistralConfig.from_hf(raw)
+    assert MistralConfig.from_hf({"max_position_embeddings": 4096}) == MistralConfig(max_position_embeddings=4096)
+
+
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
-        ({"model_type": "mistral"}, "model_type 'mistral' is not supported"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 32"),
     ],
 )
 def test_unsupported(raw, message):
     with pytest.raises(InputError, match=message) as caught:
-        TextConfig.from_hf(raw)
+        LlamaConfig.from_hf(raw)
     assert "\n" not in str(caught.value)
 
 
@@ -186,14 +213,14 @@ def test_rope_keys_of_both_versions():
     """transformers 4 writes rope_theta and rope_scaling, transformers 5 rope_parameters."""
     old = {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 2.0}}
-    assert TextConfig.from_hf(old) == TextConfig.from_hf(new) == TextConfig.from_hf(old | new)
-    assert TextConfig.from_hf({"rope_theta": None, "rope_scaling": None}) == TextConfig()
+    assert LlamaConfig.from_hf(old) == LlamaConfig.from_hf(new) == LlamaConfig.from_hf(old | new)
+    assert LlamaConfig.from_hf({"rope_theta": None, "rope_scaling": None}) == LlamaConfig()
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    config = TextConfig.from_hf({"rope_scaling": llama3, "max_position_embeddings": 4096})
+    config = LlamaConfig.from_hf({"rope_scaling": llama3, "max_position_embeddings": 4096})
     assert config.rope_scaling.original_max_position_embeddings == 4096
 
 
 def test_token_id_null_is_kept():
-    assert TextConfig.from_hf({"eos_token_id": None}).eos_token_id is None
-    assert TextConfig.from_hf({}).eos_token_id == 2
-    assert TextConfig.from_hf({"eos_token_id": [2, 7]}).eos_token_id == (2, 7)
+    assert LlamaConfig.from_hf({"eos_token_id": None}).eos_token_id is None
+    assert LlamaConfig.from_hf({}).eos_token_id == 2
+    assert LlamaConfig.from_hf({"eos_token_id": [2, 7]}).eos_token_id == (2, 7)

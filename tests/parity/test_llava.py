@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import LlavaConfig, TextConfig, VisionConfig
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, build
 from jaxspec.models.inputs import PromptRows, in_order
@@ -27,7 +27,7 @@ SHALLOW_TEXT = tiny.TEXT | {"num_hidden_layers": 1}
 SHALLOW_VISION = tiny.VISION | {"num_hidden_layers": 1}
 # What each field is changed to; the model's shapes or its logits must follow.
 CHANGES: dict[str, Any] = {
-    "text_config": TextConfig(**SHALLOW_TEXT | {"rms_norm_eps": 0.1}),
+    "text_config": LlamaConfig(**SHALLOW_TEXT | {"rms_norm_eps": 0.1}),
     "vision_config": VisionConfig(**SHALLOW_VISION | {"layer_norm_eps": 0.1}),
     "image_token_index": 7,
     "multimodal_projector_bias": False,
@@ -149,7 +149,7 @@ def logits_of() -> Callable[[LlavaConfig], jax.Array]:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_field_changes_output(logits_of, name):
-    text, vision = TextConfig(**SHALLOW_TEXT), VisionConfig(**SHALLOW_VISION)
+    text, vision = LlamaConfig(**SHALLOW_TEXT), VisionConfig(**SHALLOW_VISION)
     config = LlavaConfig(text, vision, image_token_index=tiny.IMAGE)
     other = replace(config, **{name: CHANGES[name]})
     if abstract_params(config) == abstract_params(other):
@@ -181,7 +181,7 @@ def test_defaults_are_those_of_transformers():
         ({"vision_feature_select_strategy": "most"}, "vision_feature_select_strategy 'most' is unknown"),
         ({"projector_hidden_act": "relu"}, "projector_hidden_act 'relu' is not supported"),
         ({"vision_config": {"model_type": "siglip_vision_model"}}, "'siglip_vision_model' is not supported"),
-        ({"text_config": {"model_type": "mistral"}}, "model_type 'mistral' is not supported"),
+        ({"text_config": {"model_type": "opt"}}, "'opt' is not supported; supported: 'llama', 'mistral', 'qwen2'"),
     ],
 )
 def test_unsupported(raw, message):

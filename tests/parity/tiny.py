@@ -20,6 +20,12 @@ from transformers import (  # noqa: E402  (its model classes need torch)
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
 )
 
 VOCABULARY, IMAGE, PATCHES = 53, 52, 9
@@ -44,6 +50,15 @@ VISION = {
     "patch_size": 4,
     "projection_dim": 16,
 }
+OPT = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -54,7 +69,19 @@ LLAMA3 = {
 
 
 def llama(**changes: Any) -> LlamaForCausalLM:
-    return _randomise(LlamaForCausalLM(_text(changes)))
+    return _random(LlamaForCausalLM, _text(changes))
+
+
+def mistral(**changes: Any) -> MistralForCausalLM:
+    return _random(MistralForCausalLM, MistralConfig(**TEXT | {"sliding_window": None} | deepcopy(changes)))
+
+
+def qwen2(**changes: Any) -> Qwen2ForCausalLM:
+    return _random(Qwen2ForCausalLM, Qwen2Config(**TEXT | deepcopy(changes)))
+
+
+def opt(**changes: Any) -> OPTForCausalLM:
+    return _random(OPTForCausalLM, OPTConfig(**OPT | changes))
 
 
 def llava(
@@ -68,20 +95,31 @@ def llava(
         image_seq_length=PATCHES,
         **changes,
     )
-    return _randomise(LlavaForConditionalGeneration(config))
+    return _random(LlavaForConditionalGeneration, config)
 
 
 def _text(changes: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(**TEXT | deepcopy(changes))  # transformers writes into the dictionaries it is given
 
 
-def _randomise(model: Any) -> Any:
+def _random(kind: Any, config: Any) -> Any:
     """Every parameter drawn, norms and biases too, so that a forgotten or swapped one shows."""
+    torch.manual_seed(0)
+    model = kind(config)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.2)
     return model.eval()
+
+
+def talkative(model: Any) -> Any:
+    """The model with its layers' weights doubled: left as drawn, it may write one token over and over."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layers" in name and parameter.ndim > 1:
+                parameter.mul_(2)
+    return model
 
 
 def hub_tensors(model: Any) -> dict[str, np.ndarray]:
@@ -111,6 +149,14 @@ def write(path: Path, model: Any, tensors: dict[str, np.ndarray] | None = None) 
         model.config.save_pretrained(path)
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path
+
+
+def reload(path: Path, kind: Any) -> Any:
+    """The model as transformers loads it, in float32: nothing missing, unexpected or of another shape."""
+    model, report = kind.from_pretrained(path, output_loading_info=True, torch_dtype=torch.float32)
+    problems = {key: value for key, value in report.items() if value}
+    assert not problems
+    return model.eval()
 
 
 def random_params(shapes: Any) -> Any:
@@ -151,5 +197,5 @@ def padded(rows: list[list[int]], width: int = 0) -> tuple[np.ndarray, np.ndarra
     return tokens, length
 
 
-def assert_close(ours: Any, theirs: Any) -> None:
-    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=TOLERANCE, atol=TOLERANCE)
+def assert_close(ours: Any, theirs: Any, what: str = "") -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=TOLERANCE, atol=TOLERANCE, err_msg=what)

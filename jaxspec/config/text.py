@@ -1,0 +1,348 @@
+"""Decoders as frozen dataclasses, read from and written to Hugging Face `config.json` dictionaries.
+
+Field names and default values are Hugging Face's, because published files leave out whatever equals the default
+of the transformers class that wrote them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, Self
+
+from jaxspec.errors import InputError
+
+_ROPE_KEYS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "beta_fast", "beta_slow", "truncate", "attention_factor"),
+        "original_max_position_embeddings",
+    ),
+}
+"""What each `rope_type` reads; more keys may stand in a file, and mean nothing."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched past the trained context (`linear`, `llama3`, `yarn`)."""
+
+    rope_type: str = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 8192
+    """The trained context, of `llama3` and `yarn`."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    """`yarn`: frequencies with more turns than this in the trained context are kept."""
+    beta_slow: float = 1.0
+    """`yarn`: those with fewer are divided by `factor`."""
+    truncate: bool = True
+    """`yarn`: whether the range between the two is widened to whole dimensions."""
+    attention_factor: float = 0.0
+    """What rotated queries and keys are scaled by; 0 means the YaRN paper's 0.1 ln(factor) + 1, else 1."""
+
+    def __post_init__(self) -> None:
+        if self.rope_type not in _ROPE_KEYS:
+            raise InputError(
+                f"text config: rope_type {self.rope_type!r} is not supported; supported: "
+                + ", ".join(map(repr, _ROPE_KEYS))
+            )
+        if not self.attention_factor:
+            factor = self.factor if self.rope_type == "yarn" else 1.0
+            object.__setattr__(self, "attention_factor", _yarn_magnitude(factor, 1.0))
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
+        """Reads a rotary dictionary of either transformers version; `positions` is the model's context."""
+        kind = raw.get("rope_type", raw.get("type", "default"))
+        known = {key: value for key, value in known_fields(cls, raw).items() if key in _ROPE_KEYS.get(kind, ())}
+        if kind in ("llama3", "yarn"):
+            known.setdefault("original_max_position_embeddings", positions)
+        if kind == "yarn":
+            known.setdefault("factor", positions / known["original_max_position_embeddings"])
+            over, under = raw.get("mscale"), raw.get("mscale_all_dim")
+            if over and under:
+                ratio = _yarn_magnitude(known["factor"], over) / _yarn_magnitude(known["factor"], under)
+                known.setdefault("attention_factor", ratio)
+        return cls(kind, **known)
+
+    def to_hf(self) -> dict[str, Any]:
+        return {"rope_type": self.rope_type} | {key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]}
+
+
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """What decoding needs to know of any decoder; the families below add what their modules read."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_id: int | tuple[int, ...] | None
+    pad_token_id: int | None
+
+    architecture: ClassVar[str]
+    """transformers' class."""
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Reads the dictionary of the family's transformers class."""
+        known = known_fields(cls, raw)
+        if isinstance(known.get("eos_token_id"), list):
+            known["eos_token_id"] = tuple(known["eos_token_id"])
+        return cls(**known)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The dictionary that the family's transformers class reads, versions 4 and 5."""
+        out = asdict(self) | {"architectures": [self.architecture]}
+        if isinstance(self.eos_token_id, tuple):
+            out["eos_token_id"] = list(self.eos_token_id)
+        return out
+
+
+class Biases(NamedTuple):
+    """Which projections of a layer have a bias."""
+
+    qkv: bool = False
+    output: bool = False
+    mlp: bool = False
+
+
+@dataclass(frozen=True)
+class RotaryConfig(TextConfig):
+    """Decoders of Llama's shape: rotary positions, RMS norms, gated MLP. The families differ in biases and defaults."""
+
+    num_key_value_heads: int = 0
+    """0 means: as many as query heads."""
+    head_dim: int = 0
+    """0 means: hidden_size / num_attention_heads."""
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = 1
+    eos_token_id: int | tuple[int, ...] | None = 2
+    pad_token_id: int | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_key_value_heads", self.num_key_value_heads or self.num_attention_heads)
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise InputError(
+                f"text config: num_key_value_heads {self.num_key_value_heads} does not divide "
+                f"num_attention_heads {self.num_attention_heads}; fix config.json"
+            )
+        if self.hidden_act != "silu":
+            raise InputError(
+                f"text config: hidden_act {self.hidden_act!r} is not supported; {self.model_type} uses 'silu'"
+            )
+
+    @property
+    def biases(self) -> Biases:
+        return Biases()
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Reads the family's dictionary, with the rotary keys of transformers 4 or of transformers 5."""
+        rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+        positions = raw.get("max_position_embeddings") or cls.max_position_embeddings
+        flat = dict(raw, rope_scaling=RopeScaling.from_hf(rope, positions))
+        if rope.get("rope_theta") is not None:
+            flat["rope_theta"] = rope["rope_theta"]
+        # Unlike elsewhere, null is not the class's default here: Qwen2's is 32, Mistral's 8.
+        if flat.get("num_key_value_heads", 0) is None:
+            flat["num_key_value_heads"] = 0
+        return super().from_hf(flat)
+
+    def to_hf(self) -> dict[str, Any]:
+        """The family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
+        scaling = self.rope_scaling.to_hf()
+        return super().to_hf() | {
+            "rope_scaling": None if self.rope_scaling.rope_type == "default" else scaling,
+            "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
+        }
+
+
+@dataclass(frozen=True)
+class LlamaConfig(RotaryConfig):
+    """Llama 1 to 3, Vicuna. Defaults are those of transformers' `LlamaConfig`."""
+
+    model_type: str = "llama"
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    architecture = "LlamaForCausalLM"
+
+    @property
+    def biases(self) -> Biases:
+        return Biases(self.attention_bias, self.attention_bias, self.mlp_bias)
+
+
+@dataclass(frozen=True)
+class MistralConfig(RotaryConfig):
+    """Mistral without its sliding window. Defaults are those of transformers' `MistralConfig`."""
+
+    model_type: str = "mistral"
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 14336
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    max_position_embeddings: int = 131072
+
+    architecture = "MistralForCausalLM"
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        config = super().from_hf(raw)
+        _refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
+        return config
+
+    def to_hf(self) -> dict[str, Any]:
+        return super().to_hf() | {"sliding_window": None}
+
+
+@dataclass(frozen=True)
+class Qwen2Config(RotaryConfig):
+    """Qwen2 and Qwen2.5, Coder and Math too. Defaults are those of transformers' `Qwen2Config`."""
+
+    model_type: str = "qwen2"
+    vocab_size: int = 151936
+    hidden_size: int = 4096
+    intermediate_size: int = 22016
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 32
+    max_position_embeddings: int = 32768
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+
+    architecture = "Qwen2ForCausalLM"
+
+    @property
+    def biases(self) -> Biases:
+        return Biases(qkv=True)
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        config = super().from_hf(raw)
+        layers = range(config.num_hidden_layers)
+        first = raw.get("max_window_layers", 28)
+        kinds = raw.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in layers]
+        if raw.get("use_sliding_window") and "sliding_attention" in kinds:
+            _refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
+        return config
+
+    def to_hf(self) -> dict[str, Any]:
+        return super().to_hf() | {"use_sliding_window": False}
+
+
+def _refuse_window(window: int | None, positions: int) -> None:
+    """A window that holds the whole context changes nothing; others are not built."""
+    if window is not None and window < positions:
+        raise InputError(
+            f"text config: sliding_window {window} is smaller than max_position_embeddings {positions}, and windows "
+            f"are not supported; set max_position_embeddings to {window} in config.json to use it up to there"
+        )
+
+
+@dataclass(frozen=True)
+class OptConfig(TextConfig):
+    """OPT and Galactica. Defaults are those of transformers' `OPTConfig`."""
+
+    model_type: str = "opt"
+    vocab_size: int = 50272
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    """`ffn_dim` in the file."""
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int = field(init=False)
+    head_dim: int = field(init=False)
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 2
+    eos_token_id: int | tuple[int, ...] | None = 2
+    pad_token_id: int | None = 1
+    word_embed_proj_dim: int = 0
+    """Width of embedding and head; 0 means hidden_size."""
+    do_layer_norm_before: bool = True
+    remove_final_layer_norm: bool = False
+    """`_remove_final_layer_norm` in the file."""
+    layer_norm_elementwise_affine: bool = True
+    enable_bias: bool = True
+    activation_function: str = "relu"
+
+    architecture = "OPTForCausalLM"
+    _RENAMED: ClassVar = {"intermediate_size": "ffn_dim", "remove_final_layer_norm": "_remove_final_layer_norm"}
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        object.__setattr__(self, "word_embed_proj_dim", self.word_embed_proj_dim or self.hidden_size)
+        if self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"text config: num_attention_heads {self.num_attention_heads} does not divide "
+                f"hidden_size {self.hidden_size}; fix config.json"
+            )
+        if self.activation_function not in ("relu", "gelu"):
+            raise InputError(
+                f"text config: activation_function {self.activation_function!r} is not supported; "
+                "supported: 'relu', 'gelu'"
+            )
+
+    @property
+    def final_layer_norm(self) -> bool:
+        """Whether a norm follows the last layer."""
+        return self.do_layer_norm_before and not self.remove_final_layer_norm
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        flat = {key: value for key, value in raw.items() if key not in ("num_key_value_heads", "head_dim")}
+        return super().from_hf(flat | {ours: raw[theirs] for ours, theirs in cls._RENAMED.items() if theirs in raw})
+
+    def to_hf(self) -> dict[str, Any]:
+        out = super().to_hf()
+        del out["num_key_value_heads"], out["head_dim"]
+        return {self._RENAMED.get(key, key): value for key, value in out.items()}
+
+
+def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
+    """The decoder of an LVLM, by its `text_config`'s own model_type (without one it is a Llama).
+
+    Raises InputError where it is none of Llama's shape.
+    """
+    kinds = {kind.model_type: kind for kind in (LlamaConfig, MistralConfig, Qwen2Config)}
+    model_type = raw.get("model_type") or LlamaConfig.model_type
+    if model_type not in kinds:
+        raise InputError(
+            f"text config: model_type {model_type!r} is not supported; supported: {', '.join(map(repr, kinds))}"
+        )
+    return kinds[model_type].from_hf(raw)
+
+
+def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The entries of `raw` that are fields; null means the default, except where a field may be None."""
+    nullable = {f.name: "None" in str(f.type) for f in fields(cls) if f.name not in leave_out}
+    return {k: v for k, v in raw.items() if k in nullable and (v is not None or nullable[k])}

@@ -1,0 +1,123 @@
+"""The OPT decoder: learned positions, norms before or after the sublayers, a plain MLP.
+
+The functions that decoding calls are those of `CausalLM`. Parameter names are Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache, write
+from jaxspec.config import OptConfig
+from jaxspec.models.decoder import CausalLM, LayerCache, run_layers
+from jaxspec.models.layers import INIT, LayerNorm, attend, dense
+from jaxspec.typing import Array, Float
+
+OFFSET = 2
+"""Rows of the position table before position 0's: fairseq counted from the padding id on."""
+
+
+def norm(config: OptConfig, name: str | None = None) -> LayerNorm:
+    return LayerNorm(1e-5, config.layer_norm_elementwise_affine, name=name)
+
+
+class Attention(nn.Module):
+    config: OptConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+    ) -> tuple[Array, LayerCache | None]:
+        c = self.config
+
+        def heads(name: str) -> Array:
+            return dense(c.hidden_size, c.enable_bias, name=name)(x).reshape(*x.shape[:2], -1, c.head_dim)
+
+        q, k, v = heads("q_proj"), heads("k_proj"), heads("v_proj")
+        if cache is not None:
+            cache = write(cache[0], k, positions), write(cache[1], v, positions)
+            k, v = cache[0][:, :live], cache[1][:, :live]
+        out = attend(q, k, v, positions).reshape(x.shape)
+        return dense(c.hidden_size, c.enable_bias, name="out_proj")(out), cache
+
+
+class Layer(nn.Module):
+    """Two sublayers with residuals, each normed before (`do_layer_norm_before`) or after."""
+
+    config: OptConfig
+
+    @nn.compact
+    def __call__(
+        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+    ) -> tuple[Array, LayerCache | None]:
+        c = self.config
+        attention_norm, mlp_norm = norm(c, "self_attn_layer_norm"), norm(c, "final_layer_norm")
+        before = c.do_layer_norm_before
+        out, cache = Attention(c, name="self_attn")(attention_norm(x) if before else x, positions, cache, live)
+        x = x + out if before else attention_norm(x + out)
+        h = dense(c.intermediate_size, c.enable_bias, name="fc1")(mlp_norm(x) if before else x)
+        h = nn.relu(h) if c.activation_function == "relu" else nn.gelu(h, approximate=False)
+        out = dense(c.hidden_size, c.enable_bias, name="fc2")(h)
+        return x + out if before else mlp_norm(x + out), cache
+
+
+class Decoder(nn.Module):
+    """Hugging Face's `OPTDecoder`."""
+
+    config: OptConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.embed_tokens = nn.Embed(c.vocab_size, c.word_embed_proj_dim, embedding_init=INIT)
+        self.embed_positions = nn.Embed(c.max_position_embeddings + OFFSET, c.hidden_size, embedding_init=INIT)
+        if c.word_embed_proj_dim != c.hidden_size:
+            self.project_in = dense(c.hidden_size, bias=False)
+            self.project_out = dense(c.word_embed_proj_dim, bias=False)
+        self.layers = [Layer(c) for _ in range(c.num_hidden_layers)]
+        if c.final_layer_norm:
+            self.final_layer_norm = norm(c)
+
+    def __call__(
+        self, embeds: Float[Array, "B T E"], positions: Array, rotary: Array, cache: KVCache | None, live: int | None
+    ) -> tuple[Float[Array, "B T E"], KVCache | None]:
+        """Learned positions are looked up by `rotary`, which counts as rotary angles do; slots are `positions`.
+
+        Past the table its last row is read: drafts may look that far, and what follows must stay finite.
+        """
+        c = self.config
+        projects = c.word_embed_proj_dim != c.hidden_size
+        rows = jnp.clip(rotary, 0, c.max_position_embeddings - 1) + OFFSET
+        x = (self.project_in(embeds) if projects else embeds) + self.embed_positions(rows)
+        x, cache = run_layers(self.layers, x, (positions,), cache, live)
+        x = self.final_layer_norm(x) if c.final_layer_norm else x
+        return self.project_out(x) if projects else x, cache
+
+
+class Model(nn.Module):
+    """Hugging Face's `OPTModel`: a level of names around the decoder."""
+
+    config: OptConfig
+
+    def setup(self) -> None:
+        self.decoder = Decoder(self.config)
+
+    @property
+    def embed_tokens(self) -> nn.Embed:
+        return self.decoder.embed_tokens
+
+    def __call__(
+        self, embeds: Array, positions: Array, rotary: Array, cache: KVCache | None, live: int | None
+    ) -> tuple[Array, KVCache | None]:
+        return self.decoder(embeds, positions, rotary, cache, live)
+
+
+class OPT(CausalLM):
+    """Hugging Face's `OPTForCausalLM`."""
+
+    config: OptConfig
+
+    def setup(self) -> None:
+        self.model = Model(self.config)
+        if not self.config.tie_word_embeddings:
+            self.lm_head = dense(self.config.vocab_size, bias=False)

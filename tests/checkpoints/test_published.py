@@ -1,0 +1,80 @@
+"""The config.json of published text models, as the hub holds them, gives their published parameter counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import jax
+import pytest
+
+from jaxspec.checkpoints.huggingface import read_config
+from jaxspec.models import abstract_params
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+QWEN = {"model_type": "qwen2", "max_window_layers": 28, "sliding_window": 32768, "use_sliding_window": False}
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "JackFram/llama-68m": (
+        {"model_type": "llama", "bos_token_id": 0, "hidden_size": 768, "intermediate_size": 3072, "pad_token_id": 1,
+         "num_attention_heads": 12, "num_hidden_layers": 2, "num_key_value_heads": 12, "vocab_size": 32000},
+        68_030_208,
+    ),
+    "JackFram/llama-160m": (
+        {"model_type": "llama", "bos_token_id": 0, "hidden_size": 768, "intermediate_size": 3072, "pad_token_id": 1,
+         "num_attention_heads": 12, "num_hidden_layers": 12, "num_key_value_heads": 12, "vocab_size": 32000},
+        162_417_408,
+    ),
+    "meta-llama/Llama-2-7b-hf": (
+        {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_scaling": None},
+        6_738_415_616,
+    ),
+    "meta-llama/Llama-3.1-8B-Instruct": (
+        {"model_type": "llama", "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009],
+         "intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8,
+         "rms_norm_eps": 1e-5, "rope_scaling": LLAMA3 | {"rope_type": "llama3", "factor": 8.0},
+         "rope_theta": 500000.0, "vocab_size": 128256},
+        8_030_261_248,
+    ),
+    "meta-llama/Llama-3.2-1B": (
+        {"model_type": "llama", "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_size": 2048,
+         "intermediate_size": 8192, "max_position_embeddings": 131072, "num_hidden_layers": 16,
+         "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
+         "rope_scaling": LLAMA3 | {"rope_type": "llama3", "factor": 32.0}, "vocab_size": 128256},
+        1_235_814_400,
+    ),
+    "Qwen/Qwen2.5-0.5B": (
+        QWEN | {"bos_token_id": 151643, "eos_token_id": 151643, "hidden_size": 896, "intermediate_size": 4864,
+                "max_window_layers": 24, "num_attention_heads": 14, "num_hidden_layers": 24,
+                "num_key_value_heads": 2, "rope_theta": 1000000.0, "tie_word_embeddings": True},
+        494_032_768,
+    ),
+    "Qwen/Qwen2.5-7B": (
+        QWEN | {"bos_token_id": 151643, "eos_token_id": 151643, "hidden_size": 3584, "intermediate_size": 18944,
+                "max_position_embeddings": 131072, "num_attention_heads": 28, "num_hidden_layers": 28,
+                "num_key_value_heads": 4, "rope_theta": 1000000.0, "sliding_window": 131072, "vocab_size": 152064},
+        7_615_616_512,
+    ),
+    "facebook/opt-125m": (
+        {"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "word_embed_proj_dim": 768, "prefix": "</s>"},
+        125_239_296,
+    ),
+    "facebook/opt-350m": (
+        {"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_attention_heads": 16,
+         "num_hidden_layers": 24, "do_layer_norm_before": False, "word_embed_proj_dim": 512},
+        331_196_416,
+    ),
+    "facebook/opt-13b": (
+        {"model_type": "opt", "hidden_size": 5120, "ffn_dim": 20480, "num_attention_heads": 40,
+         "num_hidden_layers": 40, "word_embed_proj_dim": 5120, "_remove_final_layer_norm": False},
+        12_853_473_280,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts(tmp_path, name):
+    raw, count = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    shapes = jax.tree.leaves(abstract_params(read_config(tmp_path)))
+    assert sum(math.prod(leaf.shape) for leaf in shapes) == count

@@ -1,0 +1,162 @@
+"""OPT equals transformers' to 1e-4 in float32: module by module, cached, generated, and written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache import init_cache
+from jaxspec.config import OptConfig
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel, abstract_params
+
+pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from jaxspec.checkpoints import huggingface
+from tests.parity import decoders, tiny
+
+MODULES = {
+    "model/decoder/embed_tokens": "model.decoder.embed_tokens",
+    "model/decoder/embed_positions": "model.decoder.embed_positions",
+    "model/decoder/layers_0/self_attn": "model.decoder.layers.0.self_attn",
+    "model/decoder/layers_0/fc1": "model.decoder.layers.0.fc1",
+    "model/decoder/layers_0/fc2": "model.decoder.layers.0.fc2",
+    "model/decoder/layers_1": "model.decoder.layers.1",
+}
+FINAL = {"model/decoder/final_layer_norm": "model.decoder.final_layer_norm"}
+PROJECTIONS = {
+    "model/decoder/project_in": "model.decoder.project_in",
+    "model/decoder/project_out": "model.decoder.project_out",
+}
+LIKE_350M: dict[str, Any] = {"do_layer_norm_before": False, "word_embed_proj_dim": 20}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "pre-norm": ({}, FINAL),
+    "post-norm, projections": (LIKE_350M, PROJECTIONS),
+    "no final norm": ({"_remove_final_layer_norm": True}, {}),
+    "as Galactica": (
+        {"activation_function": "gelu", "enable_bias": False, "layer_norm_elementwise_affine": False},
+        FINAL,
+    ),
+    "untied, projections": ({"tie_word_embeddings": False, "word_embed_proj_dim": 20}, FINAL | PROJECTIONS),
+}
+
+CHANGES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "word_embed_proj_dim": 16,
+    "do_layer_norm_before": False,
+    "remove_final_layer_norm": True,
+    "layer_norm_elementwise_affine": False,
+    "enable_bias": False,
+    "activation_function": "gelu",
+}
+UNREAD = {"model_type", "num_key_value_heads", "head_dim", "bos_token_id", "eos_token_id", "pad_token_id"}
+
+
+def config_of(**changes: Any) -> OptConfig:
+    return OptConfig.from_hf(tiny.OPT | {"num_hidden_layers": 1} | changes)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_modules(tmp_path, name):
+    changes, more = VARIANTS[name]
+    decoders.check_modules(tmp_path / "model", tiny.opt(**changes), MODULES | more)
+
+
+@pytest.mark.parametrize("name", ["pre-norm", "post-norm, projections"])
+def test_decoding(tmp_path, name):
+    model = tiny.talkative(tiny.opt(**VARIANTS[name][0]))
+    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    decoders.check_decode(checkpoint, model)
+    if name == "pre-norm":
+        decoders.check_greedy(checkpoint, model)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_round_trip(tmp_path, name):
+    decoders.check_round_trip(tmp_path, tiny.opt(**VARIANTS[name][0]))
+
+
+LAYOUTS = {
+    "without model.": (r"^model\.", ""),
+    "without model.decoder.": (r"^model\.decoder\.", ""),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(tmp_path, name):
+    """Published files differ in how much of the prefix they write; some hold the tied head too."""
+    model = tiny.opt(**LIKE_350M)
+    tensors = tiny.hub_tensors(model)
+    head = {"lm_head.weight": tensors["model.decoder.embed_tokens.weight"]}
+    renamed = {re.sub(*LAYOUTS[name], key): tensor for key, tensor in tensors.items()}
+    bare = huggingface.load(tiny.write(tmp_path / "bare", model, renamed | head))
+    whole = huggingface.load(tiny.write(tmp_path / "whole", model))
+    jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
+
+
+def test_a_padded_vocabulary_is_named(tmp_path):
+    model = tiny.opt()
+    tensors = tiny.hub_tensors(model)
+    name = "model.decoder.embed_tokens.weight"
+    path = tiny.write(tmp_path / "model", model, tensors | {name: np.pad(tensors[name], ((0, 3), (0, 0)))})
+    with pytest.raises(InputError, match=f"{name} has 56 rows and config.json says vocab_size 53"):
+        huggingface.load(path)
+
+
+def test_every_field_is_accounted_for():
+    assert CHANGES.keys() | UNREAD == {field.name for field in fields(OptConfig)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_field_changes_output(name):
+    change = {name: CHANGES[name]}
+    if name == "hidden_size":
+        change["word_embed_proj_dim"] = 48
+    decoders.check_field(config_of(), **change)
+
+
+def test_defaults_are_those_of_transformers():
+    from transformers import OPTConfig
+
+    theirs, ours = OPTConfig(), OptConfig.from_hf({})
+    renamed = {"intermediate_size": "ffn_dim", "remove_final_layer_norm": "_remove_final_layer_norm"}
+    for name in {f.name for f in fields(ours)} - {"num_key_value_heads", "head_dim"}:
+        assert getattr(ours, name) == getattr(theirs, renamed.get(name, name)), name
+    assert OptConfig.from_hf({"word_embed_proj_dim": None, "hidden_size": 24}).word_embed_proj_dim == 24
+
+
+def test_drafts_past_the_last_position_do_not_spoil_the_row():
+    """A block may pass the context's end; what it writes there is rolled back, and must be finite till then."""
+    config = config_of(max_position_embeddings=4)
+    lm, params = LanguageModel(config), tiny.random_params(abstract_params(config))
+    extend = jax.jit(lm.extend)
+    _, cache = extend(params, jnp.asarray([[5, 6, 7]]), init_cache(config, 1, 12, jnp.dtype(jnp.float32)))
+    past, dirty = extend(params, jnp.asarray([[8, 9, 10]]), cache)
+    assert np.isfinite(past).all()
+    again, _ = extend(params, jnp.asarray([[8, 11, 12]]), dirty.replace(length=cache.length))
+    np.testing.assert_array_equal(again[:, 0], past[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"activation_function": "gelu_new"}, "activation_function 'gelu_new' is not supported"),
+        ({"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 768"),
+    ],
+)
+def test_unsupported(raw, message):
+    with pytest.raises(InputError, match=message) as caught:
+        OptConfig.from_hf(raw)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,108 @@
+"""Qwen2 and Qwen2.5 equal transformers' to 1e-4 in float32: module by module, cached, generated, and written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config import LlamaConfig, MistralConfig, Qwen2Config
+from jaxspec.errors import InputError
+
+pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from jaxspec.checkpoints import huggingface
+from tests.parity import decoders, tiny
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grouped, head_dim": {"head_dim": 12},
+    "tied, theta, eps": {"tie_word_embeddings": True, "rope_theta": 5000.0, "rms_norm_eps": 0.01},
+    "yarn as on Qwen2.5's cards": {"rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 100.0}},
+    "yarn in full": {"rope_parameters": YARN | {"beta_fast": 4, "beta_slow": 0.5, "truncate": False, "rope_theta": 90}},
+    "yarn, magnitudes": {"rope_parameters": YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "rope_theta": 100.0}},
+    "a window that holds the context": WINDOW | {"sliding_window": 128},
+    "no layer with a window": WINDOW | {"max_window_layers": 2},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_modules(tmp_path, name):
+    decoders.check_modules(tmp_path / "model", tiny.qwen2(**VARIANTS[name]), decoders.ROTARY)
+
+
+def test_decoding(tmp_path):
+    model = tiny.talkative(tiny.qwen2(**VARIANTS["tied, theta, eps"]))
+    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    decoders.check_decode(checkpoint, model)
+    decoders.check_greedy(checkpoint, model)
+
+
+@pytest.mark.parametrize("name", ["grouped, head_dim", "tied, theta, eps", "yarn in full", "yarn, magnitudes"])
+def test_round_trip(tmp_path, name):
+    decoders.check_round_trip(tmp_path, tiny.qwen2(**VARIANTS[name]))
+
+
+def test_a_file_without_the_models_prefix(tmp_path):
+    """As the bare `Qwen2Model` is saved; the tied head needs no tensor."""
+    model = tiny.qwen2(tie_word_embeddings=True)
+    tensors = {re.sub("^model.", "", name): tensor for name, tensor in tiny.hub_tensors(model).items()}
+    assert "embed_tokens.weight" in tensors
+    bare = huggingface.load(tiny.write(tmp_path / "bare", model, tensors))
+    whole = huggingface.load(tiny.write(tmp_path / "whole", model))
+    jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
+
+
+def test_no_field_but_those_of_llama():
+    """Whose every field is changed in test_llama.py, through the same modules; the biases are fixed."""
+    assert {f.name for f in fields(LlamaConfig)} - {f.name for f in fields(Qwen2Config)} == {
+        "attention_bias",
+        "mlp_bias",
+    }
+    assert {f.name for f in fields(Qwen2Config)} <= {f.name for f in fields(LlamaConfig)}
+
+
+def test_defaults_are_those_of_transformers():
+    import transformers
+
+    for ours in (Qwen2Config.from_hf({}), MistralConfig.from_hf({"sliding_window": None})):
+        theirs = getattr(transformers, type(ours).__name__)()
+        for name in {f.name for f in fields(ours)} - {"head_dim", "rope_theta", "rope_scaling"}:
+            assert getattr(ours, name) == getattr(theirs, name), name
+    assert Qwen2Config.from_hf({"num_key_value_heads": None}).num_key_value_heads == 32
+    grouped = {"num_attention_heads": 16, "num_key_value_heads": None}
+    assert Qwen2Config.from_hf(grouped).num_key_value_heads == 16
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        WINDOW,
+        WINDOW | {"max_window_layers": 31},
+        {"use_sliding_window": True, "layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
+    ],
+)
+def test_windows_that_matter_are_refused(raw):
+    with pytest.raises(InputError, match="is smaller than max_position_embeddings 32768, and windows") as caught:
+        Qwen2Config.from_hf(raw)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        WINDOW | {"use_sliding_window": False},
+        WINDOW | {"sliding_window": 32768},
+        WINDOW | {"sliding_window": None},
+        WINDOW | {"max_window_layers": 32},
+        WINDOW | {"layer_types": ["full_attention"] * 32},
+        {"use_sliding_window": True, "num_hidden_layers": 28},
+    ],
+)
+def test_windows_that_change_nothing_are_read(raw):
+    assert Qwen2Config.from_hf(raw) == Qwen2Config(num_hidden_layers=raw.get("num_hidden_layers", 32))
