@@ -29,11 +29,11 @@ class Generate:
     """Answers a prompt about images as the target would; a draft makes it faster, never different."""
 
     target: str
-    """Directory in Hugging Face layout, or hub id, of a LLaVA-1.5 model."""
+    """Directory in Hugging Face layout, or hub id, of a LLaVA-1.5 or a text model (Llama, Mistral, Qwen2, OPT)."""
     prompt: str
     """The question. Images stand where it says <image>, or in front of it if it says so nowhere."""
     draft: str | None = None
-    """Directory or hub id of a small LLaVA or Llama with the target's tokeniser; without, plain decoding."""
+    """Directory or hub id of a small LLaVA or text model with the target's tokeniser; without, plain decoding."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file; give the option once an image, in order."""
     views: str = "M"

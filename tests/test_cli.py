@@ -328,7 +328,19 @@ def test_a_text_draft_cannot_read_images(
     assert spoken["tokens"] == plain["tokens"]
 
 
-def test_a_text_target_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without images, with a text draft, and with the tokeniser's own chat template."""
     text = text_config(tiny.CONFIG)
-    target = tiny.save(tmp_path / "text", text, tiny.random_params(text))
-    assert "sees no images" in refusal(capsys, "--target", target, "--prompt", "Hi")
+    words, params = tiny.tokenizer(), tiny.random_params(text)
+    words.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
+    target = tiny.save(tmp_path / "target", text, params, words)
+    draft = tiny.save(tmp_path / "draft", text, tiny.perturbed(params, 0.1), words)
+    both = ("--target", target, "--prompt", "Hi", "--draft", draft)
+    assert "views: M shows images and the target is a text model; use view T" in refusal(capsys, *both)
+    assert "the target is a text model; give none" in refusal(capsys, *both[:4], *pictures(world, "rgb"))
+    answers = []
+    for arguments in (both[:4], (*both, "--views", "T")):
+        main(["generate", *map(str, arguments), "--max-new-tokens", str(NEW), "--json"])
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["tokens"] == answers[1]["tokens"]
+    assert answers[1]["stats"]["num_draft_tokens"] > 0

@@ -1,0 +1,131 @@
+"""Chat templates: first turns as they render, and follow-ups that continue the answer's own ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
+
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.errors import InputError
+from tests.end_to_end import tiny
+
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+LLAMA2 = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}{% if m['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}{% else %}"
+    "{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+LLAMA3 = (
+    "{% for m in messages %}{% set content = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n'"
+    " + m['content'] | trim + '<|eot_id|>' %}{{ bos_token + content if loop.first else content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+PARTS = (
+    "{% for m in messages %}{{ m['role'].upper() + ': ' }}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+# name: template, what closes an answer, first turn, what follows a closed answer, what follows an open one
+FORMATS: dict[str, tuple[str, str, str, str, str]] = {
+    "ChatML": (
+        CHATML,
+        "<|im_end|>",
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n",
+        "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "Llama 2": (LLAMA2, "</s>", "<s>[INST] Who? [/INST]", "<s>[INST] Why? [/INST]", " </s><s>[INST] Why? [/INST]"),
+    "Llama 3": (
+        LLAMA3,
+        "<|eot_id|>",
+        "<s><|start_header_id|>user<|end_header_id|>\n\nWho?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhy?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+    "lists of parts": (PARTS, "</s>", "USER: Who? ASSISTANT:", " USER: Why? ASSISTANT:", " USER: Why? ASSISTANT:"),
+}
+
+
+def tokenizer(template: str, eos: str = "</s>") -> Any:
+    words = tiny.tokenizer()
+    marks = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    words.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    words.eos_token, words.chat_template = eos, template
+    return words
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_turns(name):
+    template, closing, first, after_closed, after_open = FORMATS[name]
+    encoder = PromptEncoder(tokenizer(template, closing))
+    prompt = encoder.prompt("Who?")
+    assert encoder.tokenizer.decode(prompt.tokens) == first
+
+    answer = encoder.tokenizer.encode("Me.", add_special_tokens=False)
+    for ids, following in ((answer, after_open), ([*answer, encoder.eos], after_closed)):
+        second = encoder.follow_up(prompt, ids, "Why?").tokens.tolist()
+        told = [*prompt.tokens.tolist(), *ids]
+        assert second[: len(told)] == told
+        assert encoder.tokenizer.decode(second[len(told) :]) == following
+        third = encoder.follow_up(encoder.follow_up(prompt, ids, "Why?"), ids, "Why?").tokens.tolist()
+        assert third == [*second, *ids, *second[len(told) :]]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_training_dialogues_are_what_decoding_will_see(name):
+    encoder = PromptEncoder(tokenizer(*FORMATS[name][:2]))
+    ((tokens, mask),) = encoder.dialogues([[("Who?", "Me."), ("Why?", "No.")]])
+    told = [*encoder.tokenizer.encode("Me.", add_special_tokens=False), encoder.eos]
+    second = encoder.follow_up(encoder.prompt("Who?"), told, "Why?")
+    assert tokens[: len(second.tokens)].tolist() == second.tokens.tolist()
+    assert tokens[mask].tolist()[: len(told)] == told
+    assert mask.sum() == 2 * len(told)
+
+
+def test_images_stand_where_the_question_says():
+    encoder = PromptEncoder(tokenizer(CHATML, "<|im_end|>"), tiny.SPECIAL.index("<image>"))
+    prompt = encoder.prompt("Left <image> or right <image>?", ["a", "b"])
+    assert "user\nLeft <image> or right <image>?<|im_end|>" in encoder.tokenizer.decode(prompt.tokens)
+    assert (prompt.tokens == encoder.image_token).sum() == 2
+
+
+def test_a_text_model_takes_no_images():
+    encoder = PromptEncoder(tokenizer(CHATML, "<|im_end|>"))
+    assert "What is <image>?" in encoder.tokenizer.decode(encoder.prompt("What is <image>?").tokens)
+    with pytest.raises(InputError, match="1 images, and the target is a text model; give none"):
+        encoder.prompt("What?", ["image"])
+
+
+def test_one_bos_at_most():
+    """A tokeniser that puts BOS in front of texts does so before a template that writes none, and only once."""
+    for template in (PARTS, LLAMA3):
+        words = tokenizer(template)
+        words.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        tokens = PromptEncoder(words).prompt("Who?").tokens.tolist()
+        assert tokens[0] == words.bos_token_id
+        assert tokens.count(words.bos_token_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('No system\nof this kind') }}", "No system"),
+        ("{% for m in messages %}", "nexpected end of template"),
+        ("USER ASSISTANT:", "it leaves out what was said"),
+    ],
+)
+def test_templates_that_do_not_work(template, reason):
+    with pytest.raises(InputError, match=reason) as caught:
+        PromptEncoder(tokenizer(template)).prompt("Who?")
+    assert "\n" not in str(caught.value)
