@@ -19,6 +19,7 @@ from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, place_images
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics
 from jaxspec.runtime import input_errors, setup_runtime
@@ -40,6 +41,9 @@ class Generate:
     """How the draft is shown the prompt, comma-separated: M (as is), T (text only), T-literal, T-special."""
     weights: str | None = None
     """Weight of each view, comma-separated; uniform by default."""
+    weighting: str = "static"
+    """How weights learn from what the target verified: static, mt-paper, mt-release, mtcp-paper, mtcp-release, or
+    a rule with its options, as grid:window=16,measure=tvd."""
     gamma: int = 5
     """Drafted tokens a block."""
     temperature: float = 0.0
@@ -77,7 +81,7 @@ def generate(args: Generate) -> str:
     """What the command prints. All that can be checked without the models is checked before they are read."""
     weights = None if args.weights is None else _numbers("--weights", args.weights)
     views = tuple(args.views.split(","))
-    config = EngineConfig(views, weights, args.gamma, args.context, batch_size=1)
+    config = EngineConfig(views, weights, args.weighting, args.gamma, args.context, batch_size=1)
     images = [load_image(path) for path in args.image]
     place_images(args.prompt, len(images))
     request = Request(
@@ -121,7 +125,7 @@ def describe(result: Result, request: Request, engine: Engine) -> dict[str, Any]
         "decode_tokens_per_second": 1e3 * result.stats.emitted / result.decode_ms,
         "drafter": "chain" if chain else None,
         "views": list(engine.config.views) if chain else None,
-        "weighting": "static" if chain else None,
+        "weighting": str(parse_weighting(engine.config.weighting)) if chain else None,
         "gamma": engine.config.gamma if chain else 0,
         "temperature": request.temperature,
         "dtype": str(jax.tree.leaves(engine.target.params)[0].dtype),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class InputError(ValueError):
     """Bad input, told in one line: what is wrong, where, the value found, and how to mend it.
@@ -9,3 +12,9 @@ class InputError(ValueError):
     Example: `--gamma: 0 drafted tokens per block; give 1 or more`. Commands print the message to
     standard error and exit with code 2; programs catch it as a ValueError.
     """
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The mend for an unknown name: the known one that it resembles, or all of them."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"

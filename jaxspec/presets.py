@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import pkgutil
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, nearest
 
 
 def load_preset(kind: str, name: str) -> Any:
@@ -18,9 +17,7 @@ def load_preset(kind: str, name: str) -> Any:
     """
     known = preset_names(kind)
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"
-        raise InputError(f"preset {name!r}: no such file under configs/{kind}; {hint}")
+        raise InputError(f"preset {name!r}: no such file under configs/{kind}; {nearest(name, known)}")
     return import_module(f"configs.{kind}.{name}").config
 
 

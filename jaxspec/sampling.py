@@ -59,8 +59,16 @@ def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array,
 
 
 def mixture(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"], options: Sampling) -> Float[Array, "B V"]:
-    """What an ensemble of views draws from: sum_r w_r q_r, filtered (IbED, TABED Eq. 2)."""
+    """What an ensemble of views draws from: sum_r w_r q_r, filtered (IbED, TABED Eq. 2).
+
+    Where weights are negative (AdaBoost's may be, if asked for), its positive part.
+    """
     mixed = jnp.einsum("RBV,BR->BV", view_probs, weights)
+    signed = (weights < 0).any(-1, keepdims=True)
+    positive = jnp.maximum(mixed, 0.0)
+    mixed = jax.lax.cond(
+        jnp.any(signed), lambda: jnp.where(signed, positive / positive.sum(-1, keepdims=True), mixed), lambda: mixed
+    )
     return filtered(mixed, options, jnp.argmax(mixed, axis=-1))
 
 

@@ -1,4 +1,4 @@
-"""The shipped mini models on picturebook's twins: single views and their static mixture."""
+"""The shipped mini models on picturebook's twins: single views, their static mixture, and MT* as the paper has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
 config = EvalConfig(
     target=str(ASSETS / "target"),
     draft=str(ASSETS / "draft"),
-    rows=(Row("M", ("M",)), Row("T", ("T",)), Row("MT static", ("M", "T"))),
+    rows=(
+        Row("M", ("M",)),
+        Row("T", ("T",)),
+        Row("MT static", ("M", "T")),
+        Row("MT*", ("M", "T"), weighting="mt-paper"),
+    ),
     twins=(
         "describe",
         "read",

@@ -25,7 +25,7 @@ from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.views import VIEWS, Row, View, parse_views, parse_weights, rewrite, stack_rows
-from jaxspec.decoding.weighting import Static
+from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import Slots
@@ -45,6 +45,8 @@ class EngineConfig:
     views: tuple[str, ...] = ("M",)
     weights: tuple[float, ...] | None = None
     """One a view; uniform when None."""
+    weighting: str = "static"
+    """How the weights learn, as `parse_weighting` reads it; the above are the first block's."""
     gamma: int = 5
     """Drafted tokens a block."""
     context: ContextPolicy = "extrapolate"
@@ -64,6 +66,7 @@ class EngineConfig:
         if self.context not in get_args(ContextPolicy):
             raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
         parse_weights(self.weights, len(parse_views(self.views)))
+        parse_weighting(self.weighting)
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class Engine:
         drafter = ChainDrafter(
             LanguageModel(self.draft.config), views, self.config.gamma, target.text.vocab_size, self.config.context
         )
-        self.program = Speculator(target, drafter, Static(), shares)
+        self.program = Speculator(target, drafter, parse_weighting(self.config.weighting), shares)
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""

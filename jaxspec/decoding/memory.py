@@ -41,6 +41,8 @@ class MemoryReport:
     draft_weights: int
     target_cache: int
     draft_cache: int
+    weighting: int
+    """What the weighting remembers of all rows."""
     inputs: int
     """Prompts, pixels, output tokens and counters."""
     working: int
@@ -65,12 +67,14 @@ def plan_memory(
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
     draft_cache = _bytes(state.drafter)
     target_cache = _bytes(state.target)
+    weighting = _bytes(state.weighting)
     return MemoryReport(
         target_weights=_bytes(params["target"]),
         draft_weights=_bytes(params.get("drafter", {})),
         target_cache=target_cache,
         draft_cache=draft_cache,
-        inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - target_cache,
+        weighting=weighting,
+        inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - target_cache - weighting,
         working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes.length, state.target.slots),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,14 @@ import jax.numpy as jnp
 from jaxspec.decoding.autoregressive import prefill_target
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
-from jaxspec.decoding.weighting import Static
+from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, distribution
+from jaxspec.sampling import Sampling, filtered, tempered
 from jaxspec.typing import Params
 from jaxspec.verification import rejection
+
+WEIGHTS_STREAM = 1 << 20
+"""Of a block's keys, the one for weights: no draft is that long."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Speculator:
 
     target: LanguageModel
     drafter: ChainDrafter
-    weighting: Static
+    weighting: Weighting
     shares_tower: bool = False
     """The draft reads the target's image features, because the two towers are the same."""
 
@@ -66,19 +70,23 @@ class Speculator:
                 state.drafter,
                 jnp.stack([previous, last], axis=1),
                 state.count,
-                self.weighting.weights(state.weighting),
+                self.weighting.weights(state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)),
                 options,
             )
         with jax.named_scope("extend"):
             fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
             logits, cache = self.target.extend(params["target"], fed, state.target)
         with jax.named_scope("verify"):
-            p = jax.vmap(lambda row: distribution(row, options), in_axes=1, out_axes=1)(logits)
+            by_place = partial(jax.vmap, in_axes=1, out_axes=1)
+            soft = by_place(lambda place: tempered(place, options.temperature))(logits)
+            best = jnp.argmax(logits, axis=-1)
+            p = by_place(lambda place, best: filtered(place, options, best))(soft, best)
             keys = step_keys(options, state.count, gamma)
             verdict = rejection(p, draft, keys, options.temperature == 0)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
-            weighting = self.weighting.observe(state.weighting, p[:, :gamma], draft.view_probs, valid)
+            # Not `p`: filters and greedy rows' one-hots hide how near a view was.
+            weighting = self.weighting.observe(state.weighting, soft[:, :gamma], draft.view_probs, valid)
             state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
             state, emitted = commit(state, draft.tokens, verdict, options)
             return state.replace(drafter=self.drafter.commit(drafter, emitted))

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from jaxspec.data.picturebook import test_set
 from jaxspec.data.prompts import Prompt, PromptEncoder
 from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
+from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.metrics import acceptance_metrics, predicted_speedup
 from jaxspec.evaluation.timing import PassTimes, time_passes
@@ -60,7 +61,7 @@ def measure(config: EvalConfig, target: LoadedModel, draft: LoadedModel) -> tupl
                 if row.name not in passes:
                     passes[row.name] = time_passes(engine, requests[: config.batch_size])
                 place = {"dataset": dataset, "turn": turn, "drafter": "chain", "views": list(row.views)}
-                place |= {"row": row.name, "weighting": "static"} | shared
+                place |= {"row": row.name, "weighting": str(parse_weighting(row.weighting))} | shared
                 rows.append(place | _pool(config, results, reference, passes[row.name]))
                 records += [
                     place

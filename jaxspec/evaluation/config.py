@@ -10,11 +10,12 @@ from jaxspec.errors import InputError
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: the views that draft, and their weights (uniform when None)."""
+    """A row of the table: the views that draft, their weights (uniform when None), and how these learn."""
 
     name: str
     views: tuple[str, ...]
     weights: tuple[float, ...] | None = None
+    weighting: str = "static"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class EvalConfig:
         return EngineConfig(
             views=row.views,
             weights=row.weights,
+            weighting=row.weighting,
             gamma=self.gamma,
             batch_size=self.batch_size,
             prompt_buckets=self.prompt_buckets,

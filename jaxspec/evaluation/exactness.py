@@ -18,6 +18,7 @@ from jaxspec.data.prompts import PLACEHOLDER, Prompt
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import rewrite, stack_rows
+from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.block_efficiency import Question, each_turn
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.metrics import acceptance_metrics
@@ -194,7 +195,7 @@ def _place(config: EvalConfig, row: Row, gamma: int, batch: int) -> Record:
         "row": row.name,
         "drafter": "chain",
         "views": list(row.views),
-        "weighting": "static",
+        "weighting": str(parse_weighting(row.weighting)),
         "gamma": gamma,
         "tree_width": 1,
         "dtype": config.dtype,

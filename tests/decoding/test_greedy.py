@@ -48,6 +48,7 @@ def speculative(
     batch: PromptBatch | None = None,
     **policy: str,
 ) -> DecodeState:
+    """`policy` is of the drafter's context, or the weighting."""
     spec = tiny.speculator(TARGET, draft[0], views, gamma, **policy)
     batch = batch_of(*views) if batch is None else batch
     batch = batch.replace(view_images=batch.view_images if draft[0].sees else None)
@@ -93,6 +94,18 @@ def test_speculation_writes_the_targets_tokens(views: tuple[str, ...], gamma: in
         assert gamma == 1 or histogram[1:gamma].sum() > 0, "no block was accepted in part"
 
 
+@pytest.mark.parametrize(
+    "weighting",
+    ["mt-release", "hedge:window=4", "mtcp-release", "em", "adaboost:constant=0,negative=true,window=1", "random"],
+)
+def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
+    options = tiny.sampling(B, new=NEW, eos=NOBODY)
+    state = speculative(("M", "T"), 3, options, weighting=weighting)
+    assert tiny.outputs(state) == plain(options)
+    check_stats(state)
+    assert not same_stats(state, speculative(("M", "T"), 3, options)), "the weights did not move"
+
+
 @pytest.mark.parametrize("gamma", [1, 3, 5, 7])
 def test_weights_of_one_view_are_that_view(gamma: int) -> None:
     """The same histogram and not only the same tokens; so that the grid's mixtures are known to differ."""
@@ -130,17 +143,18 @@ def test_rows_stop_at_eos_inside_a_block(gamma: int) -> None:
     assert cut_inside > 2, "no accepted draft was an EOS"
 
 
-def test_a_row_of_a_batch_is_the_row_alone() -> None:
+@pytest.mark.parametrize("weighting", ["static", "em:window=4", "random"])
+def test_a_row_of_a_batch_is_the_row_alone(weighting: str) -> None:
     """Tokens and statistics, greedy and sampled rows side by side, with the same key and padding."""
     options = tiny.sampling(
         B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], top_p=[1.0, 0.9, 1.0, 0.5], new=[NEW, 9, NEW, 2]
     )
     batch = tiny.weighted(batch_of("M", "T"), 0.3, 0.7)
-    together = speculative(("M", "T"), 3, options, batch=batch)
+    together = speculative(("M", "T"), 3, options, batch=batch, weighting=weighting)
     check_stats(together)
     for b in range(B):
         row, row_options = tiny.take(batch, options, [b])
-        alone = speculative(("M", "T"), 3, row_options, batch=row)
+        alone = speculative(("M", "T"), 3, row_options, batch=row, weighting=weighting)
         assert tiny.outputs(alone) == [tiny.outputs(together)[b]]
         assert same_stats(together, alone, rows=[b])
 

@@ -45,9 +45,9 @@ def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
     return law
 
 
-def drawn(gamma: int, **options: Any) -> np.ndarray:
+def drawn(gamma: int, weighting: str = "static", **options: Any) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop."""
-    program = speculator(TARGET, TARGET, ("M", "T"), gamma) if gamma else Autoregressive(TARGET)
+    program = speculator(TARGET, TARGET, ("M", "T"), gamma, weighting) if gamma else Autoregressive(TARGET)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), PROMPT)
     params = {"target": PARAMS, "drafter": DRAFT}
 
@@ -72,6 +72,10 @@ CASES = [
     pytest.param(1, {"temperature": 1.0}, id="bonus"),  # room for a whole block: the token after it is the bonus
     pytest.param(3, {"temperature": 1.0}, id="plain"),
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
+    pytest.param(1, {"temperature": 1.0, "weighting": "mt-release"}, id="grid"),
+    pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "em:rate=1"}, id="em-filtered"),
+    pytest.param(1, {"temperature": 1.0, "weighting": "adaboost:constant=0,negative=true"}, id="signed"),
+    pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
 ]
 
 

@@ -16,7 +16,7 @@ from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.views import VIEWS
-from jaxspec.decoding.weighting import Static
+from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.models import LanguageModel, abstract_params
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.sampling import Sampling
@@ -153,10 +153,15 @@ def sampling(
 
 
 def speculator(
-    target: LanguageModel, draft: LanguageModel, views: tuple[str, ...], gamma: int, **kw: Any
+    target: LanguageModel,
+    draft: LanguageModel,
+    views: tuple[str, ...],
+    gamma: int,
+    weighting: str = "static",
+    **kw: Any,
 ) -> Speculator:
     drafter = ChainDrafter(draft, tuple(VIEWS[v] for v in views), gamma, target.text.vocab_size, **kw)
-    return Speculator(target, drafter, Static())
+    return Speculator(target, drafter, parse_weighting(weighting))
 
 
 def run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:

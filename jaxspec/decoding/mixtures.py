@@ -1,0 +1,109 @@
+"""How well mixtures of the views tell the target: what a weighting learns from, token by token.
+
+A mixture is sum_r w_r q_r, q_r being view r's distribution. All distributions are at the row's temperature,
+unfiltered, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.typing import Array, Float, Int
+
+Measure = Literal["kl", "tvd", "misses"]
+"""What a mixture costs at one place: KL(p || q_w) in nats; the L1 distance between p and q_w (the released code's,
+twice the total variation); or 1 where the likeliest tokens of p and q_w differ, else 0."""
+
+Loss = Literal["tvd", "margin"]
+"""Convex losses with bounded gradients: the share of drafts that would be rejected, 1 - sum_v min(p, q_w); or
+max(0, max_v q_w(v) - q_w(y)), which is 0 where the mixture's likeliest token is the target's y."""
+
+TINY = 1e-30
+"""Probabilities are raised to it before their logarithm: a token that the draft rules out costs 69 nats, not inf."""
+
+CHUNK = 11
+"""Mixtures compared at a time: bounds the memory, and keeps an elementwise pass over them in a CPU's cache."""
+
+
+def simplex_grid(views: int, steps: int) -> Float[np.ndarray, "C R"]:
+    """All weights that are multiples of 1/steps, the first view's ascending, then the second's, and so on."""
+
+    def counts(views: int, left: int) -> Iterator[tuple[int, ...]]:
+        if views == 1:
+            yield (left,)
+            return
+        for first in range(left + 1):
+            for rest in counts(views - 1, left - first):
+                yield (first, *rest)
+
+    return np.asarray(list(counts(views, steps)), np.float32) / steps
+
+
+def measure_mixtures(
+    measures: Sequence[Measure],
+    p: Float[Array, "B J V"],
+    view_probs: Float[Array, "R B J V"],
+    candidates: Float[Array, "C R"],
+) -> Float[Array, "B J M C"]:
+    """What each candidate's mixture costs at each place, by each measure."""
+    ones = jnp.ones(p.shape[-1])
+    best = jnp.argmax(p, axis=-1)
+    log_p = jnp.log(jnp.maximum(p, TINY))
+
+    def costs(weights: Float[Array, " R"]) -> Float[Array, "B J M"]:
+        # Unrolled, and the sums over V below as products: XLA's CPU code is several times faster for it.
+        mixed = weights[0] * view_probs[0]
+        for w, q in zip(weights[1:], view_probs[1:], strict=True):
+            mixed = mixed + w * q
+
+        def cost(measure: Measure) -> Float[Array, "B J"]:
+            if measure == "kl":
+                gap = log_p - jnp.log(jnp.maximum(mixed, TINY))
+                return jnp.maximum(jnp.einsum("BJV,BJV->BJ", p, gap, precision="highest"), 0.0)
+            if measure == "tvd":
+                return jnp.matmul(jnp.abs(p - mixed), ones, precision="highest")
+            at_best, rival, _ = _best_and_rival(mixed, best)
+            return (at_best < rival).astype(jnp.float32)
+
+        return jnp.stack([cost(measure) for measure in measures], axis=-1)
+
+    return jnp.moveaxis(jax.lax.map(costs, candidates, batch_size=CHUNK), 0, -1)
+
+
+def responsibilities(
+    p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "B R"]
+) -> Float[Array, "B J R"]:
+    """E_p[q_r / q_w]: minus the gradient of KL(p || q_w) in w. Times w_r, the share of p that view r explains."""
+    mixed = jnp.maximum(jnp.einsum("RBJV,BR->BJV", view_probs, weights, precision="highest"), TINY)
+    return jnp.einsum("BJV,RBJV->BJR", p / mixed, view_probs, precision="highest")
+
+
+def ascent(
+    loss: Loss, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "B R"]
+) -> Float[Array, "B J R"]:
+    """Minus a (sub)gradient in w of the loss of the mixture sum_r w_r q_r, at each place."""
+    mixed = jnp.einsum("RBJV,BR->BJV", view_probs, weights, precision="highest")
+    if loss == "tvd":
+        return jnp.einsum("BJV,RBJV->BJR", (mixed < p).astype(jnp.float32), view_probs, precision="highest")
+    best = jnp.argmax(p, axis=-1)
+    at_best, rival, place = _best_and_rival(mixed, best)
+    gap = _at(view_probs, best) - _at(view_probs, place)
+    return jnp.moveaxis(jnp.where(at_best < rival, gap, 0.0), 0, -1)
+
+
+def _best_and_rival(
+    mixed: Float[Array, "B J V"], best: Int[Array, "B J"]
+) -> tuple[Float[Array, "B J"], Float[Array, "B J"], Int[Array, "B J"]]:
+    """The mixture's probability of the target's token, the largest of all others, and whose that is."""
+    others = jnp.where(jnp.arange(mixed.shape[-1]) == best[..., None], -1.0, mixed)
+    return _at(mixed, best), others.max(-1), jnp.argmax(others, axis=-1)
+
+
+def _at(probs: Float[Array, "... B J V"], token: Int[Array, "B J"]) -> Float[Array, "... B J"]:
+    index = jnp.broadcast_to(token[..., None], (*probs.shape[:-1], 1))
+    return jnp.take_along_axis(probs, index, axis=-1)[..., 0]

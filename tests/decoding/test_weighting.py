@@ -1,0 +1,263 @@
+"""The compiled, batched, score-keeping rules equal a reference that keeps whole histories, block after block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec.decoding.mixtures import simplex_grid
+from jaxspec.decoding.weighting import Adaptive, Weighting
+from jaxspec.decoding.weighting_rules import PRESETS, RULES, parse_weighting
+from jaxspec.errors import InputError
+from tests.decoding import weighting_reference as reference
+
+B, J, V, BLOCKS = 4, 3, 7, 6
+
+RULE_CASES: dict[str, Any] = {
+    "static": reference.static,
+    "grid": reference.grid(),
+    "grid:measure=tvd,steps=4": reference.grid("tvd", 4),
+    "grid:measure=matches": reference.grid("matches"),
+    "grid:measure=matches_kl": reference.grid("matches_kl"),
+    "grid:measure=matches_tvd,steps=13": reference.grid("matches_tvd", 13),
+    "hedge": reference.hedge(),
+    "hedge:measure=matches_tvd,steps=5,rate=0.5": reference.hedge("matches_tvd", 5, 0.5),
+    "inverse_error_power": reference.inverse_error_power(),
+    "inverse_error_power:measure=tvd,tau=0.5": reference.inverse_error_power("tvd", 0.5),
+    "inverse_error_power:tau=0": reference.inverse_error_power("kl", 0),
+    "inverse_error_softmax:measure=tvd": reference.inverse_error_softmax("tvd"),
+    "inverse_error_softmax:tau=2": reference.inverse_error_softmax("kl", 2.0),
+    "hard_match": reference.hard_match,
+    "adaboost": reference.adaboost(),
+    "adaboost:constant=0,negative=true": reference.adaboost(0.0, True),
+    "adaboost:constant=0.1": reference.adaboost(0.1),
+    "exponentiated_gradient": reference.gradient_step(),
+    "exponentiated_gradient:loss=margin,rate=2": reference.gradient_step("margin", 2.0),
+    "em": reference.em_step(),
+    "em:rate=1": reference.em_step(1.0),
+}
+ADAPTIVE = [text for text in RULE_CASES if text != "static"]
+
+
+def distributions(rng: np.random.Generator, views: int) -> tuple[np.ndarray, np.ndarray]:
+    """p [B, J, V] and q [R, B, J, V]: peaked, alike now and then, with zeros in the views."""
+    logits = rng.normal(0, 2, (B, J, V))
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    apart = rng.choice([0.1, 1.0, 3.0], (views, B, J, 1))
+    q = np.exp(logits + apart * rng.normal(0, 1, (views, B, J, V))) * (rng.random((views, B, J, V)) > 0.05) + 1e-9
+    q = np.where(q < 1e-8, 0, q / q.sum(-1, keepdims=True))
+    return p.astype(np.float32), q.astype(np.float32)
+
+
+@partial(jax.jit, static_argnums=0)
+def observe(rule: Weighting, state: Any, p: jax.Array, q: jax.Array, valid: jax.Array) -> Any:
+    return rule.observe(state, p, q, valid)
+
+
+def history(rng: np.random.Generator, views: int, blocks: int = BLOCKS) -> list[tuple[np.ndarray, ...]]:
+    """Blocks of (p, q, valid): each row of its own length, 0 for one that is done."""
+    lengths = rng.integers(0, J + 1, (blocks, B))
+    lengths[:, 0] = np.maximum(lengths[:, 0], 1)
+    return [(*distributions(rng, views), np.arange(J) < n[:, None]) for n in lengths]
+
+
+def weights_after(rule: Weighting, initial: np.ndarray, blocks: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+    """[B, R] before the first block and after each."""
+    keys = jax.random.split(jax.random.key(0), len(initial))
+    state = rule.init(jnp.asarray(initial, jnp.float32))
+    found = [rule.weights(state, keys)]
+    for block in blocks:
+        state = observe(rule, state, *map(jnp.asarray, block))
+        found.append(rule.weights(state, keys))
+    return [np.asarray(w) for w in found]
+
+
+def initial_weights(rng: np.random.Generator, views: int) -> np.ndarray:
+    return rng.dirichlet(np.full(views, 3.0), B)
+
+
+CASES = [
+    *((text, "all", 2) for text in ADAPTIVE),
+    *((text, "4", 3) for text in ADAPTIVE),
+    *((text, window, 2) for text in ("grid:measure=matches_kl", "em", "adaboost") for window in ("1", "2", "16")),
+]
+
+
+@pytest.mark.parametrize(("text", "window", "views"), CASES)
+def test_rules_equal_the_reference(text: str, window: str, views: int) -> None:
+    rng = np.random.default_rng(len(text) * 100 + views)
+    rule = parse_weighting(text)
+    assert isinstance(rule, Adaptive)
+    rule = replace(rule, window=None if window == "all" else int(window))
+    blocks, initial = history(rng, views), initial_weights(rng, views)
+    stepwise = text.startswith(("em", "exp"))
+    rows = [reference.Reference(RULE_CASES[text], w, rule.window, stepwise) for w in initial]
+    found = weights_after(rule, initial, blocks)
+    np.testing.assert_allclose(found[0], initial, rtol=1e-6)
+    for (p, q, valid), ours in zip(blocks, found[1:]):
+        for b, row in enumerate(rows):
+            n = int(valid[b].sum())
+            row.observe(p[b, :n].astype(np.float64), np.moveaxis(q, 0, 2)[b, :n].astype(np.float64))
+            # float32 sums of a few dozen nats; tau 1/2 squares their relative error.
+            np.testing.assert_allclose(ours[b], row.weights, rtol=2e-4, atol=2e-5)
+
+
+def perturbed(blocks: list[tuple[np.ndarray, ...]], rng: np.random.Generator, row: int) -> list[tuple[np.ndarray, ...]]:
+    """The same blocks of one row, others of all other rows."""
+    mine = (np.arange(B) == row)[:, None]
+    out = []
+    for (p, q, valid), (p2, q2, valid2) in zip(blocks, history(rng, len(blocks[0][1]), len(blocks))):
+        out.append((np.where(mine[..., None], p, p2), np.where(mine[..., None], q, q2), np.where(mine, valid, valid2)))
+    return out
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["grid:window=4", "hedge", "inverse_error_power", "hard_match", "adaboost", "em:window=4",
+     "exponentiated_gradient"],
+)  # fmt: skip
+@settings(max_examples=8)
+@given(seed=st.integers(0, 2**31), row=st.integers(0, B - 1))
+def test_weights_lie_on_the_simplex_follow_their_views_and_know_their_own_row_only(
+    text: str, seed: int, row: int
+) -> None:
+    rng, rule = np.random.default_rng(seed), parse_weighting(text)
+    blocks, initial = history(rng, 3), initial_weights(rng, 3)
+    found = weights_after(rule, initial, blocks)
+    for weights in found:
+        assert (weights >= 0).all()
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+    turn = rng.permutation(3)
+    turned = weights_after(rule, initial[:, turn], [(p, q[turn], valid) for p, q, valid in blocks])
+    for here, there in zip(found, turned):
+        np.testing.assert_allclose(here[:, turn], there, rtol=1e-3, atol=1e-4)
+
+    elsewhere = weights_after(rule, initial, perturbed(blocks, rng, row))
+    for here, there in zip(found, elsewhere):
+        np.testing.assert_array_equal(here[row], there[row])
+
+
+@pytest.mark.parametrize("text", ["grid:measure=matches_tvd", "em"])
+def test_a_window_longer_than_the_history_is_all_of_it(text: str) -> None:
+    rng, rule = np.random.default_rng(1), parse_weighting(text)
+    assert isinstance(rule, Adaptive)
+    blocks, initial = history(rng, 3), initial_weights(rng, 3)
+    whole = weights_after(rule, initial, blocks)
+    windowed = weights_after(replace(rule, window=BLOCKS * J), initial, blocks)
+    for here, there in zip(whole, windowed):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text", ["grid", "grid:measure=matches_tvd", "hedge", "inverse_error_power", "inverse_error_softmax", "em",
+             "exponentiated_gradient"]
+)  # fmt: skip
+def test_a_perfect_view_ends_with_all_the_weight(text: str) -> None:
+    rng = np.random.default_rng(2)
+    blocks = [(p, np.stack([q[0], p, q[1]]), valid | True) for p, q, valid in history(rng, 2, 60)]
+    weights = weights_after(parse_weighting(text), np.full((B, 3), 1 / 3), blocks)[-1]
+    assert (weights[:, 1] > 0.9).all()
+
+
+@pytest.mark.parametrize("text", [*ADAPTIVE, "static", "random"])
+def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str) -> None:
+    """One-hot targets, views with zeros there, and a view that puts all on one token."""
+    p = np.zeros((B, J, V), np.float32)
+    p[..., 2] = 1
+    q = np.zeros((2, B, J, V), np.float32)
+    q[0, ..., 3] = 1
+    q[1, ..., 3:5] = 0.5
+    for weights in weights_after(parse_weighting(text), np.full((B, 2), 0.5), [(p, q, np.ones((B, J), bool))] * 3):
+        assert np.isfinite(weights).all()
+        np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+def test_ties_of_a_grid_go_to_the_first_point() -> None:
+    """All points match alike, and divergences too: no weight on the first view, all on the last."""
+    p, q = distributions(np.random.default_rng(0), 1)
+    blocks = [(p, np.repeat(q, 3, 0), np.ones((B, J), bool))]
+    for text in ("grid:measure=matches", "grid:measure=matches,steps=3"):
+        weights = weights_after(parse_weighting(text), np.full((B, 3), 1 / 3), blocks)[1]
+        np.testing.assert_array_equal(weights, [[0, 0, 1]] * B)
+
+
+@pytest.mark.parametrize(("views", "steps", "points"), [(1, 10, 1), (2, 10, 11), (3, 10, 66), (4, 10, 286), (4, 2, 10)])
+def test_grid_points(views: int, steps: int, points: int) -> None:
+    grid = simplex_grid(views, steps)
+    assert grid.shape == (points, views)
+    np.testing.assert_allclose(grid, reference.simplex(views, steps), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("draw", "variance"), [("dirichlet", 1 / 12), ("uniform", 0.75 - np.log(2))])
+def test_random_weights_are_the_rows_own(draw: str, variance: float) -> None:
+    """Two views: Dirichlet(1, 1) is uniform, of variance 1/12; U / (U + U') has 3/4 - ln 2."""
+    rule = parse_weighting(f"random:draw={draw}")
+    state, keys = jnp.full((4000, 2), 0.5), jax.random.split(jax.random.key(1), 4000)
+    weights = np.asarray(rule.weights(rule.observe(state, *[jnp.zeros(1)] * 3), keys))
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+    assert weights.mean(0) == pytest.approx([0.5, 0.5], abs=0.02)
+    assert weights[:, 0].var() == pytest.approx(variance, rel=0.06)
+    np.testing.assert_array_equal(rule.weights(state[:3], keys[7:10]), weights[7:10])
+
+
+@pytest.mark.parametrize("text", [*RULE_CASES, *PRESETS, *RULES, "grid:window=16,steps=4", "random:draw=uniform"])
+def test_text_forms_are_read_back(text: str) -> None:
+    rule = parse_weighting(text)
+    assert parse_weighting(str(rule)) == rule
+    assert hash(rule) == hash(parse_weighting(text))
+
+
+def test_text_forms() -> None:
+    assert str(parse_weighting("grid")) == "grid"
+    assert str(parse_weighting("mt-release")) == "grid:measure=matches_kl"
+    assert str(parse_weighting("mtcp-paper")) == "inverse_error_softmax"
+    assert str(parse_weighting("adaboost:negative=true,window=all,constant=2")) == "adaboost:constant=2,negative=true"
+    assert str(parse_weighting("em:window=16,rate=0.25")) == "em:window=16,rate=0.25"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gird", "'gird' is unknown; did you mean 'grid'?"),
+        ("mt-relaese", "did you mean 'mt-release'?"),
+        ("", "use one of static, random, grid"),
+        ("grid:windwo=3", "field 'windwo' is unknown; did you mean 'window'?"),
+        ("static:window=3", "static: field 'window' is unknown; it has no fields"),
+        ("grid:measure=klt", "measure 'klt' is unknown; did you mean 'kl'?"),
+        ("grid:window=0", "window 0; give 1 or more"),
+        ("grid:window=many", "window 'many'; give a number or all"),
+        ("grid:steps", "steps ''; give a number"),
+        ("em:rate=2", "rate 2; give from 0 to 1"),
+        ("em:rate=nan", "rate nan; give from 0 to 1"),
+        ("inverse_error_power:tau=-1", "tau -1; give 0 or more"),
+        ("adaboost:negative=yes", "negative 'yes'; give true or false"),
+        ("random:draw=even", "draw 'even' is unknown; use one of dirichlet, uniform"),
+    ],
+)
+def test_wrong_texts_are_answered_with_the_mend(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_weighting(text)
+    assert message in str(error.value)
+    assert str(error.value).startswith("weighting")
+
+
+def test_state_is_small_and_holds_no_distributions() -> None:
+    def size(text: str, views: int) -> int:
+        state = jax.eval_shape(parse_weighting(text).init, jax.ShapeDtypeStruct((1, views), jnp.float32))
+        return sum(leaf.size for leaf in jax.tree.leaves(state))
+
+    overhead = {views: 2 * views + 1 for views in (2, 4)}
+    assert size("static", 4) == 4
+    assert size("grid:measure=kl", 4) == overhead[4] + 286
+    assert size("mt-release", 2) == overhead[2] + 2 * 11
+    assert size("mt-release", 2) < size("grid:measure=matches_kl,window=16", 2) == overhead[2] + 16 * 2 * 11
+    assert size("em", 4) == overhead[4] + 4
