@@ -23,11 +23,12 @@ from tests.decoding import tiny
 from tests.decoding import weighting_reference as reference
 from tests.oracles import numpy_softmax
 
-LENGTHS, IMAGES, B, NEW, GAMMA = [5, 3, 7], [1, 0, 2], 3, 12, 3
+LENGTHS, IMAGES, B, NEW, GAMMA = [5, 3, 7], [1, 1, 2], 3, 12, 3
 TEMPERATURE = [0.0, 1.0, 0.7]
-TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
+IMAGE = tiny.VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholder would show an image
+TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0, image=IMAGE)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.1)
-BATCH = tiny.weighted(tiny.prompts(LENGTHS, IMAGES, ("M", "T")), 0.3, 0.7)
+BATCH = tiny.weighted(tiny.prompts(LENGTHS, IMAGES, ("M", "T"), image=IMAGE), 0.3, 0.7)
 PIXELS = BATCH.images["pixels"]
 OPTIONS = tiny.sampling(B, TEMPERATURE, new=[NEW, NEW, 5], eos=(-1, -1), top_k=[0, 4, 0], top_p=[1.0, 1.0, 0.8])
 
@@ -48,7 +49,7 @@ def following(prompt: PromptRows, b: int, answer: np.ndarray, params: Params) ->
     row = np.zeros(prompt.tokens.shape[-1] + NEW, np.int32)
     row[:length], row[length : length + NEW] = prompt.tokens[b, :length], answer
     logits = np.asarray(forward(params, jnp.asarray(row[None]), PIXELS[b : b + 1]))[0]
-    return numpy_softmax(logits[length - 1 : length - 1 + NEW], TEMPERATURE[b] or 1.0)
+    return np.stack([numpy_softmax(place, TEMPERATURE[b] or 1.0) for place in logits[length - 1 :][:NEW]])
 
 
 @pytest.mark.parametrize(
@@ -80,5 +81,5 @@ def test_the_loop_shows_what_was_verified(text: str, rule: object, window: int |
             assert fresh == n + 1
             here = slice(int(before[b]), int(before[b]) + min(fresh, GAMMA))
             row.observe(p[here], q[here])
-            np.testing.assert_allclose(ours[b], row.weights, rtol=5e-3, atol=1e-3)
+            np.testing.assert_allclose(ours[b], row.weights, rtol=1e-3, atol=1e-4)
         assert len(row.p) >= 3
