@@ -99,3 +99,27 @@ def sampling_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
         "p-value of the two-sample chi-square test that both are distributed alike.",
     ]
     return "Sampled answers against plain decoding", header, cells, notes
+
+
+def regret_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
+    """A line per rule and turn, pooled over the tokens of all sets, best block efficiency first."""
+    views = ",".join(rows[0]["views"])
+    title = f"Weightings of views {views}: losses a token and regret, gamma {config.gamma}"
+    losses = ("kl", "rejections", "misses")
+    header = ["weighting", "turn", "tau", "KL", "rejected", "missed", "R(KL)", "R(rej.)", "R(miss.)"]
+    lines = []
+    for rule, turn in dict.fromkeys((row["weighting"], row["turn"]) for row in rows):
+        found = [row for row in rows if (row["weighting"], row["turn"]) == (rule, turn)]
+        tokens = [row["tokens"] for row in found]
+        blocks = sum(row["num_spec_steps"] for row in found)
+        means = [float(np.average([row[f] for row in found], weights=tokens)) for f in losses]
+        means += [float(np.average([row[f"regret_{f}"] for row in found], weights=tokens)) for f in losses]
+        lines.append((turn, -sum(tokens) / blocks, rule, means))
+    cells = [[rule, str(turn), f"{-tau:.3f}", *(f"{x:.3f}" for x in means)] for turn, tau, rule, means in sorted(lines)]
+    notes = [
+        f"{config.limit} samples of each of {len(config.twins)} sets; rules replayed on the target's greedy answers. "
+        "tau: block efficiency. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, mixture), both at "
+        "temperature 1; missed: share of tokens where the likeliest differ.",
+        "R: the same less that of each answer's best fixed weights, chosen with hindsight for that loss on a grid.",
+    ]
+    return title, header, cells, notes

@@ -1,0 +1,42 @@
+"""A replay of a rule on recorded answers makes the blocks that decoding with it makes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.eval.mini import config as mini
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.evaluation.block_efficiency import each_turn
+from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.regret import best_fixed, record, replay
+
+CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt_buckets=(128,), image_buckets=(1,))
+
+
+@pytest.mark.parametrize("text", ["mt-release", "em:window=4"])
+def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedModel, LoadedModel]) -> None:
+    target, draft = models
+    plain = Engine(target, None, CONFIG.engine(CONFIG.rows[0]))
+    engine = Engine(target, draft, CONFIG.engine(Row("MT", ("M", "T"), weighting=text)))
+    _, questions = next(each_turn(CONFIG, plain, "describe"))
+    requests = [Request(question.prompt, CONFIG.max_new_tokens) for question in questions]
+    results = engine.generate(requests)
+    recording = record(engine, requests, [result.tokens for result in results])
+    sums = replay(parse_weighting(text), CONFIG.gamma, recording)
+    assert np.asarray(sums["blocks"])[: len(requests)].tolist() == [result.stats.steps for result in results]
+    assert np.asarray(sums["tokens"])[: len(requests)].tolist() == [result.stats.emitted for result in results]
+
+    uniform, best = replay(parse_weighting("static"), CONFIG.gamma, recording), best_fixed(recording)
+    for loss, least in best.items():
+        assert (np.asarray(least) <= np.asarray(uniform[loss]) + 1e-3).all()
+    assert float(jnp.sum(best["kl"])) < float(jnp.sum(uniform["kl"]))
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[LoadedModel, LoadedModel]:
+    return LoadedModel.load(CONFIG.target), LoadedModel.load(CONFIG.draft)
