@@ -10,10 +10,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxspec.config import LlavaConfig, ModelConfig
+from jaxspec.config import LlavaConfig, LlavaOnevisionConfig, ModelConfig
 from jaxspec.errors import InputError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+_PAGE_SETTINGS = {
+    *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
+    *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
+}
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -55,6 +59,16 @@ def load_image_processor(path: str | Path) -> Any:
         ) from error
 
 
+def page_processor(tiles: Any) -> Any:
+    """The LLaVA-1.5 image processor with the sizes and colours of a LLaVA-NeXT one: one page an image, cropped."""
+    import transformers
+
+    known = {key: value for key, value in tiles.to_dict().items() if key in _PAGE_SETTINGS}
+    # transformers 5 calls its Pillow backend so; transformers 4 has no other class of that name.
+    maker = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
+    return maker(**known)
+
+
 def save_processors(
     path: Path, config: ModelConfig, tokenizer: Any | None, image_processor: Any | None
 ) -> None:
@@ -68,14 +82,28 @@ def save_processors(
     if image_processor is not None:
         image_processor.save_pretrained(str(path))
     if tokenizer is not None and image_processor is not None and isinstance(config, LlavaConfig):
-        processor = {
-            "processor_class": "LlavaProcessor",
-            "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),
-            "num_additional_image_tokens": 1,  # the class token, which "default" drops again
-            "patch_size": config.vision_config.patch_size,
-            "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        words = json.dumps(_processor(config, tokenizer), indent=2)
+        (path / "processor_config.json").write_text(words + "\n", encoding="utf-8")
+
+
+def _processor(config: LlavaConfig, tokenizer: Any) -> dict[str, Any]:
+    """What transformers' processor class of the family counts an image's placeholders by."""
+    shared = {
+        "processor_class": type(config).__name__.removesuffix("Config") + "Processor",
+        "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),
+        "vision_feature_select_strategy": config.vision_feature_select_strategy,
+    }
+    if isinstance(config, LlavaOnevisionConfig):
+        return shared | {
+            "video_token": tokenizer.convert_ids_to_tokens(config.video_token_index),
+            "num_image_tokens": config.image_tokens,
+            "vision_aspect_ratio": config.vision_aspect_ratio,
         }
-        (path / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
+    return shared | {
+        # The class token, which "default" drops again.
+        "num_additional_image_tokens": int(config.vision_config.class_token),
+        "patch_size": config.vision_config.patch_size,
+    }
 
 
 def _speak_both_versions(file: Path) -> None:

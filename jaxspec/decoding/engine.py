@@ -222,7 +222,7 @@ class Engine:
         for image in prompt.images:
             if view.reads_images:
                 assert model.images is not None
-                shown.append(model.images.slots((image.height, image.width), view.pool))
+                shown.append(model.images.slots((image.height, image.width), view.pool, len(prompt.images)))
             else:
                 shown.append(view.substitute(self.encoder))
         return rewrite(prompt.tokens, self.encoder.image_token, shown)
@@ -247,8 +247,8 @@ class Engine:
 
     def _sizes(self, request: Request, rows: list[Row]) -> Sizes:
         def units(model: LoadedModel | None) -> int:
-            reader = model and model.images
-            count = sum(reader.units((image.height, image.width)) for image in request.prompt.images) if reader else 0
+            images, reader = request.prompt.images, model and model.images
+            count = sum(reader.units((x.height, x.width), len(images)) for x in images) if reader else 0
             return bucket(count, self.config.image_buckets, "image units of one prompt")
 
         return Sizes(

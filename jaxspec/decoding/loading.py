@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,16 @@ import numpy as np
 from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import LlavaConfig, ModelConfig, text_config
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, page_processor
+from jaxspec.config import LlavaConfig, LlavaNextConfig, ModelConfig, text_config
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.typing import Params
 
+ImageReading = Literal["own", "base"]
+"""Images as the family reads them; or a LLaVA-NeXT as LLaVA-1.5, one page an image."""
 SPARE_TOKENS = 64
 """Added and padding tokens that only one of target and draft may have; their words must be the same."""
 
@@ -37,12 +39,35 @@ class LoadedModel:
 
     @classmethod
     def load(
-        cls, path_or_id: str | Path, dtype: jnp.dtype | None = None, revision: str | None = None
+        cls,
+        path_or_id: str | Path,
+        dtype: jnp.dtype | None = None,
+        revision: str | None = None,
+        images: ImageReading = "own",
     ) -> LoadedModel:
-        """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit."""
+        """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
+
+        With `images` "base", see `on_base_pages`.
+        """
         found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
         processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
-        return cls(found.config, found.params, load_tokenizer(found.path), processor)
+        model = cls(found.config, found.params, load_tokenizer(found.path), processor)
+        return model.on_base_pages() if images == "base" else model
+
+    def on_base_pages(self) -> LoadedModel:
+        """A LLaVA-NeXT read as LLaVA-1.5: of each image one page, scaled and cropped, and no end-of-line embedding.
+
+        The released TABED code runs its LLaVA-NeXT targets so. A LLaVA-1.5 is what it was; InputError for others.
+        """
+        if self.config.model_type not in ("llava", "llava_next"):
+            raise InputError(
+                f"images 'base': reads a llava_next model as LLaVA-1.5, and this is {self.config.model_type!r}; "
+                "leave the option out"
+            )
+        if not isinstance(self.config, LlavaNextConfig):
+            return self
+        params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
+        return LoadedModel(self.config.one_page(), params, self.tokenizer, page_processor(self.image_processor))
 
     @property
     def images(self) -> ImageInputs | None:
@@ -73,8 +98,8 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
     a, b = target.config, draft.config
     if not isinstance(a, LlavaConfig) or not isinstance(b, LlavaConfig):
         return False
-    fields = ("vision_config", "vision_feature_layer", "vision_feature_select_strategy")
-    if any(getattr(a, name) != getattr(b, name) for name in fields):
+    fields = ("vision_config", "vision_feature_layer", "vision_feature_select_strategy", "image_grid_pinpoints")
+    if any(getattr(a, name, None) != getattr(b, name, None) for name in fields):
         return False
     if type(target.images) is not type(draft.images):
         return False

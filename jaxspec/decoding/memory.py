@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.state import PromptBatch
+from jaxspec.decoding.views import VIEWS, View
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import QUERY_BLOCK
@@ -87,19 +88,22 @@ def abstract_inputs(
     def make() -> tuple[PromptBatch, Sampling]:
         row = jnp.zeros(batch, jnp.int32)
 
-        def rows(shown: bool) -> PromptRows:
-            sources = jnp.zeros((batch, sizes.length, 1), jnp.int32) if shown else None
-            return PromptRows(jnp.zeros((batch, sizes.length), jnp.int32), row, sources)
+        def rows(model: LanguageModel, units: int, view: View) -> PromptRows:
+            tokens, shown = jnp.zeros((batch, sizes.length), jnp.int32), model.blended(view.pool)
+            if not (units and shown and view.reads_images):
+                return PromptRows(tokens, row)
+            sources = jnp.zeros((batch, sizes.length, shown), jnp.int32)
+            return PromptRows(tokens, row, sources, jnp.zeros(sources.shape) if shown > 1 else None)
 
         def images(model: LanguageModel, units: int) -> dict[str, Array] | None:
             return image_zeros(model.config, batch, units) if units else None
 
-        inputs = PromptBatch(rows(sizes.units > 0), images(program.target, sizes.units))
+        inputs = PromptBatch(rows(program.target, sizes.units, VIEWS["M"]), images(program.target, sizes.units))
         if not isinstance(program, Autoregressive):
             drafter = program.drafter
             own = any(view.reads_images for view in drafter.views) and not program.shares_tower
             inputs = inputs.replace(
-                views=tuple(rows(view.reads_images and sizes.view_units > 0) for view in drafter.views),
+                views=tuple(rows(drafter.model, sizes.view_units, view) for view in drafter.views),
                 view_images=images(drafter.model, sizes.view_units) if own else None,
                 weights=jnp.zeros((batch, len(drafter.views))),
             )

@@ -170,10 +170,11 @@ def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -
     assert reader is not None
     assert isinstance(config, LlavaConfig)
     sizes = [(image.height, image.width) for image in map(to_rgb, prompt.images)]
-    row = rewrite(prompt.tokens, config.image_token_index, [reader.slots(size, None) for size in sizes])
+    row = rewrite(prompt.tokens, config.image_token_index, [reader.slots(size, None, len(sizes)) for size in sizes])
     whole = row.followed_by(answer)
     (rows,) = stack_rows([[whole]], -(-len(whole) // PASS) * PASS)
-    images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], sum(map(reader.units, sizes)))
+    units = sum(reader.units(size, len(sizes)) for size in sizes)
+    images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], units)
     return np.asarray(_last_logits(LanguageModel(config), target.params, rows, images))
 
 

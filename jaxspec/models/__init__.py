@@ -14,6 +14,8 @@ from jaxspec.cache import KVCache, init_cache
 from jaxspec.config import (
     LlamaConfig,
     LlavaConfig,
+    LlavaNextConfig,
+    LlavaOnevisionConfig,
     MistralConfig,
     ModelConfig,
     OptConfig,
@@ -22,9 +24,10 @@ from jaxspec.config import (
     text_config,
 )
 from jaxspec.errors import InputError
+from jaxspec.models.anyres import LlavaNextImages, LlavaOnevisionImages
 from jaxspec.models.decoder import CausalLM
-from jaxspec.models.inputs import LlavaImages, Pool, PromptRows, merge
-from jaxspec.models.llava import Llava
+from jaxspec.models.inputs import ImageInputs, LlavaImages, Pool, PromptRows, merge
+from jaxspec.models.llava import Llava, LlavaNext
 from jaxspec.models.opt import OPT
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -37,7 +40,7 @@ class Family:
     module: Callable[[Any], nn.Module]
     layouts: tuple[tuple[str, str], ...] = ()
     """Regex rewrites, in order, that bring any known file layout to the names of the hub's files."""
-    images: type[LlavaImages] | None = None
+    images: type[ImageInputs] | None = None
     """How its tower reads images; None for text models."""
 
 
@@ -50,7 +53,7 @@ _OPT_LAYOUTS = (
 _LLAVA_LAYOUTS = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
-    (r"^model\.(vision_tower|multi_modal_projector)\.", r"\1."),
+    (r"^model\.(vision_tower\.|multi_modal_projector\.|image_newline$)", r"\1"),
     (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
 )
 
@@ -60,6 +63,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS),
     "opt": Family(OptConfig, OPT, _OPT_LAYOUTS),
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages),
+    "llava_next": Family(LlavaNextConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaNextImages),
+    "llava_onevision": Family(LlavaOnevisionConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaOnevisionImages),
 }
 
 
@@ -112,6 +117,11 @@ class LanguageModel:
     def sees(self) -> bool:
         """Whether the model has a vision tower."""
         return family_of(self.config.model_type).images is not None
+
+    def blended(self, pool: Pool | None) -> int:
+        """K: feature rows that a prompt slot of an image blends; 0 for a text model."""
+        images = family_of(self.config.model_type).images
+        return images.blended(pool) if images else 0
 
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
         """Tower features of every unit of every row's images."""

@@ -63,7 +63,7 @@ class Pool:
     """Average pooling of an image's features (view P)."""
 
     tokens: int | None = None
-    """Tokens that are left of one page; None for a quarter."""
+    """Tokens that are left of one page; None for a quarter, or over squares the nearest square below it."""
     kind: Literal["avg2d", "avg1d"] = "avg2d"
     """Over squares of the page, or over runs of the features in reading order."""
     after_projector: bool = False
@@ -71,7 +71,9 @@ class Pool:
 
     def count(self, tokens: int) -> int:
         """Tokens left of a page of `tokens`."""
-        left = tokens // 4 if self.tokens is None else self.tokens
+        left = self.tokens
+        if left is None:
+            left = tokens // 4 if self.kind == "avg1d" else math.isqrt(tokens // 4) ** 2
         square = self.kind == "avg1d" or math.isqrt(left) ** 2 == left
         if not 0 < left <= tokens or not square or (self.kind == "avg2d" and math.isqrt(tokens) ** 2 != tokens):
             raise InputError(
@@ -100,21 +102,28 @@ def _windows(size: int, left: int) -> np.ndarray:
 class ImageInputs(Protocol):
     """How a family's tower reads images: host side, made of a configuration and transformers' image processor."""
 
+    def __init__(self, config: Any, processor: Any) -> None: ...
+
     @staticmethod
     def shapes(config: Any) -> Shapes:
         """Arrays of one unit."""
         ...
 
-    def units(self, size: Size) -> int:
-        """Units of an image of that size."""
+    @staticmethod
+    def blended(pool: Pool | None) -> int:
+        """K: feature rows that a slot blends, pooled or not."""
         ...
 
-    def slots(self, size: Size, pool: Pool | None) -> Slots:
+    def units(self, size: Size, images: int = 1) -> int:
+        """Units of an image of that size, one of `images` in its prompt."""
+        ...
+
+    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
         """What its prompt slots show, pooled for view P."""
         ...
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """The units [U, ...] of each RGB PIL image."""
+        """The units [U, ...] of each of a prompt's RGB PIL images."""
         ...
 
 
@@ -130,10 +139,14 @@ class LlavaImages:
         vision = config.vision_config
         return {"pixels": ((vision.image_size, vision.image_size, vision.num_channels), np.float32)}
 
-    def units(self, size: Size) -> int:
+    @staticmethod
+    def blended(pool: Pool | None) -> int:
         return 1
 
-    def slots(self, size: Size, pool: Pool | None) -> Slots:
+    def units(self, size: Size, images: int = 1) -> int:
+        return 1
+
+    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
         count = self.config.image_tokens if pool is None else pool.count(self.config.image_tokens)
         return Slots(np.arange(count, dtype=np.int32)[:, None], count)
 

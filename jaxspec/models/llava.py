@@ -1,4 +1,4 @@
-"""LLaVA-1.5: tower -> projector -> merge -> decoder."""
+"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: tower -> projector -> merge -> decoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxspec.config import LlavaConfig
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import Pool, in_order, merge
-from jaxspec.models.layers import dense
+from jaxspec.models.layers import INIT, dense
 from jaxspec.models.vision import VisionTower
 from jaxspec.typing import Array, Float, Int
 
@@ -55,9 +55,33 @@ class Llava(nn.Module):
             projected = jnp.einsum("QP,BUPD->BUQD", averages, projected)
         return projected.reshape(projected.shape[0], -1, projected.shape[-1])
 
-    def __call__(self, tokens: Int[Array, "B L"], pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B L V"]:
-        """Logits of a whole right-padded batch, no cache; its images are shown in order."""
-        sources = in_order(tokens == self.config.image_token_index)
-        embeds = merge(self.language_model.embed(tokens), self.project(self.encode(pixels)), sources, None)
+    def __call__(
+        self,
+        tokens: Int[Array, "B L"],
+        pixels: Float[Array, "B U Y X 3"],
+        sources: Int[Array, "B L K"] | None = None,
+        blend: Float[Array, "B L K"] | None = None,
+    ) -> Float[Array, "B L V"]:
+        """Logits of a whole right-padded batch, no cache. Without `sources` the table's rows are shown in order."""
+        if sources is None:
+            sources = in_order(tokens == self.config.image_token_index)
+        embeds = merge(self.language_model.embed(tokens), self.project(self.encode(pixels)), sources, blend)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         return self.language_model.logits(self.language_model.hidden(embeds, positions)[0])
+
+
+class LlavaNext(Llava):
+    """Hugging Face's `LlavaNextForConditionalGeneration` and `LlavaOnevisionForConditionalGeneration`.
+
+    The two differ in what the prompt shows of the table (`models/anyres.py`), not in what is computed here.
+    """
+
+    def setup(self) -> None:
+        super().setup()
+        self.image_newline = self.param("image_newline", INIT, (self.config.text_config.hidden_size,))
+
+    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B X D"]:
+        """The table of feature rows, with the end-of-line embedding as its last."""
+        table = super().project(features, pool)
+        newline = jnp.broadcast_to(self.image_newline.astype(table.dtype), (table.shape[0], 1, table.shape[2]))
+        return jnp.concatenate([table, newline], axis=1)

@@ -1,4 +1,4 @@
-"""The CLIP vision tower, any resolution and patch size."""
+"""The CLIP and SigLIP vision towers, any resolution and patch size."""
 
 from __future__ import annotations
 
@@ -10,20 +10,32 @@ from jaxspec.config import VisionConfig
 from jaxspec.models.layers import INIT, LayerNorm, dense
 from jaxspec.typing import Array, Float
 
+_ACTIVATIONS = {
+    "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu_pytorch_tanh": nn.gelu,
+}
+
 
 class Embeddings(nn.Module):
+    """Patches, and the class token before them in CLIP, with learned positions."""
+
     config: VisionConfig
 
     @nn.compact
-    def __call__(self, pixels: Float[Array, "B Y X 3"]) -> Float[Array, "B P+1 D"]:
+    def __call__(self, pixels: Float[Array, "B Y X 3"]) -> Float[Array, "B P D"]:
         c = self.config
         patch = (c.patch_size, c.patch_size)
-        conv = nn.Conv(c.hidden_size, patch, patch, "VALID", use_bias=False, kernel_init=INIT, name="patch_embedding")
-        patches = conv(pixels).reshape(pixels.shape[0], -1, c.hidden_size)
-        cls = self.param("class_embedding", INIT, (c.hidden_size,)).astype(patches.dtype)
-        cls = jnp.broadcast_to(cls, (pixels.shape[0], 1, c.hidden_size))
-        positions = nn.Embed(c.side**2 + 1, c.hidden_size, embedding_init=INIT, name="position_embedding")
-        return jnp.concatenate([cls, patches], axis=1) + positions(jnp.arange(c.side**2 + 1))
+        conv = nn.Conv(
+            c.hidden_size, patch, patch, "VALID", use_bias=not c.class_token, kernel_init=INIT, name="patch_embedding"
+        )
+        x = conv(pixels).reshape(pixels.shape[0], -1, c.hidden_size)
+        if c.class_token:
+            cls = self.param("class_embedding", INIT, (c.hidden_size,)).astype(x.dtype)
+            x = jnp.concatenate([jnp.broadcast_to(cls, (x.shape[0], 1, c.hidden_size)), x], axis=1)
+        count = c.side**2 + c.class_token
+        positions = nn.Embed(count, c.hidden_size, embedding_init=INIT, name="position_embedding")
+        return x + positions(jnp.arange(count))
 
 
 class EncoderLayer(nn.Module):
@@ -49,16 +61,18 @@ class SelfAttention(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
         c = self.config
+        q, k, v = (dense(c.hidden_size, bias=True, name=name)(x) for name in ("q_proj", "k_proj", "v_proj"))
+        return dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
 
-        def heads(name: str) -> Array:
-            proj = dense(c.hidden_size, bias=True, name=name)
-            return proj(x).reshape(*x.shape[:2], c.num_attention_heads, -1)
 
-        q, k, v = heads("q_proj"), heads("k_proj"), heads("v_proj")
-        scores = jnp.einsum("BPNH,BQNH->BNPQ", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-        probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        out = jnp.einsum("BNPQ,BQNH->BPNH", probs, v).reshape(x.shape)
-        return dense(c.hidden_size, bias=True, name="out_proj")(out)
+def _attend(
+    heads: int, q: Float[Array, "B Q D"], k: Float[Array, "B P D"], v: Float[Array, "B P D"]
+) -> Float[Array, "B Q D"]:
+    """Every query reads all of the page."""
+    shape, (q, k, v) = q.shape, (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+    scores = jnp.einsum("BQNH,BPNH->BNQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("BNQP,BPNH->BQNH", probs, v).reshape(shape)
 
 
 class MLP(nn.Module):
@@ -68,8 +82,7 @@ class MLP(nn.Module):
     def __call__(self, x: Array) -> Array:
         c = self.config
         h = dense(c.intermediate_size, bias=True, name="fc1")(x)
-        h = h * nn.sigmoid(1.702 * h) if c.hidden_act == "quick_gelu" else nn.gelu(h, approximate=False)
-        return dense(c.hidden_size, bias=True, name="fc2")(h)
+        return dense(c.hidden_size, bias=True, name="fc2")(_ACTIVATIONS[c.hidden_act](h))
 
 
 class Encoder(nn.Module):
@@ -85,22 +98,58 @@ class Encoder(nn.Module):
         return tuple(states)
 
 
+class PoolingHead(nn.Module):
+    """SigLIP's pooled output: one learned query attends to all patches; then an MLP."""
+
+    config: VisionConfig
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B D"]:
+        c = self.config
+        probe = self.param("probe", INIT, (1, 1, c.hidden_size)).astype(x.dtype)
+        pooled = ProbeAttention(c, name="attention")(jnp.broadcast_to(probe, (x.shape[0], 1, c.hidden_size)), x)[:, 0]
+        return pooled + MLP(c, name="mlp")(LayerNorm(c.layer_norm_eps, name="layernorm")(pooled))
+
+
+class ProbeAttention(nn.Module):
+    """PyTorch's `MultiheadAttention`, which keeps the three input projections in one matrix."""
+
+    config: VisionConfig
+
+    @nn.compact
+    def __call__(self, queries: Float[Array, "B Q D"], x: Float[Array, "B P D"]) -> Float[Array, "B Q D"]:
+        c = self.config
+        weight = self.param("in_proj_weight", INIT, (3 * c.hidden_size, c.hidden_size))
+        bias = self.param("in_proj_bias", nn.initializers.zeros, (3 * c.hidden_size,))
+        sides = zip((queries, x, x), jnp.split(weight, 3), jnp.split(bias, 3), strict=True)
+        q, k, v = (y @ w.T + b for y, w, b in sides)
+        return dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
+
+
 class VisionTransformer(nn.Module):
     config: VisionConfig
 
     def setup(self) -> None:
-        self.embeddings = Embeddings(self.config)
-        self.pre_layrnorm = LayerNorm(self.config.layer_norm_eps)  # the checkpoints' own spelling
-        self.encoder = Encoder(self.config)
-        self.post_layernorm = LayerNorm(self.config.layer_norm_eps)
+        c = self.config
+        self.embeddings = Embeddings(c)
+        if c.class_token:
+            self.pre_layrnorm = LayerNorm(c.layer_norm_eps)  # the checkpoints' own spelling
+        self.encoder = Encoder(c)
+        self.post_layernorm = LayerNorm(c.layer_norm_eps)
+        if c.vision_use_head:
+            self.head = PoolingHead(c)
 
     def __call__(self, pixels: Array) -> tuple[tuple[Array, ...], Array]:
-        states = self.encoder(self.pre_layrnorm(self.embeddings(pixels)))
-        return states, self.post_layernorm(states[-1][:, 0])
+        x = self.embeddings(pixels)
+        states = self.encoder(self.pre_layrnorm(x) if self.config.class_token else x)
+        if self.config.class_token:
+            return states, self.post_layernorm(states[-1][:, 0])
+        last = self.post_layernorm(states[-1])
+        return states, self.head(last) if self.config.vision_use_head else last
 
 
 class VisionTower(nn.Module):
-    """Hugging Face's `CLIPVisionModel`."""
+    """Hugging Face's `CLIPVisionModel` or `SiglipVisionModel`."""
 
     config: VisionConfig
 
@@ -109,9 +158,10 @@ class VisionTower(nn.Module):
 
     def __call__(
         self, pixels: Float[Array, "B Y X 3"]
-    ) -> tuple[tuple[Float[Array, "B P+1 D"], ...], Float[Array, "B D"]]:
-        """All hidden states (the embeddings first) and the pooled output.
+    ) -> tuple[tuple[Float[Array, "B P D"], ...], Float[Array, "B *P D"]]:
+        """All hidden states (the embeddings first), and the pooled output.
 
+        A SigLIP tower without `vision_use_head` pools nothing: its last states, normed, stand there instead.
         Under `jit` the layers past the one that a caller reads are never computed.
         """
         return self.vision_model(pixels)

@@ -1,0 +1,150 @@
+"""Images of any resolution: LLaVA-NeXT's and LLaVA-OneVision's tiles.
+
+An image is scaled into the best of some grids of tiles and padded to fill it. The tower reads a base tile (the
+whole image) and then the grid's tiles, row by row. The prompt shows the base tile's features, then the grid's,
+stitched together, less the padding, each line closed by a learned embedding. Sections 3 of the LLaVA-NeXT
+(2024-01-30) post and 3.1 of LLaVA-OneVision (arXiv 2408.03326); rounding is that of transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.errors import InputError
+from jaxspec.models.inputs import NEWLINE, LlavaImages, Pool, Size, Slots, check_pixels
+
+
+class LlavaNextImages(LlavaImages):
+    """LLaVA-NeXT: a base tile and those of the best grid. View P shows the base tile alone, pooled."""
+
+    def units(self, size: Size, images: int = 1) -> int:
+        rows, columns = self._tiles(size)
+        return 1 + rows * columns
+
+    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
+        page, units = self.config.image_tokens, self.units(size, images)
+        if pool is not None:
+            left = pool.count(page)
+            return Slots(np.arange(left, dtype=np.int32)[:, None], units * left)
+        lines = np.pad(self._grid(size), ((0, 0), (0, 1)), constant_values=NEWLINE)
+        return Slots(np.append(np.arange(page, dtype=np.int32), lines)[:, None], units * page)
+
+    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        out = []
+        for image, values in zip(images, self._processed(images), strict=True):
+            check_pixels(values.shape[1:], self.config.vision_config.image_size)
+            expected = self.units((image.height, image.width), len(images))
+            if len(values) != expected:
+                raise InputError(
+                    f"image processor: makes {len(values)} tiles of {image.height}x{image.width} pixels, and "
+                    f"config.json asks for {expected}; use the preprocessor_config.json that belongs to the model"
+                )
+            out.append({"pixels": values.transpose(0, 2, 3, 1)})
+        return out
+
+    def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
+        """Tiles [U, 3, Y, X] of each image."""
+        return [np.asarray(self.processor(images=[i], return_tensors="np")["pixel_values"])[0] for i in images]
+
+    def _tiles(self, size: Size) -> Size:
+        """Rows and columns of tiles of an image's grid."""
+        height, width = best_resolution(size, self.config.image_grid_pinpoints)
+        side = self.config.vision_config.image_size
+        return height // side, width // side
+
+    def _grid(self, size: Size) -> np.ndarray:
+        """Feature rows int32 [Y, X] of the grid's patches that show the image."""
+        rows, columns = self._tiles(size)
+        page, side = self.config.image_tokens, self.config.vision_config.side
+        tiles = page + np.arange(rows * columns * page, dtype=np.int32).reshape(rows, columns, side, side)
+        return unpadded(tiles.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), size)
+
+
+class LlavaOnevisionImages(LlavaNextImages):
+    """LLaVA-OneVision: as NeXT, with the features of large grids scaled down.
+
+    Where a prompt has several images, each is its base tile (padded to a square, not stretched) and one
+    end-of-line embedding.
+    """
+
+    @staticmethod
+    def blended(pool: Pool | None) -> int:
+        return 4 if pool is None else 1
+
+    def units(self, size: Size, images: int = 1) -> int:
+        return super().units(size) if images == 1 else 1
+
+    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
+        if pool is not None:
+            return super().slots(size, pool, images)
+        page = self.config.image_tokens
+        grid = self._grid(size) if images == 1 else np.zeros((1, 0), np.int32)  # of several: one line, empty
+        over = math.sqrt(grid.size / (self.config.most_tiles * page))
+        height, width = (int(length // over) if over > 1.1 else length for length in grid.shape)
+        if over > 1.1 and not (height and width):
+            raise _too_thin(size)
+        sources, blend = bilinear(grid, height, width)
+        ends = ((0, 0), (0, 1), (0, 0))
+        sources, blend = np.pad(sources, ends, constant_values=NEWLINE), np.pad(blend, ends)
+        blend[:, -1, 0] = 1
+        base = np.repeat(np.arange(page, dtype=np.int32)[:, None], 4, axis=1)
+        return Slots(
+            np.concatenate([base, sources.reshape(-1, 4)]),
+            self.units(size, images) * page,
+            np.concatenate([np.eye(1, 4, dtype=np.float32).repeat(page, axis=0), blend.reshape(-1, 4)]),
+        )
+
+    def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
+        # In a list of their own they are the images of one prompt; in a flat list, of a prompt each.
+        return list(np.asarray(self.processor(images=[list(images)], return_tensors="np")["pixel_values"]))
+
+
+def best_resolution(size: Size, pinpoints: Sequence[Size]) -> Size:
+    """The pinpoint in which an image keeps most of its pixels, and of several the one with least padding."""
+    original = size[0] * size[1]
+
+    def merit(pinpoint: Size) -> tuple[int, int]:
+        scale = min(pinpoint[1] / size[1], pinpoint[0] / size[0])
+        kept = min(int(size[1] * scale) * int(size[0] * scale), original)
+        return kept, kept - pinpoint[0] * pinpoint[1]
+
+    best = max(pinpoints, key=merit)  # the first, of equals
+    if merit(best)[0] == 0:
+        raise _too_thin(size)
+    return best
+
+
+def _too_thin(size: Size) -> InputError:
+    return InputError(f"image of {size[0]}x{size[1]} pixels: too thin to be scaled into tiles; crop or pad it")
+
+
+def unpadded(grid: np.ndarray, size: Size) -> np.ndarray:
+    """A grid of patches less the rows or columns that are padding around an image of that size."""
+    height, width = grid.shape
+    if size[1] / size[0] > width / height:
+        padding = (height - int(round(size[0] * (width / size[1]), 7))) // 2
+        return grid[padding : height - padding]
+    padding = (width - int(round(size[1] * (height / size[0]), 7))) // 2
+    return grid[:, padding : width - padding]
+
+
+def bilinear(grid: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sources [height, width, 4] and weights that scale a grid, as PyTorch's `interpolate` without aligned corners."""
+    (top, bottom, low), (left, right, near) = (
+        _neighbours(length, scaled) for length, scaled in zip(grid.shape, (height, width), strict=True)
+    )
+    sources = [grid[y][:, x] for y in (top, bottom) for x in (left, right)]
+    weights = [wy[:, None] * wx for wy in (1 - low, low) for wx in (1 - near, near)]
+    return np.stack(sources, axis=-1), np.stack(weights, axis=-1)
+
+
+def _neighbours(length: int, scaled: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each of `scaled` samples of a line: the two places that it lies between, and how near it is to the second."""
+    step = np.float32(length) / np.float32(max(scaled, 1))  # float32 throughout, as PyTorch
+    at = np.maximum(step * (np.arange(scaled, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5), 0)
+    first = at.astype(np.int32)
+    return first, np.minimum(first + 1, length - 1), at - first.astype(np.float32)
