@@ -20,7 +20,6 @@ from jaxspec.data.prompts import Prompt, place_images
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.weighting_rules import parse_weighting
-from jaxspec.decoding.loading import ImageReading
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics
 from jaxspec.runtime import input_errors, setup_runtime
@@ -38,8 +37,8 @@ class Generate:
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser; without, plain decoding."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file; give the option once an image, in order."""
-    images: ImageReading = "own"
-    """How a LLaVA-NeXT reads images: own (tiles), or base (one page an image, as LLaVA-1.5 and the TABED code do)."""
+    tiles: bool = True
+    """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does: so the released TABED code ran it."""
     views: str = "M"
     """How the draft is shown the prompt, comma-separated: M (as is), T (text only), T-literal, T-special."""
     weights: str | None = None
@@ -105,7 +104,7 @@ def generate(args: Generate) -> str:
     loaded = []
     for name, path in zip(("target", "draft"), paths):
         _progress(f"loading {name} {path}")
-        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), images=args.images))
+        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles))
     engine = Engine(*loaded, config=config)
     request = replace(request, prompt=engine.encoder.prompt(args.prompt, images))
     _say(engine.memory_report([request]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,6 @@ from jaxspec.models import LanguageModel, family_of
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.typing import Params
 
-ImageReading = Literal["own", "base"]
-"""Images as the family reads them; or a LLaVA-NeXT as LLaVA-1.5, one page an image."""
 SPARE_TOKENS = 64
 """Added and padding tokens that only one of target and draft may have; their words must be the same."""
 
@@ -43,31 +41,34 @@ class LoadedModel:
         path_or_id: str | Path,
         dtype: jnp.dtype | None = None,
         revision: str | None = None,
-        images: ImageReading = "own",
+        tiles: bool = True,
     ) -> LoadedModel:
         """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
 
-        With `images` "base", see `on_base_pages`.
+        Without `tiles`, `without_tiles` of it.
         """
         found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
         processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
         model = cls(found.config, found.params, load_tokenizer(found.path), processor)
-        return model.on_base_pages() if images == "base" else model
+        return model if tiles else model.without_tiles()
 
-    def on_base_pages(self) -> LoadedModel:
+    def without_tiles(self) -> LoadedModel:
         """A LLaVA-NeXT read as LLaVA-1.5: of each image one page, scaled and cropped, and no end-of-line embedding.
 
-        The released TABED code runs its LLaVA-NeXT targets so. A LLaVA-1.5 is what it was; InputError for others.
+        The released TABED code runs its LLaVA-NeXT targets so. LLaVA-1.5 and text models are what they were.
+        InputError for families whose images are never one such page.
         """
-        if self.config.model_type not in ("llava", "llava_next"):
+        if self.images is None or self.config.model_type == "llava":
+            return self
+        if self.config.model_type != "llava_next" or not isinstance(self.config, LlavaNextConfig):
             raise InputError(
-                f"images 'base': reads a llava_next model as LLaVA-1.5, and this is {self.config.model_type!r}; "
+                f"tiles: only a llava_next model can be read without, and this is {self.config.model_type!r}; "
                 "leave the option out"
             )
-        if not isinstance(self.config, LlavaNextConfig):
-            return self
         params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
-        return LoadedModel(self.config.one_page(), params, self.tokenizer, page_processor(self.image_processor))
+        return replace(
+            self, config=self.config.one_page(), params=params, image_processor=page_processor(self.image_processor)
+        )
 
     @property
     def images(self) -> ImageInputs | None:
