@@ -102,11 +102,12 @@ class LlavaNextConfig(LlavaConfig):
             ) from None
         object.__setattr__(self, "image_grid_pinpoints", pinpoints)
         side = self.vision_config.image_size
-        if any(length % side or not length for pinpoint in self.image_grid_pinpoints for length in pinpoint):
-            raise InputError(
-                f"{self.model_type} config: image_grid_pinpoints must be whole tiles of {side} pixels, "
-                f"not {', '.join(f'{h}x{w}' for h, w in self.image_grid_pinpoints)}; fix config.json"
-            )
+        for height, width in pinpoints:
+            if height % side or width % side or not height * width:
+                raise InputError(
+                    f"{self.model_type} config: image_grid_pinpoints must be whole tiles of {side} pixels, "
+                    f"and {height}x{width} is not; fix config.json"
+                )
         if self.image_tokens != self.vision_config.side**2:
             raise InputError(
                 f"{self.model_type} config: vision_feature_select_strategy {self.vision_feature_select_strategy!r} "

@@ -69,19 +69,19 @@ LLAMA3 = {
 
 
 def llama(**changes: Any) -> LlamaForCausalLM:
-    return _random(LlamaForCausalLM, _text(changes))
+    return random_model(LlamaForCausalLM, text_config(changes))
 
 
 def mistral(**changes: Any) -> MistralForCausalLM:
-    return _random(MistralForCausalLM, MistralConfig(**TEXT | {"sliding_window": None} | deepcopy(changes)))
+    return random_model(MistralForCausalLM, MistralConfig(**TEXT | {"sliding_window": None} | deepcopy(changes)))
 
 
 def qwen2(**changes: Any) -> Qwen2ForCausalLM:
-    return _random(Qwen2ForCausalLM, Qwen2Config(**TEXT | deepcopy(changes)))
+    return random_model(Qwen2ForCausalLM, Qwen2Config(**TEXT | deepcopy(changes)))
 
 
 def opt(**changes: Any) -> OPTForCausalLM:
-    return _random(OPTForCausalLM, OPTConfig(**OPT | changes))
+    return random_model(OPTForCausalLM, OPTConfig(**OPT | changes))
 
 
 def llava(
@@ -89,20 +89,20 @@ def llava(
 ) -> LlavaForConditionalGeneration:
     """A LLaVA whose prompts hold `PATCHES` placeholders `IMAGE` an image."""
     config = LlavaConfig(
-        text_config=_text(text or {}),
+        text_config=text_config(text or {}),
         vision_config=CLIPVisionConfig(**VISION | (vision or {})),
         image_token_index=IMAGE,
         image_seq_length=PATCHES,
         **changes,
     )
-    return _random(LlavaForConditionalGeneration, config)
+    return random_model(LlavaForConditionalGeneration, config)
 
 
-def _text(changes: dict[str, Any]) -> LlamaConfig:
+def text_config(changes: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(**TEXT | deepcopy(changes))  # transformers writes into the dictionaries it is given
 
 
-def _random(kind: Any, config: Any) -> Any:
+def random_model(kind: Any, config: Any) -> Any:
     """Every parameter drawn, norms and biases too, so that a forgotten or swapped one shows."""
     torch.manual_seed(0)
     model = kind(config)
@@ -128,11 +128,11 @@ def hub_tensors(model: Any) -> dict[str, np.ndarray]:
         (r"^model\.language_model\.", "language_model.model."),
         (r"^lm_head\.", "language_model.lm_head."),
         (r"^model\.vision_tower\.(vision_model\.)?", "vision_tower.vision_model."),
-        (r"^model\.multi_modal_projector\.", "multi_modal_projector."),
+        (r"^model\.(multi_modal_projector\.|image_newline$)", r"\1"),
     )
     tensors = {}
     for name, tensor in model.state_dict().items():
-        if isinstance(model, LlavaForConditionalGeneration):
+        if type(model).__name__.startswith("Llava"):
             for pattern, replacement in renames:
                 name = re.sub(pattern, replacement, name)
         tensors[name] = tensor.numpy().copy()

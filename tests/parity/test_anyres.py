@@ -1,0 +1,284 @@
+"""LLaVA-NeXT and LLaVA-OneVision equal transformers': tiles, unpadding, packed features, logits, files."""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import fields
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from jaxspec.config import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, VisionConfig
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params, family_of
+from jaxspec.models.inputs import ImageInputs, Pool
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from jaxspec.checkpoints import huggingface  # noqa: E402
+from jaxspec.evaluation.exactness import forward_logits  # noqa: E402
+from tests.parity import tiles, tiny  # noqa: E402
+
+SIZES = st.tuples(st.integers(9, 400), st.integers(9, 400))
+SIDES = st.integers(1, 4)
+
+
+def reader(family: str, side: int, pinpoints: list[list[int]], most: int = 9) -> tuple[ImageInputs, Any]:
+    """How a family reads pages of `side` times 4 pixels and some, and the tower-less self of transformers' model."""
+    import transformers
+
+    pixels = 4 * side + 1
+    tower = {"image_size": pixels, "patch_size": 4}
+    grids = [[height * pixels, width * pixels] for height, width in pinpoints]
+    kind = "clip_vision_model" if family == "llava_next" else "siglip_vision_model"
+    given: dict[str, Any] = {"vision_config": VisionConfig(kind, **tower), "image_grid_pinpoints": grids}
+    if family == "llava_onevision":
+        given["vision_aspect_ratio"] = f"anyres_max_{most}"
+    config = family_of(family).config(**given)
+    theirs = getattr(transformers, type(config).__name__)(vision_config={"model_type": kind, **tower})
+    theirs.image_grid_pinpoints = grids
+    images = family_of(family).images
+    assert images is not None
+    return images(config, None), types.SimpleNamespace(config=theirs)
+
+
+def packed(family: str, model: Any, features: Any, size: tuple[int, int], newline: Any, most: int) -> np.ndarray:
+    """transformers' features of one image."""
+    from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
+    from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
+
+    if family == "llava_next":
+        return LlavaNextModel.pack_image_features(model, [features], [size], "default", newline)[0][0].numpy()
+    ratio = f"anyres_max_{most}"
+    return LlavaOnevisionModel.pack_image_features(model, [features], [size], newline, ratio)[0][0].numpy()
+
+
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+@given(
+    size=SIZES,
+    side=st.sampled_from([2, 3, 5]),
+    pinpoints=st.lists(st.tuples(SIDES, SIDES).map(list), min_size=1, max_size=5),
+    most=st.sampled_from([1, 2, 9]),
+    images=st.sampled_from([1, 1, 2]),
+)
+@example(size=(333, 127), side=3, pinpoints=[[4, 2]], most=1, images=1)
+@example(size=(200, 300), side=5, pinpoints=[[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]], most=9, images=1)
+def test_slots_show_what_transformers_packs(family, size, side, pinpoints, most, images):
+    from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
+
+    ours, model = reader(family, side, pinpoints, most)
+    try:
+        slots = ours.slots(size, None, images)
+    except InputError:
+        assume(False)
+    alone = family == "llava_onevision" and images > 1
+    grids, pixels = model.config.image_grid_pinpoints, model.config.vision_config.image_size
+    units = 1 if alone else image_size_to_num_patches(size, grids, pixels)
+    assert ours.units(size, images) == units
+    assert slots.rows == units * side**2 > slots.sources.max()
+    table = np.random.default_rng(0).normal(size=(units * side**2 + 1, 3)).astype(np.float32)
+    features = torch.tensor(table[:-1].reshape(units, side**2, 3))
+    theirs = packed(family, model, features, size, torch.tensor(table[-1]), most)
+    np.testing.assert_allclose(tiles.shown(table, slots.sources, slots.blend), theirs, atol=1e-5)
+    assert slots.sources.shape[1] == ours.blended(None)
+    pooled = ours.slots(size, Pool(), images)
+    assert pooled.rows == units * len(pooled.sources)
+    assert pooled.sources[:, 0].tolist() == list(range(Pool().count(side**2)))
+
+
+@pytest.mark.parametrize(
+    ("family", "count"), [("llava_next", 576), ("llava_onevision", 729)]
+)
+def test_published_sizes(family, count):
+    """Token counts of transformers' processors at the published resolutions."""
+    config = family_of(family).config()
+    images = family_of(family).images
+    assert images is not None
+    assert config.image_tokens == count
+    side = config.vision_config.image_size
+    model = tiles.onevision() if family == "llava_onevision" else tiles.llava_next()
+    counter = tiles.processor(model)
+    counter.image_processor.image_grid_pinpoints = [list(pinpoint) for pinpoint in config.image_grid_pinpoints]
+    counter.num_image_tokens, counter.patch_size, counter.vision_aspect_ratio = count, 14, "anyres_max_9"
+    for size in [(336, 336), (480, 640), (1080, 1920), (3000, 500), (77, 1234), (2304, 2304)]:
+        expected = counter._get_number_of_features(*size, side, side) - (family == "llava_next")
+        assert len(images(config, None).slots(size, None).sources) == expected
+
+
+def test_default_pooling_is_a_square():
+    assert [Pool().count(tokens) for tokens in (576, 729, 9, 4)] == [144, 169, 1, 1]
+    assert Pool(kind="avg1d").count(729) == 182
+
+
+@pytest.fixture(scope="module", params=tiles.MODELS)
+def pair(request, tmp_path_factory) -> tuple[Any, Any]:
+    model = tiles.MODELS[request.param]()
+    return model, tiles.load(tmp_path_factory.mktemp(request.param) / "model", model)
+
+
+def test_logits(pair):
+    """What follows prompts of none, one and several images."""
+    model, ours = pair
+    encoder = PromptEncoder(ours.tokenizer, tiles.IMAGE)
+    for shapes in [(), [(90, 31)], [(40, 41), (13, 64)]]:
+        prompt = encoder.prompt("what?", [tiles.page(*shape) for shape in shapes])
+        with torch.no_grad():
+            theirs = model(**tiles.inputs(model, prompt)).logits[0, -1]
+        tiny.assert_close(forward_logits(ours, prompt, ()), theirs)
+
+
+def test_round_trip(pair, tmp_path):
+    """Written in the hub's layout: transformers loads all of it, bit for bit; and this library again."""
+    model, ours = pair
+    huggingface.save(tmp_path / "out", ours.config, ours.params, tokenizer=ours.tokenizer)
+    again, report = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    assert huggingface.load(tmp_path / "out").config == ours.config
+    assert again.config.image_grid_pinpoints == model.config.image_grid_pinpoints
+    hub = huggingface.load(tiny.write(tmp_path / "hub", model, tiny.hub_tensors(model)))
+    np.testing.assert_array_equal(hub.params["image_newline"], ours.params["image_newline"])
+
+
+def test_processor_files(pair, tmp_path):
+    """What transformers' processor of the family counts placeholders by."""
+    model, ours = pair
+    processor = tiles.processor(model)
+    huggingface.save(
+        tmp_path / "out", ours.config, ours.params, tokenizer=ours.tokenizer, image_processor=ours.image_processor
+    )
+    written = json.loads((tmp_path / "out" / "processor_config.json").read_text())
+    assert written.pop("processor_class") == type(processor).__name__
+    written.pop("video_token", None)  # of no use without videos
+    assert written == {name: getattr(processor, name) for name in written}
+    from jaxspec.checkpoints.processors import load_image_processor
+
+    assert load_image_processor(tmp_path / "out").to_dict() == ours.image_processor.to_dict()
+
+
+CHANGES: dict[type[LlavaConfig], dict[str, Any]] = {
+    LlavaNextConfig: {"image_grid_pinpoints": ((12, 12),)},
+    LlavaOnevisionConfig: {"image_grid_pinpoints": ((12, 12),), "vision_aspect_ratio": "anyres_max_1"},
+}
+"""What these add to LLaVA-1.5's fields, which `test_llava.py` changes."""
+UNREAD = {"video_token_index"}
+"""Only there to be refused in prompts."""
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, changes in CHANGES.items() for name in changes])
+def test_field_changes_slots(kind, name):
+    tower = VisionConfig(kind._tower, image_size=12, patch_size=4)
+    config = {"vision_config": tower, "image_grid_pinpoints": tiles.PINPOINTS}
+    images = family_of(kind.model_type).images
+    assert images is not None
+    before, after = (
+        images(kind(**given), None).slots((50, 50), None) for given in (config, config | {name: CHANGES[kind][name]})
+    )
+    assert before.sources.shape != after.sources.shape
+    known = {field.name for field in fields(LlavaConfig)} | CHANGES[kind].keys()
+    assert {field.name for field in fields(kind)} - UNREAD == known
+
+
+@pytest.mark.parametrize("kind", [LlavaNextConfig, LlavaOnevisionConfig])
+def test_defaults_are_those_of_transformers(kind):
+    """Of files without parts, and of files whose parts leave out their own class's defaults."""
+    import transformers
+
+    side = kind().vision_config.image_size
+    for raw in ({}, {"vision_config": {"image_size": side}, "text_config": {"hidden_size": 896}}):
+        ours, theirs = kind.from_hf(raw), getattr(transformers, kind.__name__)(**raw)
+        for part in ("vision_config", "text_config"):
+            mine, its = getattr(ours, part), getattr(theirs, part)
+            for name in ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+                assert getattr(mine, name) == getattr(its, name), (part, name)
+        own = {"image_grid_pinpoints", "text_config", "vision_config"}
+        for name in {field.name for field in fields(kind)} - own:
+            assert getattr(ours, name) == getattr(theirs, name), name
+        assert [list(pinpoint) for pinpoint in ours.image_grid_pinpoints] == theirs.image_grid_pinpoints
+        assert kind.from_hf(ours.to_hf()) == ours
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "message"),
+    [
+        (LlavaNextConfig, {"image_grid_pinpoints": [[336, 600]]}, "whole tiles of 336 pixels, and 336x600 is not"),
+        (LlavaNextConfig, {"image_grid_pinpoints": "(1x1),...,(6x6)"}, "must be pairs of height and width"),
+        (LlavaNextConfig, {"vision_feature_select_strategy": "full"}, "use 'default' with CLIP towers"),
+        (LlavaOnevisionConfig, {"vision_feature_select_strategy": "default"}, "and 'full' with SigLIP's"),
+        (LlavaOnevisionConfig, {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio 'pad' is not supported"),
+        (LlavaOnevisionConfig, {"vision_config": {"patch_size": [14, 14]}}, r"patch_size \[14, 14\] is not supported"),
+    ],
+)
+def test_unsupported(kind, raw, message):
+    with pytest.raises(InputError, match=message) as caught:
+        kind.from_hf(raw)
+    assert "\n" not in str(caught.value)
+
+
+def test_thin_images():
+    images, _ = reader("llava_next", 3, [[1, 2]])
+    with pytest.raises(InputError, match="image of 2x900 pixels: too thin"):
+        images.slots((2, 900), None)
+
+
+def test_processor_of_another_model(pair):
+    """An image processor that cuts other tiles than config.json says."""
+    _, ours = pair
+    assert ours.images is not None
+    other = tiles.processor(pair[0]).image_processor
+    other.image_grid_pinpoints = [[12, 12]]
+    reader = type(ours.images)(ours.config, other)
+    with pytest.raises(InputError, match=r"makes 2 tiles of 50x50 pixels, and config\.json asks for 10"):
+        reader.read([tiles.page(50, 50)])
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (LlavaNextConfig.from_hf({"text_config": {"vocab_size": 32064}}), 7.063e9),
+        (
+            LlavaOnevisionConfig.from_hf(
+                {
+                    "text_config": {
+                        "hidden_size": 896,
+                        "intermediate_size": 4864,
+                        "num_attention_heads": 14,
+                        "num_hidden_layers": 24,
+                        "num_key_value_heads": 2,
+                        "vocab_size": 152000,
+                        "tie_word_embeddings": True,
+                    }
+                }
+            ),
+            0.894e9,
+        ),
+        (
+            LlavaOnevisionConfig.from_hf(
+                {
+                    "text_config": {
+                        "hidden_size": 3584,
+                        "intermediate_size": 18944,
+                        "num_attention_heads": 28,
+                        "num_hidden_layers": 28,
+                        "num_key_value_heads": 4,
+                        "vocab_size": 152128,
+                    }
+                }
+            ),
+            8.03e9,
+        ),
+    ],
+    ids=["NeXT-7B", "OneVision-0.5B", "OneVision-7B"],
+)
+def test_full_size(config, parameters):
+    import jax
+
+    leaves = jax.tree.leaves(abstract_params(config, jnp.bfloat16))
+    assert sum(leaf.size for leaf in leaves) == pytest.approx(parameters, rel=0.005)

@@ -1,0 +1,60 @@
+"""The SigLIP tower equals transformers' to 1e-4 in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.config import VisionConfig
+from jaxspec.errors import InputError
+from jaxspec.models.vision import VisionTower
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from jaxspec.checkpoints import huggingface  # noqa: E402
+from tests.parity import tiles, tiny  # noqa: E402
+from tests.parity.test_clip import tower  # noqa: E402
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize(("pixels", "patch"), [(12, 4), (12, 5)], ids=["whole patches", "patches and a rest"])
+def test_hidden_states(tmp_path, head, pixels, patch):
+    model = tiles.onevision(vision={"vision_use_head": head, "patch_size": patch, "layer_norm_eps": 1e-3})
+    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    images = np.random.default_rng(0).normal(size=(2, 3, pixels, pixels)).astype(np.float32)
+    with torch.no_grad():
+        theirs = model.model.vision_tower(torch.tensor(images), output_hidden_states=True)
+    ours, pooled = tower(checkpoint.config.vision_config, checkpoint.params["vision_tower"], images)
+    assert len(ours) == len(theirs.hidden_states) == 4
+    for layer in (-1, -2, 0):
+        tiny.assert_close(ours[layer], theirs.hidden_states[layer])
+    tiny.assert_close(pooled, theirs.pooler_output if head else theirs.last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "gelu"}, {"layer_norm_eps": 0.1}, {"vision_use_head": True}, {"num_attention_heads": 2}]
+)
+def test_field_changes_output(change):
+    """What only SigLIP reads, or reads otherwise than CLIP; `test_clip.py` changes the rest."""
+    config = VisionConfig("siglip_vision_model", **tiles.SIGLIP | {"num_hidden_layers": 1})
+    other = replace(config, **change)
+
+    def shapes(c: VisionConfig) -> Any:
+        pixels = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
+        return jax.eval_shape(VisionTower(c).init, jax.random.key(0), pixels)["params"]
+
+    if shapes(config) == shapes(other):
+        params = tiny.random_params(shapes(config))
+        before, after = (tower(c, params, tiny.images(1))[0][-1] for c in (config, other))
+        assert np.abs(before - after).max() > 10 * tiny.TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["image_size", "patch_size"])
+def test_oblong_pages(name):
+    with pytest.raises(InputError, match=rf"{name} \[12, 24\] is not supported"):
+        VisionConfig.from_hf({"model_type": "siglip_vision_model", name: [12, 24]})
