@@ -11,7 +11,7 @@ Turns are joined as token ids, never by decoding and encoding again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from jaxspec.errors import InputError
 
 PLACEHOLDER = "<image>"
+VIDEO = "<video>"
 _ANSWER = "<<the answer>>"
 """What a chat template is given for an answer, to see what it writes behind it."""
 
@@ -59,7 +60,7 @@ class PromptEncoder:
 
     def prompt(self, question: str, images: Sequence[Any] = ()) -> Prompt:
         """The first turn. Images without a placeholder in the question are put in front of it."""
-        text = self._opening(self._place(question, len(images)))
+        text = self._opening(question, len(images))
         return Prompt(np.asarray([*self._bos(text), *self._ids(text)], np.int32), tuple(images))
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()) -> Prompt:
@@ -67,7 +68,7 @@ class PromptEncoder:
         answer = [token for token in answer if token != self.image_token]  # a model may write one: no image of ours
         if not self._has_template and self.eos not in answer[-1:]:
             answer = [*answer, self.eos]
-        text = self._following(self._place(question, len(images)), answer)
+        text = self._following(question, answer, len(images))
         return Prompt(
             np.asarray([*prompt.tokens.tolist(), *answer, *self._ids(text)], np.int32), (*prompt.images, *images)
         )
@@ -80,12 +81,13 @@ class PromptEncoder:
         texts = []
         for turns in conversations:
             for turn, (question, answer) in enumerate(turns):
-                asked = self._following(question, [self.eos]) if turn else self._opening(question)
+                images = question.count(PLACEHOLDER)
+                asked = self._following(question, [self.eos], images) if turn else self._opening(question, images)
                 texts += [asked, answer]
         pieces = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
         out = []
         for turns in conversations:
-            ids = self._bos(self._opening(turns[0][0])) if turns else []
+            ids = self._bos(self._opening(turns[0][0], turns[0][0].count(PLACEHOLDER))) if turns else []
             mask = [False] * len(ids)
             for _ in turns:
                 asked, told = next(pieces), [*next(pieces), self.eos]
@@ -98,6 +100,8 @@ class PromptEncoder:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
 
     def _place(self, question: str, images: int) -> str:
+        if VIDEO in question and self.tokenizer.get_vocab().get(VIDEO) is not None:
+            raise InputError(f"prompt {question[:60]!r}: {VIDEO}s are not supported; give some frames as images")
         if self.image_token is not None:
             return place_images(question, images)
         if images:
@@ -108,41 +112,51 @@ class PromptEncoder:
     def _has_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def _opening(self, question: str) -> str:
+    def _opening(self, question: str, images: int = 0) -> str:
         """The first turn as text, up to where the answer begins."""
-        return self._render(question) if self._has_template else f"USER: {question} ASSISTANT:"
+        return self._render(question, images=images) if self._has_template else self._vicuna(question, images)
 
-    def _following(self, question: str, answer: Sequence[int]) -> str:
+    def _following(self, question: str, answer: Sequence[int], images: int = 0) -> str:
         """What stands between an answer and the next, as text.
 
         A template closes the answer; where the answer's last id closes it already, that is not written twice.
         """
         if not self._has_template:
-            return f"USER: {question} ASSISTANT:"
-        text = self._render("Hello.", _ANSWER, question).partition(_ANSWER)[2]
+            return self._vicuna(question, images)
+        text = self._render("Hello.", _ANSWER, question, images=images).partition(_ANSWER)[2]
         added = self.tokenizer.added_tokens_decoder
         closing = added[answer[-1]].content if answer and answer[-1] in added else None
         if closing and text.lstrip().startswith(closing):
             return text.lstrip().removeprefix(closing)
         return text
 
-    def _render(self, *said: str) -> str:
-        """The tokeniser's template over user and assistant by turns, ready for the assistant."""
+    def _vicuna(self, question: str, images: int) -> str:
+        return f"USER: {self._place(question, images)} ASSISTANT:"
+
+    def _render(self, *said: str, images: int = 0) -> str:
+        """The tokeniser's template over user and assistant by turns, ready for the assistant.
+
+        The last turn's images go where the template puts them, unless the question has placeholders of its own.
+        """
         import jinja2
 
-        parts: tuple[Callable[[str], Any], ...] = (str, lambda text: [{"type": "text", "text": text}])
-        try:
-            for content in parts:
-                roles = zip(cycle(("user", "assistant")), said)
-                messages = [{"role": role, "content": content(text)} for role, text in roles]
+        placed = [*said[:-1], self._place(said[-1], images)]
+        forms: list[list[Any]] = [placed, [[{"type": "text", "text": text}] for text in placed]]
+        if placed[-1] != said[-1]:
+            turns: list[Any] = [[{"type": "text", "text": text}] for text in said]
+            turns[-1] = [{"type": "image"}] * images + turns[-1]
+            forms.insert(0, turns)
+        reason = "it leaves out what was said"
+        for contents in forms:
+            messages = [{"role": role, "content": part} for role, part in zip(cycle(("user", "assistant")), contents)]
+            try:
                 text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-                # A template that wants lists of parts renders nothing of a string, and does not complain.
-                if all(words.strip() in text for words in said):
-                    return text
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        else:
-            reason = "it leaves out what was said"
+            except (jinja2.TemplateError, TypeError, ValueError) as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                continue
+            # A template that wants lists of parts renders nothing of a string, and does not complain.
+            if all(words.strip() in text for words in said) and text.count(PLACEHOLDER) >= images:
+                return text
         raise InputError(f"chat template: cannot render turns of user and assistant ({reason}); mend the tokeniser's")
 
     def _bos(self, text: str) -> list[int]:

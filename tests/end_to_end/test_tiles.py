@@ -1,0 +1,146 @@
+"""LLaVA-NeXT and LLaVA-OneVision with drafts write what transformers' `generate` does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration  # noqa: E402
+from transformers import LlavaConfig as TheirLlavaConfig  # noqa: E402
+
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig  # noqa: E402
+from jaxspec.data.prompts import Prompt, PromptEncoder  # noqa: E402
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
+from jaxspec.decoding.loading import same_tower  # noqa: E402
+from jaxspec.decoding.memory import Sizes, abstract_inputs  # noqa: E402
+from jaxspec.errors import InputError  # noqa: E402
+from jaxspec.evaluation.exactness import forward_logits  # noqa: E402
+from tests.end_to_end import tiny as checkpoints  # noqa: E402
+from tests.parity import tiles, tiny  # noqa: E402
+
+NEW = 64
+SHAPES = [[], [(90, 31)], [(40, 41), (13, 64)], [(20, 30), (55, 21), (12, 12), (33, 34), (25, 80)]]
+"""Heights and widths of the images of each prompt."""
+BUCKETS: dict[str, Any] = {"prompt_buckets": (640,), "image_buckets": (40,), "new_buckets": (NEW,)}
+
+
+@pytest.fixture(scope="module", params=["next", "onevision-qwen2"])
+def target(request, tmp_path_factory) -> tuple[Any, LoadedModel]:
+    model = tiles.MODELS[request.param]()
+    return model, tiles.load(tmp_path_factory.mktemp(request.param) / "model", model)
+
+
+@pytest.fixture(scope="module")
+def answers(target) -> list[tuple[Prompt, list[int]]]:
+    """Prompts of none, one, two and five images, and a second turn with another image: what transformers answers."""
+    model, ours = target
+    encoder = Engine(ours).encoder
+    prompts = [
+        encoder.prompt("what is this?", [tiles.page(*shape, seed=i) for i, shape in enumerate(shapes)])
+        for shapes in SHAPES
+    ]
+    done = [(prompt, tiles.generate(model, prompt, NEW)) for prompt in prompts]
+    second = encoder.follow_up(*done[1], "and this?", [tiles.page(26, 60, seed=9)])
+    done.append((second, tiles.generate(model, second, NEW)))
+    assert all(len(set(answer)) > 4 for _, answer in done), "a constant answer proves little"
+    return done
+
+
+def decode(engine: Engine, answers: list[tuple[Prompt, list[int]]]) -> list[Any]:
+    """All prompts as one ragged batch; each must give what transformers gives."""
+    results = engine.generate([Request(prompt, NEW) for prompt, _ in answers])
+    for result, (_, answer) in zip(results, answers, strict=True):
+        assert list(result.tokens) == answer
+    return results
+
+
+def test_a_draft_of_the_same_family(target, answers):
+    """It looks through the target's tower; view P is shown the base tile of each image alone."""
+    _, ours = target
+    params = checkpoints.perturbed(ours.params, 0.05) | {"vision_tower": ours.params["vision_tower"]}
+    draft = replace(ours, params=params)
+    assert same_tower(ours, draft)
+    engine = Engine(ours, draft, EngineConfig(("M", "T", "P"), gamma=3, **BUCKETS))
+    results = decode(engine, answers)
+    assert sum(result.stats.accepted_at.sum() for result in results) > 0
+    # The plan of memory counts the very shapes that run.
+    requests = [Request(prompt, NEW) for prompt, _ in answers]
+    planned = abstract_inputs(engine.program, 8, Sizes(640, 40, 40, NEW))[0]
+    rows = [engine._rows(request) for request in requests]
+    given = engine._inputs(requests, rows, engine._sizes(requests[-1], rows[-1]))[0]
+    assert jax.tree.map(jnp.shape, planned) == jax.tree.map(jnp.shape, given)
+
+
+def test_a_draft_that_reads_pages(target, answers):
+    """A LLaVA-1.5 of other width, with a tower of its own that sees one page of each image: the TABED paper's pair."""
+    _, ours = target
+    if ours.config.model_type != "llava_next":
+        pytest.skip("one family is enough to show it")
+    tower = VisionConfig(**tiny.VISION | {"hidden_size": 16, "num_hidden_layers": 2})
+    text = LlamaConfig(**tiny.TEXT | tiles.TEXT | {"hidden_size": 16, "intermediate_size": 24})
+    config = LlavaConfig(text, tower, image_token_index=tiles.IMAGE)
+    pages = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
+    draft = LoadedModel(config, checkpoints.random_params(config), ours.tokenizer, pages)
+    assert not same_tower(ours, draft)
+    decode(Engine(ours, draft, EngineConfig(("M", "P"), gamma=2, **BUCKETS)), answers)
+
+
+def test_without_tiles(tmp_path):
+    """A LLaVA-NeXT read as transformers' LLaVA-1.5 reads its files, as the released TABED code does."""
+    model = tiles.llava_next()
+    ours = tiles.load(tmp_path / "model", model).without_tiles()
+    raw = model.config.to_dict() | {"model_type": "llava", "image_seq_length": 9}
+    theirs = LlavaForConditionalGeneration(TheirLlavaConfig.from_dict(raw)).eval()
+    missing, unexpected = theirs.load_state_dict(model.state_dict(), strict=False)
+    assert (missing, unexpected) == ([], ["model.image_newline"])
+    prompt = Engine(ours).encoder.prompt("what is this?", [tiles.page(30, 50), tiles.page(13, 12)])
+    pages = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
+    pixels = torch.tensor(np.asarray(pages(images=list(prompt.images), return_tensors="np")["pixel_values"]))
+    ids = np.repeat(prompt.tokens, np.where(prompt.tokens == tiles.IMAGE, 9, 1)).astype(np.int64)
+    with torch.no_grad():
+        logits = theirs(input_ids=torch.tensor(ids[None]), pixel_values=pixels).logits[0, -1]
+    tiny.assert_close(forward_logits(ours, prompt, ()), logits)
+    assert ours.without_tiles() is ours
+
+
+def test_only_next_is_read_without_tiles(target):
+    _, ours = target
+    if ours.config.model_type == "llava_next":
+        assert ours.without_tiles().config.model_type == "llava"
+        return
+    with pytest.raises(InputError, match="only a llava_next model can be read without, and this is 'llava_onevision'"):
+        ours.without_tiles()
+
+
+ONEVISION_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + part['text'] }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_templates_place_images():
+    """Of OneVision's shape: images before the text, and the line break between them."""
+    words = checkpoints.tokenizer()
+    words.add_tokens(["<|im_start|>", "<|im_end|>", "<video>"], special_tokens=True)
+    words.chat_template = ONEVISION_TEMPLATE
+    encoder = PromptEncoder(words, tiles.IMAGE)
+    page = tiles.page(9, 9)
+    first = encoder.prompt("two?", [page, page])
+    asked = "<|im_start|>user <image><image>\ntwo?<|im_end|><|im_start|>assistant\n"
+    assert words.decode(first.tokens) == asked
+    answer = words.encode("yes<|im_end|>", add_special_tokens=False)
+    second = encoder.follow_up(first, answer, "a <image> more?", [page])
+    more = "yes<|im_end|><|im_start|>user \na <image> more?<|im_end|><|im_start|>assistant\n"
+    assert words.decode(second.tokens) == asked + more
+    assert len(second.images) == 3
+    with pytest.raises(InputError, match="<video>s are not supported; give some frames as images"):
+        encoder.prompt("what happens in <video>?")
