@@ -72,7 +72,7 @@ def main(
     config = replace(load_preset("eval", preset), **{k: v for k, v in given.items() if v is not None})
     setup_runtime(config.dtype)
     dtype = jnp.dtype(config.dtype)
-    models = LoadedModel.load(config.target, dtype), LoadedModel.load(config.draft, dtype)
+    models = tuple(LoadedModel.load(path, dtype, tiles=config.tiles) for path in (config.target, config.draft))
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
     rows, records = measure_identity(config, *models, gammas, batches)
     tables = [identity_table(config, rows)]

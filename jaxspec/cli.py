@@ -30,7 +30,8 @@ class Generate:
     """Answers a prompt about images as the target would; a draft makes it faster, never different."""
 
     target: str
-    """Directory in Hugging Face layout, or hub id, of a LLaVA-1.5 or a text model (Llama, Mistral, Qwen2, OPT)."""
+    """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, -NeXT,
+    -OneVision) or a text model (Llama, Mistral, Qwen2, OPT)."""
     prompt: str
     """The question. Images stand where it says <image>, or in front of it if it says so nowhere."""
     draft: str | None = None

@@ -9,6 +9,9 @@
 | P    | its features average-pooled to a quarter, before the projector | pooled |
 | P36  | the same, to 36 tokens                                | IbED         |
 | P-1d, P-after | pooled in reading order; pooled after the projector    |     |
+
+Of images in tiles, view P shows the base tile alone, that is the whole image; where a quarter of its tokens is no
+square, P leaves the nearest square below (169 of OneVision's 729).
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ class EvalConfig:
     temperature: float = 0.0
     batch_size: int = 8
     dtype: str = "float32"
+    tiles: bool = True
+    """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does."""
     seed: int = 0
     prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)

@@ -7,6 +7,7 @@ import types
 from dataclasses import fields
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from jaxspec.config import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, VisionConfig
 from jaxspec.data.prompts import PromptEncoder
+from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.memory import Sizes, plan_memory
 from jaxspec.errors import InputError
-from jaxspec.models import abstract_params, family_of
+from jaxspec.models import LanguageModel, abstract_params, family_of
 from jaxspec.models.inputs import ImageInputs, Pool
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
@@ -278,7 +281,16 @@ def test_processor_of_another_model(pair):
     ids=["NeXT-7B", "OneVision-0.5B", "OneVision-7B"],
 )
 def test_full_size(config, parameters):
-    import jax
-
-    leaves = jax.tree.leaves(abstract_params(config, jnp.bfloat16))
+    """Weights as published, and a plan of memory for an image in the largest grid, from shapes alone."""
+    params = abstract_params(config, jnp.bfloat16)
+    leaves = jax.tree.leaves(params)
     assert sum(leaf.size for leaf in leaves) == pytest.approx(parameters, rel=0.005)
+    images = family_of(config.model_type).images
+    assert images is not None
+    size = max(config.image_grid_pinpoints)
+    reader = images(config, None)
+    sizes = Sizes(len(reader.slots(size, None).sources) + 64, reader.units(size), 0, 128)
+    report = plan_memory(Autoregressive(LanguageModel(config)), {"target": params}, 1, sizes)
+    assert report.target_weights == pytest.approx(2 * parameters, rel=0.005)
+    pixels = 4 * 3 * config.vision_config.image_size**2 * reader.units(size)
+    assert pixels < report.inputs < 1.1 * pixels
