@@ -117,7 +117,9 @@ class LlavaNextConfig(LlavaConfig):
 
     def one_page(self) -> LlavaConfig:
         """The LLaVA-1.5 that is left without the tiles."""
-        return LlavaConfig(**{f.name: getattr(self, f.name) for f in fields(LlavaConfig)} | {"model_type": "llava"})
+        shared: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(LlavaConfig)}
+        shared["model_type"] = LlavaConfig.model_type
+        return LlavaConfig(**shared)
 
     def to_hf(self) -> dict[str, Any]:
         return super().to_hf() | {"image_grid_pinpoints": [list(pinpoint) for pinpoint in self.image_grid_pinpoints]}

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.decoding.views import VIEWS, View
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import QUERY_BLOCK
+from jaxspec.models.vision import PAGE_BLOCK
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 
@@ -76,7 +78,7 @@ def plan_memory(
         draft_cache=draft_cache,
         weighting=weighting,
         inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - target_cache - weighting,
-        working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes.length, state.target.slots),
+        working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes, state.target.slots),
     )
 
 
@@ -114,18 +116,33 @@ def abstract_inputs(
     return jax.eval_shape(make)
 
 
-def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, length: int, slots: int) -> int:
-    """The largest of prefill's activations and a step's distributions, in bytes.
+def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, sizes: Sizes, slots: int) -> int:
+    """The largest of a tower's and of prefill's activations and a step's distributions, in bytes.
 
-    Prefill holds a few residual streams and one MLP of the whole prompt, and the scores (float32, before and
-    after softmax) of one block of queries; a step holds p, q and their one-hot and sorted forms.
+    A tower holds a few streams and one MLP of all pages, and the scores of one block of them. Prefill holds a few
+    residual streams and one MLP of the whole prompt, and the scores (float32, before and after softmax) of one
+    block of queries; a step holds p, q and their one-hot and sorted forms.
     """
     text = program.target.text
+    length = sizes.length
     queries = QUERY_BLOCK if length >= 2 * QUERY_BLOCK else length
     prefill = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
     prefill += 2 * batch * text.num_attention_heads * queries * slots * 4
     step = 6 * batch * program.spare_slots * text.vocab_size * 4
-    return max(prefill, step)
+    pages = [(program.target.config, batch * sizes.units)]
+    if not isinstance(program, Autoregressive) and not program.shares_tower:
+        pages.append((program.drafter.model.config, batch * sizes.view_units))
+    return max(prefill, step, *(_tower(config, count, itemsize) for config, count in pages))
+
+
+def _tower(config: ModelConfig, pages: int, itemsize: int) -> int:
+    """Bytes of a CLIP or SigLIP tower's activations over so many pages."""
+    if not isinstance(config, LlavaConfig):
+        return 0
+    c = config.vision_config
+    patches = c.side**2 + c.class_token
+    streams = pages * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize
+    return streams + 2 * min(pages, PAGE_BLOCK) * c.num_attention_heads * patches**2 * 4
 
 
 def _bytes(tree: Any) -> int:

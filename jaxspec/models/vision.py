@@ -10,6 +10,9 @@ from jaxspec.config import VisionConfig
 from jaxspec.models.layers import INIT, LayerNorm, dense
 from jaxspec.typing import Array, Float
 
+PAGE_BLOCK = 16
+"""Pages whose attention scores exist at once: one image may be 37 of them, and a batch hundreds."""
+
 _ACTIVATIONS = {
     "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
     "gelu": lambda x: nn.gelu(x, approximate=False),
@@ -68,11 +71,18 @@ class SelfAttention(nn.Module):
 def _attend(
     heads: int, q: Float[Array, "B Q D"], k: Float[Array, "B P D"], v: Float[Array, "B P D"]
 ) -> Float[Array, "B Q D"]:
-    """Every query reads all of the page."""
-    shape, (q, k, v) = q.shape, (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+    """Every query reads all of its page. Many pages go in blocks of `PAGE_BLOCK`."""
+    split = tuple(x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+    if len(q) <= PAGE_BLOCK:
+        return _attend_block(*split).reshape(q.shape)
+    out = jax.lax.map(lambda page: _attend_block(*(x[None] for x in page))[0], split, batch_size=PAGE_BLOCK)
+    return out.reshape(q.shape)
+
+
+def _attend_block(q: Array, k: Array, v: Array) -> Array:
     scores = jnp.einsum("BQNH,BPNH->BNQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("BNQP,BPNH->BQNH", probs, v).reshape(shape)
+    return jnp.einsum("BNQP,BPNH->BQNH", probs, v)
 
 
 class MLP(nn.Module):

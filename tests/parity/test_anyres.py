@@ -294,3 +294,4 @@ def test_full_size(config, parameters):
     assert report.target_weights == pytest.approx(2 * parameters, rel=0.005)
     pixels = 4 * 3 * config.vision_config.image_size**2 * reader.units(size)
     assert pixels < report.inputs < 1.1 * pixels
+    assert report.working < 4 << 30

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.config import VisionConfig
+from jaxspec.config import LlavaConfig, VisionConfig
 from jaxspec.errors import InputError
-from jaxspec.models.vision import VisionTower
+from jaxspec.models.vision import PAGE_BLOCK, VisionTower
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -21,12 +21,17 @@ from tests.parity import tiles, tiny  # noqa: E402
 from tests.parity.test_clip import tower  # noqa: E402
 
 
-@pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize(("pixels", "patch"), [(12, 4), (12, 5)], ids=["whole patches", "patches and a rest"])
-def test_hidden_states(tmp_path, head, pixels, patch):
+@pytest.mark.parametrize(
+    ("head", "patch", "count"),
+    [(False, 4, PAGE_BLOCK + 3), (True, 5, 2)],
+    ids=["blocks of pages", "head, patches and a rest"],
+)
+def test_hidden_states(tmp_path, head, patch, count):
+    pixels = tiny.VISION["image_size"]
     model = tiles.onevision(vision={"vision_use_head": head, "patch_size": patch, "layer_norm_eps": 1e-3})
     checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
-    images = np.random.default_rng(0).normal(size=(2, 3, pixels, pixels)).astype(np.float32)
+    assert isinstance(checkpoint.config, LlavaConfig)
+    images = np.random.default_rng(0).normal(size=(count, 3, pixels, pixels)).astype(np.float32)
     with torch.no_grad():
         theirs = model.model.vision_tower(torch.tensor(images), output_hidden_states=True)
     ours, pooled = tower(checkpoint.config.vision_config, checkpoint.params["vision_tower"], images)
@@ -37,12 +42,14 @@ def test_hidden_states(tmp_path, head, pixels, patch):
 
 
 @pytest.mark.parametrize(
-    "change", [{"hidden_act": "gelu"}, {"layer_norm_eps": 0.1}, {"vision_use_head": True}, {"num_attention_heads": 2}]
+    ("name", "value"),
+    [("hidden_act", "quick_gelu"), ("layer_norm_eps", 0.1), ("vision_use_head", True), ("num_attention_heads", 2)],
 )
-def test_field_changes_output(change):
+def test_field_changes_output(name, value):
     """What only SigLIP reads, or reads otherwise than CLIP; `test_clip.py` changes the rest."""
-    config = VisionConfig("siglip_vision_model", **tiles.SIGLIP | {"num_hidden_layers": 1})
-    other = replace(config, **change)
+    config = VisionConfig.from_hf({"model_type": "siglip_vision_model"} | tiles.SIGLIP | {"num_hidden_layers": 1})
+    config = replace(config, vision_use_head=False)
+    other = replace(config, **{name: value})
 
     def shapes(c: VisionConfig) -> Any:
         pixels = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
