@@ -192,6 +192,7 @@ def test_a_process_of_its_own(world: Path) -> None:
         (["--views", "T,T"], "each once"),
         (["--views", "M,T", "--weights", "1"], "1 given for 2 views"),
         (["--views", "M,T", "--weights=-1,2"], "-1.0,2.0"),
+        (["--views", "M,T", "--weighting", "gird"], "did you mean 'grid'?"),
         (["--views", "M,T", "--weights", "0,0"], "not all 0"),
         (["--views", "M,T", "--weights", "nan,1"], "nan"),
         (["--weights", "half"], "'half' is no list of numbers"),

@@ -19,10 +19,6 @@ Measure = Literal["kl", "tvd", "misses"]
 """What a mixture costs at one place: KL(p || q_w) in nats; the L1 distance between p and q_w (the released code's,
 twice the total variation); or 1 where the likeliest tokens of p and q_w differ, else 0."""
 
-Loss = Literal["tvd", "margin"]
-"""Convex losses with bounded gradients: the share of drafts that would be rejected, 1 - sum_v min(p, q_w); or
-max(0, max_v q_w(v) - q_w(y)), which is 0 where the mixture's likeliest token is the target's y."""
-
 TINY = 1e-30
 """Probabilities are raised to it before their logarithm: a token that the draft rules out costs 69 nats, not inf."""
 
@@ -67,8 +63,8 @@ def measure_mixtures(
                 return jnp.maximum(jnp.einsum("BJV,BJV->BJ", p, gap, precision="highest"), 0.0)
             if measure == "tvd":
                 return jnp.matmul(jnp.abs(p - mixed), ones, precision="highest")
-            at_best, rival, _ = _best_and_rival(mixed, best)
-            return (at_best < rival).astype(jnp.float32)
+            rival = jnp.where(jnp.arange(mixed.shape[-1]) == best[..., None], -1.0, mixed).max(-1)
+            return (_at(mixed, best) < rival).astype(jnp.float32)
 
         return jnp.stack([cost(measure) for measure in measures], axis=-1)
 
@@ -83,25 +79,12 @@ def responsibilities(
     return jnp.einsum("BJV,RBJV->BJR", p / mixed, view_probs, precision="highest")
 
 
-def ascent(
-    loss: Loss, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "B R"]
+def acceptance_gradient(
+    p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "B R"]
 ) -> Float[Array, "B J R"]:
-    """Minus a (sub)gradient in w of the loss of the mixture sum_r w_r q_r, at each place."""
+    """The gradient in w of sum_v min(p, q_w), the chance that a draft drawn from the mixture is accepted."""
     mixed = jnp.einsum("RBJV,BR->BJV", view_probs, weights, precision="highest")
-    if loss == "tvd":
-        return jnp.einsum("BJV,RBJV->BJR", (mixed < p).astype(jnp.float32), view_probs, precision="highest")
-    best = jnp.argmax(p, axis=-1)
-    at_best, rival, place = _best_and_rival(mixed, best)
-    gap = _at(view_probs, best) - _at(view_probs, place)
-    return jnp.moveaxis(jnp.where(at_best < rival, gap, 0.0), 0, -1)
-
-
-def _best_and_rival(
-    mixed: Float[Array, "B J V"], best: Int[Array, "B J"]
-) -> tuple[Float[Array, "B J"], Float[Array, "B J"], Int[Array, "B J"]]:
-    """The mixture's probability of the target's token, the largest of all others, and whose that is."""
-    others = jnp.where(jnp.arange(mixed.shape[-1]) == best[..., None], -1.0, mixed)
-    return _at(mixed, best), others.max(-1), jnp.argmax(others, axis=-1)
+    return jnp.einsum("BJV,RBJV->BJR", (mixed < p).astype(jnp.float32), view_probs, precision="highest")
 
 
 def _at(probs: Float[Array, "... B J V"], token: Int[Array, "B J"]) -> Float[Array, "... B J"]:

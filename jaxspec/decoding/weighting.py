@@ -15,7 +15,7 @@ alone. Before the first block has been verified they are the given initial weigh
 | `hard_match`            | how often the view's likeliest token was the target's              | TABED         |
 | `adaboost`              | log-odds of the same                                               | TABED         |
 | `hedge`                 | mean of the grid, each point weighted by exp(-rate * its cost)     | here          |
-| `exponentiated_gradient`| the initial ones times exp(rate * gradient), summed                | here          |
+| `exponentiated_gradient`| the initial ones times exp(rate * summed gradient of the acceptance) | here        |
 | `em`                    | one damped EM step for min_w KL(p, sum_r w_r q_r) a place          | here          |
 
 In text a rule is its name and what differs from its defaults, as `grid:window=16,measure=tvd`: `str` writes it,

@@ -12,7 +12,14 @@ from typing import Any, Literal, get_args, get_type_hints
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.mixtures import TINY, Loss, Measure, ascent, measure_mixtures, responsibilities, simplex_grid
+from jaxspec.decoding.mixtures import (
+    TINY,
+    Measure,
+    acceptance_gradient,
+    measure_mixtures,
+    responsibilities,
+    simplex_grid,
+)
 from jaxspec.decoding.weighting import Adaptive, Random, Rule, Static, Weighting
 from jaxspec.errors import InputError, nearest
 from jaxspec.typing import Array, Float
@@ -168,24 +175,23 @@ class AdaBoost(HardMatch):
 
 @dataclass(frozen=True)
 class ExponentiatedGradient(Adaptive):
-    """w_r proportional to its initial weight times exp(-rate * the loss's summed gradient in w_r).
+    """w_r proportional to its initial weight times exp(rate * the summed gradient of the acceptance in w_r).
 
-    Kivinen and Warmuth 1997. `tvd` goes for the acceptance of sampled drafts, `margin` for that of greedy ones. O(R)
-    state and no grid. Gradients are taken at the weights that each block was drafted with.
+    Kivinen and Warmuth 1997 on sum_v min(p, q_w), the chance that a sampled draft is accepted, which is concave in w
+    and has gradients in [0, 1]. O(R) state and no grid. Gradients are taken at the weights that each block was
+    drafted with.
     """
 
-    loss: Loss = "tvd"
-    rate: float = 0.5
+    rate: float = 2.0
 
     name = "exponentiated_gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_choice("loss", get_args(Loss))
         self._check_range("rate", 0)
 
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J M C"]:
-        return self.rate * ascent(self.loss, p, view_probs, weights)[:, :, None]
+        return self.rate * acceptance_gradient(p, view_probs, weights)[:, :, None]
 
     def choose(self, total: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
         return jax.nn.softmax(jnp.log(initial) + total[:, 0], axis=-1)

@@ -40,7 +40,7 @@ RULE_CASES: dict[str, Any] = {
     "adaboost:constant=0,negative=true": reference.adaboost(0.0, True),
     "adaboost:constant=0.1": reference.adaboost(0.1),
     "exponentiated_gradient": reference.gradient_step(),
-    "exponentiated_gradient:loss=margin,rate=2": reference.gradient_step("margin", 2.0),
+    "exponentiated_gradient:rate=0.5": reference.gradient_step(0.5),
     "em": reference.em_step(),
     "em:rate=1": reference.em_step(1.0),
 }

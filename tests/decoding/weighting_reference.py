@@ -130,15 +130,9 @@ def em_step(rate: float = 0.3) -> Stepwise:
     return step
 
 
-def gradient_step(loss: str = "tvd", rate: float = 0.5) -> Stepwise:
+def gradient_step(rate: float = 2.0) -> Stepwise:
     def step(p: np.ndarray, q: np.ndarray, w: np.ndarray) -> np.ndarray:
-        mixed = w @ q
-        if loss == "tvd":
-            return rate * q[:, mixed < p].sum(-1)
-        best, others = np.argmax(p), mixed.copy()
-        others[best] = -1
-        rival = np.argmax(others)
-        return rate * (q[:, best] - q[:, rival]) * float(mixed[best] < mixed[rival])
+        return rate * q[:, w @ q < p].sum(-1)
 
     return step
 
