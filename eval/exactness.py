@@ -72,12 +72,12 @@ def main(
     config = replace(load_preset("eval", preset), **{k: v for k, v in given.items() if v is not None})
     setup_runtime(config.dtype)
     dtype = jnp.dtype(config.dtype)
-    target, draft = (LoadedModel.load(path, dtype, tiles=config.tiles) for path in (config.target, config.draft))
+    pair = [LoadedModel.load(path, dtype, tiles=config.tiles) for path in (config.target, config.draft)]
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
-    rows, records = measure_identity(config, target, draft, gammas, batches)
+    rows, records = measure_identity(config, pair[0], pair[1], gammas, batches)
     tables = [identity_table(config, rows)]
     if draws:
-        sampled = measure_sampling(config, target, draft, draws, tokens, max(batches))
+        sampled = measure_sampling(config, pair[0], pair[1], draws, tokens, max(batches))
         tables.append(sampling_table(config, sampled))
         rows += sampled
     write_results(out, describe_run(preset), rows, records, "\n".join(markdown(*table) for table in tables))

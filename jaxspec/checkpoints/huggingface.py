@@ -1,8 +1,8 @@
 """Models in Hugging Face layout, in and out: config.json and safetensors, one file or shards.
 
 A tensor's name is computed from its parameter's path: `layers_0` reads `layers.0`; `kernel` and `embedding`
-read `weight`; a dense kernel [in, out] is stored [out, in], a convolution's [Y, X, in, out] is stored
-[out, in, Y, X]. That is the layout of the hub's files, which transformers 4 and 5 both read. The other
+read `weight`; a dense kernel [in, out] is stored [out, in], a convolution's [..., in, out] is stored
+[out, in, ...]. That is the layout of the hub's files, which transformers 4 and 5 both read. The other
 layouts that transformers has written are brought to it by the regex rows of `jaxspec.models.FAMILIES`.
 """
 
@@ -204,7 +204,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _tensor_name(path: tuple[Any, ...]) -> str:
-    keys = [re.sub(r"^layers_(\d+)$", r"layers.\1", key.key) for key in path]
+    keys = [re.sub(r"^(layers|blocks|mlp)_(\d+)$", r"\1.\2", key.key) for key in path]
     keys[-1] = {"kernel": "weight", "embedding": "weight"}.get(keys[-1], keys[-1])
     return ".".join(keys)
 
@@ -216,7 +216,7 @@ def _slots(config: ModelConfig) -> tuple[dict[str, _Slot], Any]:
     for path, leaf in leaves:
         order = tuple(range(leaf.ndim))
         if path[-1].key == "kernel":
-            order = {2: (1, 0), 4: (3, 2, 0, 1)}[leaf.ndim]
+            order = {2: (1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}[leaf.ndim]
         slots[_tensor_name(path)] = _Slot(leaf.shape, order)
     return slots, tree
 
@@ -253,7 +253,7 @@ def _check(path: Path, config: ModelConfig, slots: dict[str, _Slot], stored: dic
     problems: list[str] = []
     text = text_config(config)
     embedding = next(name for name in slots if name.endswith("embed_tokens.weight"))
-    head = "lm_head.weight" if text is config else "language_model.lm_head.weight"
+    head = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embedding)
     if text.tie_word_embeddings and head in stored:
         tied = stored.pop(head)
         if embedding in stored and not np.array_equal(tied.view[:], stored[embedding].view[:]):

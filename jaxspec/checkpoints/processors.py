@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxspec.config import LlavaConfig, LlavaOnevisionConfig, ModelConfig
+from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.errors import InputError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
@@ -81,13 +81,15 @@ def save_processors(
         _speak_both_versions(path / "tokenizer_config.json")
     if image_processor is not None:
         image_processor.save_pretrained(str(path))
-    if tokenizer is not None and image_processor is not None and isinstance(config, LlavaConfig):
+    if tokenizer is not None and image_processor is not None and not isinstance(config, TextConfig):
         words = json.dumps(_processor(config, tokenizer), indent=2)
         (path / "processor_config.json").write_text(words + "\n", encoding="utf-8")
 
 
-def _processor(config: LlavaConfig, tokenizer: Any) -> dict[str, Any]:
+def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """What transformers' processor class of the family counts an image's placeholders by."""
+    if isinstance(config, QwenVLConfig):
+        return {"processor_class": "Qwen2_5_VLProcessor"}
     shared = {
         "processor_class": type(config).__name__.removesuffix("Config") + "Processor",
         "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),

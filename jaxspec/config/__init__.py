@@ -7,6 +7,7 @@ default of the transformers class that wrote them (`llava-hf/llava-1.5-7b-hf` na
 from __future__ import annotations
 
 from jaxspec.config.llava import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig
+from jaxspec.config.qwen_vl import QwenVisionConfig, QwenVLConfig
 from jaxspec.config.text import (
     LlamaConfig,
     MistralConfig,
@@ -23,10 +24,13 @@ __all__ = [
     "LlavaConfig",
     "LlavaNextConfig",
     "LlavaOnevisionConfig",
+    "LvlmConfig",
     "MistralConfig",
     "ModelConfig",
     "OptConfig",
     "Qwen2Config",
+    "QwenVLConfig",
+    "QwenVisionConfig",
     "RopeScaling",
     "RotaryConfig",
     "TextConfig",
@@ -34,7 +38,8 @@ __all__ = [
     "text_config",
 ]
 
-ModelConfig = TextConfig | LlavaConfig
+LvlmConfig = LlavaConfig | QwenVLConfig
+ModelConfig = TextConfig | LvlmConfig
 
 
 def text_config(config: ModelConfig) -> TextConfig:

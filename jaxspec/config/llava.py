@@ -58,6 +58,16 @@ class LlavaConfig:
         object.__setattr__(self, "text_config", replace(self.text_config, tie_word_embeddings=tied))
 
     @property
+    def image_marks(self) -> None:
+        """No tokens stand around an image's placeholder."""
+
+    @property
+    def tower(self) -> Any:
+        """All that the features of an image depend on, but for the weights."""
+        pinpoints = getattr(self, "image_grid_pinpoints", None)
+        return self.vision_config, self.vision_feature_layer, self.vision_feature_select_strategy, pinpoints
+
+    @property
     def image_tokens(self) -> int:
         """P: features that the tower gives of one unit, which is a whole image of LLaVA-1.5."""
         vision = self.vision_config

@@ -42,6 +42,8 @@ class RopeScaling:
     """`yarn`: whether the range between the two is widened to whole dimensions."""
     attention_factor: float = 0.0
     """What rotated queries and keys are scaled by; 0 means the YaRN paper's 0.1 ln(factor) + 1, else 1."""
+    mrope_section: tuple[int, ...] = ()
+    """M-RoPE, with any type: how many frequencies turn with time, with height and with width. Empty: one position."""
 
     def __post_init__(self) -> None:
         if self.rope_type not in _ROPE_KEYS:
@@ -57,7 +59,10 @@ class RopeScaling:
     def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
         """Reads a rotary dictionary of either transformers version; `positions` is the model's context."""
         kind = raw.get("rope_type", raw.get("type", "default"))
+        kind = "default" if kind == "mrope" else kind
         known = {key: value for key, value in known_fields(cls, raw).items() if key in _ROPE_KEYS.get(kind, ())}
+        if raw.get("mrope_section"):
+            known["mrope_section"] = tuple(raw["mrope_section"])
         if kind in ("llama3", "yarn"):
             known.setdefault("original_max_position_embeddings", positions)
         if kind == "yarn":
@@ -69,7 +74,8 @@ class RopeScaling:
         return cls(kind, **known)
 
     def to_hf(self) -> dict[str, Any]:
-        return {"rope_type": self.rope_type} | {key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]}
+        out = {"rope_type": self.rope_type} | {key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]}
+        return out | ({"mrope_section": list(self.mrope_section)} if self.mrope_section else {})
 
 
 def _yarn_magnitude(factor: float, scale: float) -> float:
@@ -147,6 +153,12 @@ class RotaryConfig(TextConfig):
                 f"text config: num_key_value_heads {self.num_key_value_heads} does not divide "
                 f"num_attention_heads {self.num_attention_heads}; fix config.json"
             )
+        sections = self.rope_scaling.mrope_section
+        if sections and (len(sections) != 3 or sum(sections) != self.head_dim // 2):
+            raise InputError(
+                f"text config: mrope_section {list(sections)} must be 3 numbers that add up to half of head_dim "
+                f"{self.head_dim}; fix config.json"
+            )
         if self.hidden_act != "silu":
             raise InputError(
                 f"text config: hidden_act {self.hidden_act!r} is not supported; {self.model_type} uses 'silu'"
@@ -173,7 +185,7 @@ class RotaryConfig(TextConfig):
         """The family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
         scaling = self.rope_scaling.to_hf()
         return super().to_hf() | {
-            "rope_scaling": None if self.rope_scaling.rope_type == "default" else scaling,
+            "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
             "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
         }
 

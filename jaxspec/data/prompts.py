@@ -43,15 +43,17 @@ class PromptEncoder:
     tokenizer: Any
     image_token: int | None = None
     """Id of the image placeholder in the target's vocabulary; None for a text model, which takes no images."""
+    marks: tuple[int, int] | None = None
+    """Ids of the tokens that stand before and after it; `<image>` in a question means all three."""
 
     def __post_init__(self) -> None:
         if self.image_token is None:
             return
-        ids = self._ids(PLACEHOLDER)
-        if ids != [self.image_token]:
+        ids = self._ids(self._image_text)
+        if ids != self._image_ids:
             raise InputError(
-                f"tokeniser: {PLACEHOLDER!r} encodes to {ids}, config.json says image_token_index "
-                f"{self.image_token}; use the tokeniser that belongs to the model"
+                f"tokeniser: {self._image_text!r} encodes to {ids}, config.json says image_token_index "
+                f"{self.image_token} and marks {self.marks} around it; use the tokeniser that belongs to the model"
             )
 
     @property
@@ -83,7 +85,7 @@ class PromptEncoder:
             for turn, (question, answer) in enumerate(turns):
                 images = question.count(PLACEHOLDER)
                 asked = self._following(question, [self.eos], images) if turn else self._opening(question, images)
-                texts += [asked, answer]
+                texts += [asked.replace(PLACEHOLDER, self._image_text), answer]
         pieces = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
         out = []
         for turns in conversations:
@@ -107,6 +109,18 @@ class PromptEncoder:
         if images:
             raise InputError(f"prompt {question[:60]!r}: {images} images, and the target is a text model; give none")
         return question
+
+    @property
+    def _image_ids(self) -> list[int]:
+        assert self.image_token is not None
+        return [self.image_token] if self.marks is None else [self.marks[0], self.image_token, self.marks[1]]
+
+    @property
+    def _image_text(self) -> str:
+        """What stands for an image in the text that the tokeniser reads."""
+        if self.marks is None:
+            return PLACEHOLDER
+        return "".join(map(str, self.tokenizer.convert_ids_to_tokens(self._image_ids)))
 
     @property
     def _has_template(self) -> bool:
@@ -155,7 +169,8 @@ class PromptEncoder:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 continue
             # A template that wants lists of parts renders nothing of a string, and does not complain.
-            if all(words.strip() in text for words in said) and text.count(PLACEHOLDER) >= images:
+            shown = text.replace(PLACEHOLDER, self._image_text).count(self._image_text)
+            if all(words.strip() in text for words in said) and shown >= images:
                 return text
         raise InputError(f"chat template: cannot render turns of user and assistant ({reason}); mend the tokeniser's")
 
@@ -169,7 +184,7 @@ class PromptEncoder:
         return [bos]
 
     def _ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(text.replace(PLACEHOLDER, self._image_text), add_special_tokens=False)
 
 
 def place_images(question: str, images: int) -> str:

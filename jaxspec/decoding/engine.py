@@ -15,7 +15,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from jaxspec.config import LlavaConfig, text_config
+from jaxspec.config import LvlmConfig, text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.autoregressive import Autoregressive
@@ -27,7 +27,7 @@ from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.views import VIEWS, Row, View, parse_views, parse_weights, rewrite, stack_rows
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel
+from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
@@ -146,7 +146,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_vocabulary("target", self.target, spare=0)
-        self.encoder = PromptEncoder(self.target.tokenizer, self._image_token())
+        self.encoder = self._encoder()
         self.params = {"target": self.target.params}
         target = LanguageModel(self.target.config)
         if self.draft is None:
@@ -155,10 +155,8 @@ class Engine:
         views = parse_views(self.config.views)
         check_pair(self.target, self.draft, views)
         shares = same_tower(self.target, self.draft)
-        params = dict(self.draft.params)
-        if shares:
-            params.pop("vision_tower")  # the features come from the target's
-        self.params["drafter"] = params
+        # With a shared tower the features come from the target's.
+        self.params["drafter"] = split_tower(self.draft.config, self.draft.params)[1] if shares else self.draft.params
         drafter = ChainDrafter(
             LanguageModel(self.draft.config), views, self.config.gamma, target.text.vocab_size, self.config.context
         )
@@ -198,9 +196,11 @@ class Engine:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
         return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
 
-    def _image_token(self) -> int | None:
-        config = self.target.config
-        return config.image_token_index if isinstance(config, LlavaConfig) else None
+    def _encoder(self) -> PromptEncoder:
+        config, tokenizer = self.target.config, self.target.tokenizer
+        if not isinstance(config, LvlmConfig):
+            return PromptEncoder(tokenizer)
+        return PromptEncoder(tokenizer, config.image_token_index, config.image_marks)
 
     def _checked(self, request: Request) -> Request:
         """The request with its images as RGB."""

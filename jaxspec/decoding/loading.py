@@ -14,10 +14,10 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, page_processor
-from jaxspec.config import LlavaConfig, LlavaNextConfig, ModelConfig, text_config
+from jaxspec.config import LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, family_of
+from jaxspec.models import LanguageModel, family_of, split_tower
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.typing import Params
 
@@ -97,16 +97,13 @@ def image_inputs(
 def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
     """Whether both see the same features, so that images are encoded once."""
     a, b = target.config, draft.config
-    if not isinstance(a, LlavaConfig) or not isinstance(b, LlavaConfig):
-        return False
-    fields = ("vision_config", "vision_feature_layer", "vision_feature_select_strategy", "image_grid_pinpoints")
-    if any(getattr(a, name, None) != getattr(b, name, None) for name in fields):
+    if not isinstance(a, LvlmConfig) or not isinstance(b, LvlmConfig) or a.tower != b.tower:
         return False
     if type(target.images) is not type(draft.images):
         return False
     if target.image_processor.to_dict() != draft.image_processor.to_dict():
         return False
-    ours, theirs = (jax.tree.leaves(model.params["vision_tower"]) for model in (target, draft))
+    ours, theirs = (jax.tree.leaves(split_tower(model.config, model.params)[0]) for model in (target, draft))
     return all(x is y or bool(jnp.array_equal(x, y)) for x, y in zip(ours, theirs, strict=True))
 
 
@@ -132,7 +129,7 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
             first = f"{different[0][1]!r} is {different[0][0]} against {ours[different[0][1]]}"
         raise InputError(f"draft tokeniser: differs from the target's: {first}; use a draft made for it")
     check_vocabulary("draft", draft, SPARE_TOKENS)
-    if isinstance(draft.config, LlavaConfig) and isinstance(target.config, LlavaConfig):
+    if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
         here, there = draft.config.image_token_index, target.config.image_token_index
         if here != there:
             raise InputError(
@@ -141,5 +138,5 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
         return
     blind = [view.name for view in views if view.reads_images]
     if blind:
-        which = "draft" if isinstance(target.config, LlavaConfig) else "target"
+        which = "draft" if isinstance(target.config, LvlmConfig) else "target"
         raise InputError(f"views: {','.join(blind)} shows images and the {which} is a text model; use view T")

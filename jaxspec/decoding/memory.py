@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxspec.config import LlavaConfig, ModelConfig
+from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.decoding.views import VIEWS, View
@@ -90,22 +90,29 @@ def abstract_inputs(
     def make() -> tuple[PromptBatch, Sampling]:
         row = jnp.zeros(batch, jnp.int32)
 
-        def rows(model: LanguageModel, units: int, view: View) -> PromptRows:
-            tokens, shown = jnp.zeros((batch, sizes.length), jnp.int32), model.blended(view.pool)
-            if not (units and shown and view.reads_images):
-                return PromptRows(tokens, row)
-            sources = jnp.zeros((batch, sizes.length, shown), jnp.int32)
-            return PromptRows(tokens, row, sources, jnp.zeros(sources.shape) if shown > 1 else None)
+        def rows(model: LanguageModel, view: View, shown: bool, turning: bool) -> PromptRows:
+            out = PromptRows(jnp.zeros((batch, sizes.length), jnp.int32), row)
+            if turning:
+                out = out.replace(rotary=jnp.zeros((batch, 3, sizes.length), jnp.int32), shift=row)
+            if not shown:
+                return out
+            sources = jnp.zeros((batch, sizes.length, model.blended(view.pool)), jnp.int32)
+            return out.replace(sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None)
 
         def images(model: LanguageModel, units: int) -> dict[str, Array] | None:
             return image_zeros(model.config, batch, units) if units else None
 
-        inputs = PromptBatch(rows(program.target, sizes.units, VIEWS["M"]), images(program.target, sizes.units))
+        target, seen = program.target, sizes.units > 0
+        inputs = PromptBatch(rows(target, VIEWS["M"], seen, seen and target.turns), images(target, sizes.units))
         if not isinstance(program, Autoregressive):
             drafter = program.drafter
+            shown = [view.reads_images and sizes.view_units > 0 for view in drafter.views]
+            turning = any(shown) and drafter.model.turns
             own = any(view.reads_images for view in drafter.views) and not program.shares_tower
             inputs = inputs.replace(
-                views=tuple(rows(drafter.model, sizes.view_units, view) for view in drafter.views),
+                views=tuple(
+                    rows(drafter.model, view, show, turning) for view, show in zip(drafter.views, shown, strict=True)
+                ),
                 view_images=images(drafter.model, sizes.view_units) if own else None,
                 weights=jnp.zeros((batch, len(drafter.views))),
             )
@@ -119,7 +126,8 @@ def abstract_inputs(
 def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, sizes: Sizes, slots: int) -> int:
     """The largest of a tower's and of prefill's activations and a step's distributions, in bytes.
 
-    A tower holds a few streams and one MLP of all pages, and the scores of one block of them. Prefill holds a few
+    A tower holds a few streams and one MLP of all units, and the scores of one block of pages, or of one block of
+    queries with all windows of a row. Prefill holds a few
     residual streams and one MLP of the whole prompt, and the scores (float32, before and after softmax) of one
     block of queries; a step holds p, q and their one-hot and sorted forms.
     """
@@ -129,17 +137,22 @@ def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, si
     prefill = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
     prefill += 2 * batch * text.num_attention_heads * queries * slots * 4
     step = 6 * batch * program.spare_slots * text.vocab_size * 4
-    pages = [(program.target.config, batch * sizes.units)]
+    towers = [(program.target.config, sizes.units)]
     if not isinstance(program, Autoregressive) and not program.shares_tower:
-        pages.append((program.drafter.model.config, batch * sizes.view_units))
-    return max(prefill, step, *(_tower(config, count, itemsize) for config, count in pages))
+        towers.append((program.drafter.model.config, sizes.view_units))
+    return max(prefill, step, *(_tower(config, batch, units, itemsize) for config, units in towers))
 
 
-def _tower(config: ModelConfig, pages: int, itemsize: int) -> int:
-    """Bytes of a CLIP or SigLIP tower's activations over so many pages."""
-    if not isinstance(config, LlavaConfig):
+def _tower(config: ModelConfig, batch: int, units: int, itemsize: int) -> int:
+    """Bytes of a tower's activations over so many units a row."""
+    if isinstance(config, TextConfig):
         return 0
-    c = config.vision_config
+    if isinstance(config, QwenVLConfig):
+        c = config.vision_config
+        patches = units * c.window_patches
+        streams = batch * patches * (4 * c.hidden_size + 3 * c.intermediate_size) * itemsize
+        return streams + 2 * batch * c.num_heads * patches * max(c.window_patches, min(QUERY_BLOCK, patches)) * 4
+    c, pages = config.vision_config, batch * units
     patches = c.side**2 + c.class_token
     streams = pages * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize
     return streams + 2 * min(pages, PAGE_BLOCK) * c.num_attention_heads * patches**2 * 4

@@ -12,6 +12,8 @@
 
 Of images in tiles, view P shows the base tile alone, that is the whole image; where a quarter of its tokens is no
 square, P leaves the nearest square below (169 of OneVision's 729).
+Tokens that the template puts around an image (Qwen2.5-VL's <|vision_start|> and <|vision_end|>) stay in every view.
+There P is the mean of 2x2 image tokens: its projector merges patches, so that nothing is pooled before it.
 """
 
 from __future__ import annotations
@@ -162,10 +164,12 @@ def _rotary(pieces: Sequence[Slots | np.ndarray]) -> np.ndarray:
 def stack_rows(rows: Sequence[Sequence[Row]], width: int) -> tuple[PromptRows, ...]:
     """Host arrays of each form of B prompts, right-padded to `width`.
 
-    Rotary positions are given to all forms or to none: the views of a draft are one batch.
+    The first form is the target's. Rotary positions are given to all the draft's views or to none: they are one
+    batch, and a text draft has none even where the target has.
     """
-    turning = any(row.rotary is not None for forms in rows for row in forms)
-    return tuple(_stack([forms[i] for forms in rows], width, turning) for i in range(len(rows[0])))
+    parts = slice(1), slice(1, None)
+    turning = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
+    return tuple(_stack([forms[i] for forms in rows], width, turning[i > 0]) for i in range(len(rows[0])))
 
 
 def _stack(rows: list[Row], width: int, turning: bool) -> PromptRows:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.config import LlavaConfig
+from jaxspec.config import LvlmConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import test_set
 from jaxspec.data.prompts import PLACEHOLDER, Prompt
@@ -168,7 +168,7 @@ def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -
     """The target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
     reader, config = target.images, target.config
     assert reader is not None
-    assert isinstance(config, LlavaConfig)
+    assert isinstance(config, LvlmConfig)
     sizes = [(image.height, image.width) for image in map(to_rgb, prompt.images)]
     row = rewrite(prompt.tokens, config.image_token_index, [reader.slots(size, None, len(sizes)) for size in sizes])
     whole = row.followed_by(answer)

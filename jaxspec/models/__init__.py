@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxspec.cache import KVCache, init_cache
 from jaxspec.config import (
@@ -20,6 +22,7 @@ from jaxspec.config import (
     ModelConfig,
     OptConfig,
     Qwen2Config,
+    QwenVLConfig,
     TextConfig,
     text_config,
 )
@@ -29,6 +32,8 @@ from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import ImageInputs, LlavaImages, Pool, PromptRows, merge
 from jaxspec.models.llava import Llava, LlavaNext
 from jaxspec.models.opt import OPT
+from jaxspec.models.qwen_images import QwenImages
+from jaxspec.models.qwen_vl import QwenVL
 from jaxspec.typing import Array, Float, Int, Params
 
 
@@ -42,6 +47,8 @@ class Family:
     """Regex rewrites, in order, that bring any known file layout to the names of the hub's files."""
     images: type[ImageInputs] | None = None
     """How its tower reads images; None for text models."""
+    tower: str = r"vision_tower/"
+    """Regex of the parameters that image features are made with."""
 
 
 _LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
@@ -56,6 +63,7 @@ _LLAVA_LAYOUTS = (
     (r"^model\.(vision_tower\.|multi_modal_projector\.|image_newline$)", r"\1"),
     (r"^vision_tower\.(?!vision_model\.)", "vision_tower.vision_model."),
 )
+_QWEN_VL_LAYOUTS = ((r"^model\.(visual\.)", r"\1"), (r"^model\.language_model\.", "model."))
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(LlamaConfig, CausalLM, _LLAMA_LAYOUTS),
@@ -65,6 +73,7 @@ FAMILIES: dict[str, Family] = {
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages),
     "llava_next": Family(LlavaNextConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaNextImages),
     "llava_onevision": Family(LlavaOnevisionConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaOnevisionImages),
+    "qwen2_5_vl": Family(QwenVLConfig, QwenVL, _QWEN_VL_LAYOUTS, QwenImages, r"visual/(?!merger/)"),
 }
 
 
@@ -93,7 +102,16 @@ def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Para
 
 def text_params(config: ModelConfig, params: Params) -> Params:
     """The decoder's parameters within a language model's or an LVLM's."""
-    return params if isinstance(config, TextConfig) else params["language_model"]
+    return params if isinstance(config, TextConfig) else params.get("language_model", params)
+
+
+def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:
+    """The parameters that image features are made with, and all others."""
+    tower = re.compile(family_of(config.model_type).tower)
+    flat = flatten_dict(params, sep="/")
+    parts = ({k: v for k, v in flat.items() if bool(tower.match(k)) == inside} for inside in (True, False))
+    seen, rest = (unflatten_dict(part, sep="/") for part in parts)
+    return seen, rest
 
 
 def image_zeros(config: ModelConfig, batch: int, units: int) -> dict[str, Array]:
@@ -122,6 +140,12 @@ class LanguageModel:
         """K: feature rows that a prompt slot of an image blends; 0 for a text model."""
         images = family_of(self.config.model_type).images
         return images.blended(pool) if images else 0
+
+    @property
+    def turns(self) -> bool:
+        """Whether images take other rotary positions than slots (M-RoPE)."""
+        images = family_of(self.config.model_type).images
+        return images is not None and images.turns
 
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
         """Tower features of every unit of every row's images."""

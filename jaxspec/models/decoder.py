@@ -34,9 +34,9 @@ class Attention(nn.Module):
             proj = dense(n * c.head_dim, c.biases.qkv, name=name)
             return proj(x).reshape(batch, count, n, c.head_dim)
 
-        inverse, scale = rotary_frequencies(c), c.rope_scaling.attention_factor
-        q = rotate(heads("q_proj", c.num_attention_heads), rotary, inverse, scale)
-        k = rotate(heads("k_proj", c.num_key_value_heads), rotary, inverse, scale)
+        turns = rotary, rotary_frequencies(c), c.rope_scaling.attention_factor, c.rope_scaling.mrope_section
+        q = rotate(heads("q_proj", c.num_attention_heads), *turns)
+        k = rotate(heads("k_proj", c.num_key_value_heads), *turns)
         v = heads("v_proj", c.num_key_value_heads)
         if cache is not None:
             cache = write(cache[0], k, positions), write(cache[1], v, positions)
@@ -112,12 +112,13 @@ class CausalLM(nn.Module):
         positions: Int[Array, "B T"],
         cache: KVCache | None = None,
         live: int | None = None,
-        rotary: Int[Array, "B T"] | None = None,
+        rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Final-normed hidden states of T tokens a row, and the cache with their keys and values written.
 
         `positions` are the tokens' indices in their rows: the slots that they are written to, and the last that
-        they read. `rotary` are the positions that their angles are made of, where those are others.
+        they read. `rotary` are the positions that their angles are made of, where those are others; for M-RoPE
+        three a token, but where they are equal.
         `live` (static) says that no query's position reaches it, so that only so many slots are read. The
         cache's `length` is left to the caller. Without a cache the T tokens attend to each other only.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -102,6 +102,9 @@ def _windows(size: int, left: int) -> np.ndarray:
 class ImageInputs(Protocol):
     """How a family's tower reads images: host side, made of a configuration and transformers' image processor."""
 
+    turns: ClassVar[bool]
+    """Whether `slots` have positions (M-RoPE)."""
+
     def __init__(self, config: Any, processor: Any) -> None: ...
 
     @staticmethod
@@ -133,6 +136,7 @@ class LlavaImages:
 
     config: Any
     processor: Any
+    turns: ClassVar = False
 
     @staticmethod
     def shapes(config: Any) -> Shapes:

@@ -96,10 +96,22 @@ def _yarn_kept(config: RotaryConfig) -> np.ndarray:
 
 
 def rotate(
-    x: Float[Array, "B T N H"], positions: Int[Array, "B T"], inverse: np.ndarray, scale: float = 1.0
+    x: Float[Array, "B T N H"],
+    positions: Int[Array, "B T"] | Int[Array, "B A T"],
+    inverse: np.ndarray,
+    scale: float = 1.0,
+    sections: tuple[int, ...] = (),
 ) -> Float[Array, "B T N H"]:
-    """Rotary position embedding in the half-split order of Hugging Face's Llama, times `scale`."""
-    angles = positions[..., None].astype(jnp.float32) * inverse
+    """Rotary position embedding in the half-split order of Hugging Face's Llama, times `scale`.
+
+    With positions of A axes the frequencies go by `sections`: the first so many turn with the first axis, the next
+    with the next (M-RoPE; Wang et al. 2024, "Qwen2-VL", section 2.1).
+    """
+    if positions.ndim == 3:
+        places = positions[:, np.repeat(np.arange(len(sections)), sections)].swapaxes(1, 2)
+    else:
+        places = positions[..., None]
+    angles = places.astype(jnp.float32) * inverse
     cos, sin = scale * jnp.cos(angles)[:, :, None], scale * jnp.sin(angles)[:, :, None]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""The config.json of published text models, as the hub holds them, gives their published parameter counts."""
+"""The config.json of published models, as the hub holds them, gives their published parameter counts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ from jaxspec.models import abstract_params
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 QWEN = {"model_type": "qwen2", "max_window_layers": 28, "sliding_window": 32768, "use_sliding_window": False}
+QWEN_VL = {
+    "model_type": "qwen2_5_vl", "bos_token_id": 151643, "eos_token_id": 151645, "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653, "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656,
+    "max_position_embeddings": 128000, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "use_sliding_window": False,
+    "sliding_window": 32768, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}  # fmt: skip
+QWEN_VISION = {
+    "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
+    "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2,
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "JackFram/llama-68m": (
         {"model_type": "llama", "bos_token_id": 0, "hidden_size": 768, "intermediate_size": 3072, "pad_token_id": 1,
@@ -54,6 +65,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
                 "max_position_embeddings": 131072, "num_attention_heads": 28, "num_hidden_layers": 28,
                 "num_key_value_heads": 4, "rope_theta": 1000000.0, "sliding_window": 131072, "vocab_size": 152064},
         7_615_616_512,
+    ),
+    "Qwen/Qwen2.5-VL-3B-Instruct": (
+        QWEN_VL | {"hidden_size": 2048, "intermediate_size": 11008, "max_window_layers": 70, "num_attention_heads": 16,
+                   "num_hidden_layers": 36, "num_key_value_heads": 2, "tie_word_embeddings": True,
+                   "vision_config": QWEN_VISION | {"out_hidden_size": 2048}, "vocab_size": 151936},
+        3_754_622_976,
+    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": (
+        QWEN_VL | {"hidden_size": 3584, "intermediate_size": 18944, "max_window_layers": 28, "num_attention_heads": 28,
+                   "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
+                   "vision_config": QWEN_VISION | {"out_hidden_size": 3584}, "vocab_size": 152064},
+        8_292_166_656,
     ),
     "facebook/opt-125m": (
         {"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "word_embed_proj_dim": 768, "prefix": "</s>"},

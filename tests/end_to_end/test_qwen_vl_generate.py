@@ -1,0 +1,140 @@
+"""Qwen2.5-VL, plain and with drafts, writes what transformers' own `generate` does: images of odd sizes, two turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.loading import same_tower
+from jaxspec.decoding.memory import abstract_inputs
+from jaxspec.evaluation.exactness import forward_logits
+from tests.decoding.tiny import noisy
+from tests.parity import qwen_vl, tiny
+
+NEW, LENGTH, UNITS = 64, 448, 32
+QUESTION = "What is it?"
+SIZES = [(20, 50), (9, 8), (43, 19), (64, 17), (25, 31), (16, 16), (70, 30), (11, 90)]
+COUNTS = (1, 0, 2, 5)
+"""Images of the first turns, which are one batch."""
+NEXT = (1, 2, 0, 1)
+"""Images of the second turns."""
+FOLLOWING = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+CHAT = f"<|im_start|>system\nYou are a helpful assistant.{FOLLOWING}"
+SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def engine(target: LoadedModel, draft: LoadedModel | None = None, *views: str) -> Engine:
+    config = EngineConfig(
+        views or ("M",), gamma=3, prompt_buckets=(LENGTH,), image_buckets=(UNITS,), new_buckets=(NEW,)
+    )
+    return Engine(target, draft, config)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> tuple[Any, LoadedModel]:
+    made = tiny.talkative(qwen_vl.model())
+    return made, LoadedModel.load(qwen_vl.write(tmp_path_factory.mktemp("target"), made))
+
+
+def images(counts: tuple[int, ...], seed: int) -> list[list[Any]]:
+    taken: Iterator[Any] = iter(qwen_vl.pictures(*SIZES, seed=seed))
+    return [[next(taken) for _ in range(count)] for count in counts]
+
+
+@pytest.fixture(scope="module")
+def turns(target) -> list[tuple[list[Request], list[list[int]]]]:
+    """Both turns' requests, and what transformers answers: its prompts are written out by hand."""
+    made, loaded = target
+    encode, encoder = loaded.tokenizer.encode, engine(loaded).encoder
+    first, then = images(COUNTS, seed=0), images(NEXT, seed=1)
+    asked = [encode(CHAT.format(SEEN * len(seen) + QUESTION)) for seen in first]
+    told = [qwen_vl.generate(made, row, seen, NEW) for row, seen in zip(asked, first)]
+    assert min(len(set(answer)) for answer in told) > 4, "a constant answer proves little"
+    prompts = [encoder.prompt(QUESTION, seen) for seen in first]
+
+    spoken = [[token for token in answer if token != qwen_vl.IMAGE] for answer in told]
+    question = "And <image>?"
+    later = [question if len(seen) == 1 else QUESTION for seen in then]
+    texts = [q.replace("<image>", SEEN) if "<image>" in q else SEEN * len(seen) + q for q, seen in zip(later, then)]
+    again = [row + answer + encode(FOLLOWING.format(text)) for row, answer, text in zip(asked, spoken, texts)]
+    finally_ = [qwen_vl.generate(made, row, a + b, NEW) for row, a, b in zip(again, first, then)]
+    follow = [encoder.follow_up(p, answer, q, b) for p, answer, q, b in zip(prompts, told, later, then)]
+    for prompt, row in [*zip(prompts, asked), *zip(follow, again)]:
+        assert prompt.tokens.tolist() == row
+    return [([Request(p, NEW) for p in prompts], told), ([Request(p, NEW) for p in follow], finally_)]
+
+
+def check(decoder: Engine, turns: Any) -> list[Result]:
+    out = []
+    for requests, expected in turns:
+        results = decoder.generate(requests)
+        assert [list(result.tokens) for result in results] == expected
+        assert {result.batch for result in results} == {len(COUNTS)}
+        out += results
+    return out
+
+
+def test_plain(target, turns):
+    check(engine(target[1]), turns)
+
+
+def test_a_draft_with_the_same_tower(target, turns):
+    """All views of it in one batch."""
+    loaded = target[1]
+    params = noisy(loaded.params, 0.03)
+    tower = {name: part for name, part in loaded.params["visual"].items() if name != "merger"}
+    draft = replace(loaded, params={**params, "visual": {**params["visual"], **tower}})
+    decoder = engine(loaded, draft, "M", "T", "P")
+    assert same_tower(loaded, draft)
+    assert set(decoder.params["drafter"]["visual"]) == {"merger"}
+    accepts_some(check(decoder, turns))
+    requests = turns[0][0]
+    rows = [decoder._rows(request) for request in requests]
+    sizes = decoder._largest(requests, rows)
+    planned, _ = abstract_inputs(decoder.program, len(requests), sizes)
+    given, _ = decoder._inputs(requests, rows, sizes)
+    assert jax.tree.map(np.shape, given) == jax.tree.map(np.shape, planned)
+
+
+def test_a_draft_with_its_own_tower(target, turns, tmp_path):
+    """A smaller one, as transformers saves it."""
+    made = qwen_vl.model(text={"num_hidden_layers": 1}, vision={"depth": 1, "fullatt_block_indexes": []})
+    draft = LoadedModel.load(qwen_vl.write(tmp_path / "draft", made))
+    assert not same_tower(target[1], draft)
+    check(engine(target[1], draft, "P"), turns)
+
+
+def test_a_text_draft(target, turns, tmp_path):
+    """Of the same words with fewer rows of padding; its positions are the slots."""
+    loaded = target[1]
+    made = qwen_vl.text_model()
+    made.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    draft = LoadedModel.load(tmp_path)
+    rows = loaded.params["model"]["embed_tokens"]["embedding"][: qwen_vl.PADDED - 2]
+    layers = {**noisy(loaded.params["model"], 0.03), "embed_tokens": {"embedding": rows}}
+    head = {"kernel": loaded.params["lm_head"]["kernel"][:, : qwen_vl.PADDED - 2]}
+    draft = replace(draft, params={"model": layers, "lm_head": head})
+    accepts_some(check(engine(loaded, draft, "T"), turns))
+
+
+def accepts_some(results: list[Result]) -> None:
+    accepted = np.sum([result.stats.histogram for result in results], axis=0)
+    assert accepted[0] > 0
+    assert accepted[1:].sum() > 0
+
+
+def test_forward_logits(target, turns):
+    """One pass over prompt and answer gives the logits that decoding followed."""
+    requests, expected = turns[1]
+    for request, answer in list(zip(requests, expected))[1:3]:
+        logits = forward_logits(target[1], request.prompt, answer[:40])
+        assert int(np.argmax(logits)) == answer[40]

@@ -1,0 +1,138 @@
+"""Tiny random Qwen2.5-VL models made by transformers, their processors, and prompts as transformers wants them."""
+
+from __future__ import annotations
+
+import string
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2VLImageProcessorPil,
+)
+
+from tests.parity import tiny
+from tests.parity.tiny import torch
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+START, STOP, IMAGE = (SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad"))
+CHARACTERS = "\n" + string.printable[:95]
+PADDED = len(SPECIAL) + len(CHARACTERS) + 2
+"""Rows of the target's vocabulary: two more than the tokeniser has words."""
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n"
+    "{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in content %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""What Qwen2.5-VL's says of text and images."""
+
+TEXT: dict[str, Any] = {
+    "vocab_size": PADDED,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "rope_theta": 100.0,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+VISION: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+    "out_hidden_size": 32,
+}
+ROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
+"""Of the decoder: 8 frequencies."""
+SIDE = 8
+"""Pixels along one side of a merge group; windows are twice as wide."""
+
+
+def model(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """Flat, as on the hub."""
+    flat = TEXT | {"rope_scaling": deepcopy(ROPE)} | (text or {})
+    config = Qwen2_5_VLConfig(
+        **flat | {"vision_config": VISION | (vision or {}), "image_token_id": IMAGE} | changes,
+        vision_start_token_id=START,
+        vision_end_token_id=STOP,
+    )
+    return tiny.random_model(Qwen2_5_VLForConditionalGeneration, config)
+
+
+def text_model(**changes: Any) -> Any:
+    """A Qwen2.5 of the same words, with fewer rows of padding."""
+    return tiny.random_model(Qwen2ForCausalLM, Qwen2Config(**TEXT | {"vocab_size": PADDED - 2} | changes))
+
+
+def tokenizer() -> Any:
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", chat_template=TEMPLATE)
+
+
+def image_processor(most: int = 40) -> Any:
+    """Gives an image 4 to `most` tokens."""
+    return Qwen2VLImageProcessorPil(
+        patch_size=VISION["patch_size"], size={"shortest_edge": 4 * SIDE**2, "longest_edge": most * SIDE**2}
+    )
+
+
+def write(path: Path, made: Any) -> Path:
+    """A whole checkpoint directory."""
+    made.save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    image_processor().save_pretrained(path)
+    return path
+
+
+def pictures(*sizes: tuple[int, int], seed: int = 0) -> list[Image.Image]:
+    """Noise of these heights and widths."""
+    draw = np.random.default_rng(seed)
+    return [Image.fromarray(draw.integers(0, 256, (*size, 3), np.uint8)) for size in sizes]
+
+
+def inputs(row: list[int], images: list[Image.Image]) -> dict[str, Any]:
+    """Arguments of transformers' model for a prompt with one placeholder an image."""
+    if not images:
+        return {"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
+    seen = image_processor()(images=images, return_tensors="np")
+    patches, grids = np.asarray(seen["pixel_values"]), np.asarray(seen["image_grid_thw"])
+    counts = iter(grids.prod(axis=1) // VISION["spatial_merge_size"] ** 2)
+    ids = torch.tensor([[t for token in row for t in [token] * (next(counts) if token == IMAGE else 1)]])
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.tensor(patches),
+        "image_grid_thw": torch.tensor(grids),
+        "mm_token_type_ids": (ids == IMAGE).long(),
+    }
+
+
+def generate(made: Any, row: list[int], images: list[Image.Image], new: int) -> list[int]:
+    """What transformers writes greedily."""
+    given = inputs(row, images)
+    with torch.no_grad():
+        out = made.generate(**given, max_new_tokens=new, do_sample=False, pad_token_id=0)
+    return out[0, given["input_ids"].shape[1] :].tolist()

@@ -1,0 +1,280 @@
+"""Qwen2.5-VL equals transformers' to 1e-4 in float32: module by module, with images of any size, and written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config import Qwen2Config, QwenVisionConfig, QwenVLConfig
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.decoding.loading import LoadedModel, image_inputs
+from jaxspec.decoding.views import rewrite, stack_rows
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params, build
+from jaxspec.models.qwen_vl import VisionTower, window_contents
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from jaxspec.checkpoints import huggingface  # noqa: E402
+from tests.decoding.tiny import QUICK  # noqa: E402
+from tests.parity import qwen_vl, tiny  # noqa: E402
+
+SIZES = [(20, 50), (9, 8), (43, 19)]
+"""Of images, odd in every way: grids of 3x6, 2x2 (grown) and 5x2 merge groups."""
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> tuple[Any, LoadedModel]:
+    made = qwen_vl.model()
+    return made, LoadedModel.load(qwen_vl.write(tmp_path_factory.mktemp("qwen_vl"), made))
+
+
+def test_tower(pair):
+    """Patch embedding, a windowed, a full and another windowed block, and the merger; two rows, one of two images."""
+    made, loaded = pair
+    images = qwen_vl.pictures(*SIZES)
+    theirs: dict[str, np.ndarray] = {}
+    visual = made.model.visual
+    hooks = [visual.blocks[0].register_forward_pre_hook(lambda _, given: theirs.update(patch_embed=given[0].numpy()))]
+    for name, module in [*((f"blocks_{i}", block) for i, block in enumerate(visual.blocks)), ("merger", visual.merger)]:
+        keep = functools.partial(lambda name, _, __, out: theirs.update({name: out.numpy()}), name)
+        hooks.append(module.register_forward_hook(keep))
+    given = qwen_vl.inputs([qwen_vl.IMAGE] * 3, images)
+    with torch.no_grad():
+        visual(given["pixel_values"], grid_thw=given["image_grid_thw"])
+    for hook in hooks:
+        hook.remove()
+
+    arrays = image_inputs(loaded, [images[:2], images[2:]], 8)
+    assert arrays is not None
+    tower = VisionTower(loaded.config.vision_config)
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def run(params: Any, patches: jax.Array, place: jax.Array) -> Any:
+        out, inside = tower.apply({"params": params}, patches, place, capture_intermediates=True)
+        inside = {name: there["__call__"][0] for name, there in inside["intermediates"].items() if name != "__call__"}
+        merged = tower.apply({"params": params}, out, method=lambda tower, x: tower.merger(x))
+        return inside | {"merger": merged}
+
+    ours: Any = run(loaded.params["visual"], **arrays)
+    _, owner = window_contents(loaded.config.vision_config, arrays["place"])
+    assert set(theirs) == set(ours)
+    for name, expected in theirs.items():
+        there = np.asarray(owner) >= 0
+        found = np.asarray(ours[name])
+        if name == "merger":
+            there = there.reshape(*found.shape[:2], -1)[..., 0]
+        tiny.assert_close(found[there], expected, name)
+
+
+def prompts() -> tuple[list[list[int]], list[list[Any]]]:
+    """Ragged rows with 2, 0 and 1 images."""
+    images = qwen_vl.pictures(*SIZES)
+    mark = [qwen_vl.START, qwen_vl.IMAGE, qwen_vl.STOP]
+    rows = [[7, *mark, 9, 8, *mark, 20, 21], [30, 31, 32], [*mark, *range(40, 60)]]
+    return rows, [images[:2], [], images[2:]]
+
+
+def our_logits(loaded: LoadedModel, rows: list[list[int]], images: list[list[Any]], width: int) -> list[np.ndarray]:
+    """Logits [L, V] of each row, in one batch."""
+    assert loaded.images is not None
+    reader = loaded.images
+    made = [
+        rewrite(np.asarray(row), qwen_vl.IMAGE, [reader.slots((x.height, x.width), None) for x in seen])
+        for row, seen in zip(rows, images)
+    ]
+    (batch,) = stack_rows([[row] for row in made], width)
+    given = image_inputs(loaded, images, 32)
+    assert given is not None
+    apply = jax.jit(build(loaded.config).apply, compiler_options=QUICK)
+    out = apply({"params": loaded.params}, batch.tokens, **given, sources=batch.sources, rotary=batch.rotary)
+    return [np.asarray(logits[: len(row)]) for logits, row in zip(out, made)]
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied, sections, theta, eps, wide windows": {
+        "tie_word_embeddings": True,
+        "vision": {"window_size": 24, "fullatt_block_indexes": [0, 2]},
+        "text": {"rope_scaling": qwen_vl.ROPE | {"mrope_section": [4, 1, 3]}, "rope_theta": 30.0, "rms_norm_eps": 0.01},
+    },
+    "a window a merge group, none full": {"vision": {"window_size": 8, "fullatt_block_indexes": [], "depth": 2}},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_and_round_trip(tmp_path, name):
+    """transformers' weights -> our logits, to 1e-4 -> a directory of ours -> transformers' logits, bit for bit."""
+    made = qwen_vl.model(**VARIANTS[name])
+    loaded = LoadedModel.load(qwen_vl.write(tmp_path / "theirs", made))
+    rows, images = prompts()
+    theirs = [run(made, row, seen) for row, seen in zip(rows, images)]
+    for found, expected in zip(our_logits(loaded, rows, images, 64), theirs):
+        tiny.assert_close(found, expected)
+    assert QwenVLConfig.from_hf(loaded.config.to_hf()) == loaded.config
+
+    huggingface.save(tmp_path / "ours", loaded.config, loaded.params)
+    again = tiny.reload(tmp_path / "ours", type(made))
+    for expected, row, seen in zip(theirs, rows, images):
+        np.testing.assert_array_equal(run(again, row, seen), expected)
+
+
+def run(made: Any, row: list[int], images: list[Any]) -> np.ndarray:
+    with torch.no_grad():
+        return made(**qwen_vl.inputs(row, images)).logits[0].numpy()
+
+
+def test_key_layouts(tmp_path, pair):
+    """The hub's files, those of transformers 5's modules, and flat configurations."""
+    made, loaded = pair
+    tensors = {name: tensor.numpy().copy() for name, tensor in made.state_dict().items()}
+    assert "model.language_model.norm.weight" in tensors
+    hub = {
+        name.replace("model.visual.", "visual.").replace("model.language_model.", "model."): tensor
+        for name, tensor in tensors.items()
+    }
+    for folder, names in (("modules", tensors), ("hub", hub)):
+        found = huggingface.load(tiny.write(tmp_path / folder, made, names))
+        assert found.config == loaded.config
+        jax.tree.map(np.testing.assert_array_equal, found.params, loaded.params)
+    nested = loaded.config.to_hf()
+    flat = {**nested["text_config"], **{name: part for name, part in nested.items() if name != "text_config"}}
+    assert QwenVLConfig.from_hf(flat) == loaded.config
+
+
+def test_saved_with_its_processors(tmp_path, pair):
+    _, loaded = pair
+    images = qwen_vl.pictures((33, 47))
+    huggingface.save(
+        tmp_path / "saved", loaded.config, loaded.params, tokenizer=loaded.tokenizer,
+        image_processor=loaded.image_processor,
+    )  # fmt: skip
+    again = LoadedModel.load(tmp_path / "saved")
+    assert again.config == loaded.config
+    assert again.images is not None
+    assert loaded.images is not None
+    for name, values in loaded.images.read(images)[0].items():
+        np.testing.assert_array_equal(again.images.read(images)[0][name], values)
+    assert again.tokenizer.chat_template == qwen_vl.TEMPLATE
+
+
+def test_prompts(pair):
+    """`<image>` means the placeholder and its marks; without one, images come first and no line follows them."""
+    _, loaded = pair
+    config, words = loaded.config, loaded.tokenizer
+    encoder = PromptEncoder(words, config.image_token_index, config.image_marks)
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    asked = {"Is <image> like <image>?": f"Is {mark} like {mark}?", "Alike?": f"{mark}{mark}Alike?"}
+    for question, expected in asked.items():
+        said = words.decode(encoder.prompt(question, [None, None]).tokens)
+        assert said.endswith(f"<|im_start|>user\n{expected}<|im_end|>\n<|im_start|>assistant\n")
+        ((tokens, _),) = encoder.dialogues([[(question.replace("Alike", "<image><image>Alike"), "Yes.")]])
+        assert words.decode(tokens).endswith(f"{expected}<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>")
+    for name in ("image_token_index", "vision_start_token_id", "vision_end_token_id"):
+        other, unknown = (replace(config, **{name: new}) for new in (1, 999))
+        changed = PromptEncoder(words, other.image_token_index, other.image_marks).prompt("A?", [None])
+        assert changed.tokens.tolist() != encoder.prompt("A?", [None]).tokens.tolist()
+        with pytest.raises(InputError, match="the tokeniser that belongs to the model"):
+            PromptEncoder(words, unknown.image_token_index, unknown.image_marks)
+
+
+SHALLOW = QwenVLConfig.from_hf(
+    qwen_vl.TEXT
+    | {"num_hidden_layers": 1, "rope_scaling": qwen_vl.ROPE, "image_token_id": qwen_vl.IMAGE}
+    | {"vision_config": qwen_vl.VISION | {"depth": 2, "fullatt_block_indexes": [1]}}
+)
+VISION_CHANGES: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 4,
+    "in_channels": 1,
+    "patch_size": 8,
+    "temporal_patch_size": 1,
+    "spatial_merge_size": 1,
+    "window_size": 24,
+    "fullatt_block_indexes": (0,),
+}
+CHANGES: dict[str, Any] = {
+    "vision_config": {name: replace(SHALLOW.vision_config, **{name: new}) for name, new in VISION_CHANGES.items()},
+    "text_config": {
+        "mrope_section": replace(
+            SHALLOW.text_config, rope_scaling=replace(SHALLOW.text_config.rope_scaling, mrope_section=(4, 2, 2))
+        )
+    },
+    "tie_word_embeddings": {"tied": True},
+}
+UNREAD = {"model_type", "video_token_id"}
+IN_PROMPTS = {"image_token_index", "vision_start_token_id", "vision_end_token_id"}
+"""Changed in `test_prompts`."""
+
+
+def test_every_field_is_accounted_for():
+    assert CHANGES.keys() | UNREAD | IN_PROMPTS == {field.name for field in fields(QwenVLConfig)}
+    fixed = {"hidden_act", "out_hidden_size", "tokens_per_second"}
+    """The one value that is supported, the decoder's width, and what is of videos."""
+    assert VISION_CHANGES.keys() | fixed == {field.name for field in fields(QwenVisionConfig)}
+
+
+@pytest.fixture(scope="module")
+def logits_of() -> Callable[[QwenVLConfig], np.ndarray]:
+    """Logits of one prompt and one set of weights under a configuration, each computed once."""
+    images = qwen_vl.pictures((43, 39))
+    row = [qwen_vl.START, qwen_vl.IMAGE, qwen_vl.STOP, *range(10, 20)]
+
+    @functools.cache
+    def of(config: QwenVLConfig) -> np.ndarray:
+        params = tiny.random_params(abstract_params(config))
+        loaded = LoadedModel(config, params, None, qwen_vl.image_processor())
+        return our_logits(loaded, [row], [images], 64)[0]
+
+    return of
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in CHANGES.items() for part in parts])
+def test_field_changes_output(logits_of, name, part):
+    other = replace(SHALLOW, **{name: CHANGES[name][part]})
+    if abstract_params(SHALLOW) == abstract_params(other):
+        assert np.abs(logits_of(SHALLOW) - logits_of(other)).max() > 10 * tiny.TOLERANCE
+
+
+def test_defaults_are_those_of_transformers():
+    from transformers import Qwen2_5_VLConfig as Theirs
+
+    raw = {"vision_config": {"out_hidden_size": 8192}}
+    ours, theirs = QwenVLConfig.from_hf(raw), Theirs(**raw)
+    text = {f.name for f in fields(Qwen2Config)} - {"model_type", "head_dim", "rope_theta", "rope_scaling"}
+    for mine, its, names in (
+        (ours, theirs, {f.name for f in fields(QwenVLConfig)} - {"text_config", "vision_config", "image_token_index"}),
+        (ours.vision_config, theirs.vision_config, {f.name for f in fields(QwenVisionConfig)}),
+        (ours.text_config, theirs.text_config, text - {"tie_word_embeddings"}),
+    ):
+        for name in names:
+            assert getattr(mine, name) == getattr(its, name), name
+    assert ours.image_token_index == theirs.image_token_id
+    assert ours.text_config.rope_theta == theirs.text_config.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({}, "out_hidden_size 3584 is not the decoder's hidden_size 8192"),
+        ({"vision_config": {"hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
+        ({"vision_config": {"window_size": 20}}, "window_size 20 is smaller than a merge group of 2 x 14 pixels"),
+        ({"vision_config": {"num_heads": 3}}, "num_heads 3 does not cut hidden_size 3584"),
+        ({"vision_config": {"patch_size": [14, 14]}}, "patch_size and temporal_patch_size must be one number"),
+        ({"vision_config": {"rope_parameters": {"rope_theta": 5.0}}}, "rope_theta 5.0 is not supported"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, r"mrope_section \[16, 24\] must be 3 numbers"),
+        ({"use_sliding_window": True, "max_window_layers": 2}, "sliding_window 4096 is smaller than"),
+    ],
+)
+def test_unsupported(raw, message):
+    with pytest.raises(InputError, match=message) as caught:
+        QwenVLConfig.from_hf(raw)
+    assert "\n" not in str(caught.value)
