@@ -3,6 +3,10 @@
 Rows are padded on the right, so the slot of a token is its index in the row, and a query in slot p may read
 exactly the slots 0..p. Slots at or past a row's length hold rubbish that no query can see before it is
 overwritten: rolling a row back is setting its length, nothing is ever cleared.
+
+A token tree stands in the newest slots, one node a slot, parents before children, its root first. A node's
+position is its depth below the root, and of the tree it may read its ancestors and itself alone. Once a path is
+chosen, its nodes are moved together and the row is a plain sequence again.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.config import TextConfig
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
 
 
 class KVCache(struct.PyTreeNode):
@@ -27,6 +31,15 @@ class KVCache(struct.PyTreeNode):
     @property
     def slots(self) -> int:
         return self.k[0].shape[1]
+
+
+class TreeMask(struct.PyTreeNode):
+    """How T new tokens stand in a token tree that fills the A newest slots, of which theirs are the last."""
+
+    depth: Int[Array, "#B T"]
+    """Steps below the tree's root."""
+    seen: Bool[Array, "#B T A"]
+    """Which nodes each may read: its ancestors and itself."""
 
 
 def init_cache(config: TextConfig, batch: int, slots: int, dtype: jnp.dtype) -> KVCache:
@@ -50,3 +63,17 @@ def write(
     """
     rows = jnp.arange(leaf.shape[0])[:, None]
     return leaf.at[rows, positions].set(new.astype(leaf.dtype), mode="drop", unique_indices=True)
+
+
+def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -> KVCache:
+    """Moves the nodes `path` of a tree whose root is at slot `root` to the J slots behind it.
+
+    Only the J slots of each row are read and written. What is rejected, or stood there, is rubbish afterwards.
+    """
+    source = (root[:, None] + path)[..., None, None]
+    slots = root[:, None] + 1 + jnp.arange(path.shape[1])
+
+    def moved(leaf: Array) -> Array:
+        return write(leaf, jnp.take_along_axis(leaf, source, axis=1, mode="clip"), slots)
+
+    return cache.replace(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)))

@@ -21,7 +21,7 @@ from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.evaluation.metrics import acceptance_metrics
+from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
 from jaxspec.runtime import input_errors, setup_runtime
 
 
@@ -48,7 +48,9 @@ class Generate:
     """How weights learn from what the target verified: static, mt-paper, mt-release, mtcp-paper, mtcp-release, or
     a rule with its options, as grid:window=16,measure=tvd."""
     gamma: int = 5
-    """Drafted tokens a block."""
+    """Drafted tokens a block; of a tree, on its longest path."""
+    tree: str | None = None
+    """Draft a tree, not a chain: 2 (children of every node), 2:32 (cut to 32 nodes), chains:2, or dynamic:4:24."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int = 0
@@ -84,7 +86,7 @@ def generate(args: Generate) -> str:
     """What the command prints. All that can be checked without the models is checked before they are read."""
     weights = None if args.weights is None else _numbers("--weights", args.weights)
     views = tuple(args.views.split(","))
-    config = EngineConfig(views, weights, args.weighting, args.gamma, args.context, batch_size=1)
+    config = EngineConfig(views, weights, args.weighting, args.gamma, args.tree, args.context, batch_size=1)
     images = [load_image(path) for path in args.image]
     place_images(args.prompt, len(images))
     request = Request(
@@ -122,20 +124,23 @@ def generate(args: Generate) -> str:
 
 def describe(result: Result, request: Request, engine: Engine) -> dict[str, Any]:
     """The statistics of one request under the names of the project's records."""
-    chain = engine.draft is not None
-    return acceptance_metrics([result.stats]) | {
-        "prefill_ms": result.prefill_ms,
-        "decode_tokens_per_second": 1e3 * result.stats.emitted / result.decode_ms,
-        "drafter": "chain" if chain else None,
-        "views": list(engine.config.views) if chain else None,
-        "weighting": str(parse_weighting(engine.config.weighting)) if chain else None,
-        "gamma": engine.config.gamma if chain else 0,
-        "temperature": request.temperature,
-        "dtype": str(jax.tree.leaves(engine.target.params)[0].dtype),
-        "device": jax.devices()[0].device_kind,
-        "batch": result.batch,
-        "seed": request.seed,
-    }
+    drafts = engine.draft is not None
+    block = block_fields(engine.config)
+    return (
+        acceptance_metrics([result.stats])
+        | (block if drafts else dict.fromkeys(block) | {"gamma": 0})
+        | {
+            "prefill_ms": result.prefill_ms,
+            "decode_tokens_per_second": 1e3 * result.stats.emitted / result.decode_ms,
+            "views": list(engine.config.views) if drafts else None,
+            "weighting": str(parse_weighting(engine.config.weighting)) if drafts else None,
+            "temperature": request.temperature,
+            "dtype": str(jax.tree.leaves(engine.target.params)[0].dtype),
+            "device": jax.devices()[0].device_kind,
+            "batch": result.batch,
+            "seed": request.seed,
+        }
+    )
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

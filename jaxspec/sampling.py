@@ -59,17 +59,19 @@ def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array,
 
 
 def mixture(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"], options: Sampling) -> Float[Array, "B V"]:
-    """What an ensemble of views draws from: sum_r w_r q_r, filtered (IbED, TABED Eq. 2).
+    """What an ensemble of views draws from: sum_r w_r q_r, filtered (IbED, TABED Eq. 2)."""
+    mixed = mix(view_probs, weights)
+    return filtered(mixed, options, jnp.argmax(mixed, axis=-1))
 
-    Where weights are negative (AdaBoost's may be, if asked for), its positive part.
-    """
+
+def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Float[Array, "B V"]:
+    """sum_r w_r q_r; where weights are negative (AdaBoost's may be, if asked for), its positive part."""
     mixed = jnp.einsum("RBV,BR->BV", view_probs, weights)
     signed = (weights < 0).any(-1, keepdims=True)
     positive = jnp.maximum(mixed, 0.0)
-    mixed = jax.lax.cond(
+    return jax.lax.cond(
         jnp.any(signed), lambda: jnp.where(signed, positive / positive.sum(-1, keepdims=True), mixed), lambda: mixed
     )
-    return filtered(mixed, options, jnp.argmax(mixed, axis=-1))
 
 
 def _top_k_top_p(probs: Array, options: Sampling) -> Array:
@@ -102,6 +104,24 @@ def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -
         return jnp.where(greedy, best, drawn)
 
     return jax.lax.cond(jnp.all(greedy), lambda _: best, sampled, weights).astype(jnp.int32)
+
+
+def draw_siblings(
+    keys: Array, probs: Float[Array, "B V"], mixed: Float[Array, "B V"], count: int, greedy: Bool[Array, " B"]
+) -> Int[Array, "B count"]:
+    """`count` different tokens a row, drawn one after another from `probs` without replacement.
+
+    They are the largest of log probs + Gumbel noise, in order (Kool et al. 2019). Once `probs` has none left, as
+    after the first at temperature 0, the likeliest of `mixed`, the unfiltered mixture, follow in order.
+    """
+    noise = jax.lax.cond(
+        jnp.all(greedy),
+        lambda: jnp.zeros_like(probs),
+        lambda: jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys),
+    )
+    # In float32 no drawn token's score is below -110.
+    scores = jnp.where(probs > 0, jnp.log(probs) + noise, jnp.log(mixed) - 256)
+    return jax.lax.top_k(scores, count)[1]
 
 
 def fit_vocabulary(logits: Float[Array, "... V"], size: int) -> Float[Array, "... U"]:

@@ -3,6 +3,10 @@
 Leviathan et al. 2023, Algorithm 1: the draft token x, drawn from q, stands with probability min(1, p(x)/q(x));
 the first that falls is replaced by a draw from the residual norm(max(0, p - q)). The outcome is distributed
 exactly as p. With one-hot p and q (temperature 0) this is greedy matching.
+
+In a tree the siblings that followed x are tried before that draw (SpecInfer, Miao et al. 2024): the residual is
+the law p of what is still to be emitted, and the next sibling was drawn from q without x, renormalised. So each
+sibling is one more step of the same algorithm, and the outcome is still p.
 """
 
 from __future__ import annotations
@@ -11,18 +15,39 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.cache import TreeMask
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Bool, Float, Int
 
 
+class TokenTree(struct.PyTreeNode):
+    """The shape of a drafted tree. Node 0 is the newest committed token, the nodes from 1 on are drafted."""
+
+    parents: Int[Array, "B nodes"]
+    """Of the nodes from 1 on. Parents come before children, siblings in the order in which they were drawn."""
+    expanded: Int[Array, "B nodes+1"]
+    """Which of the draft's distributions was at this node; -1 where the draft has not read it."""
+    mask: TreeMask
+    """How the target reads all nodes."""
+    tries: int = struct.field(pytree_node=False)
+    """The most nodes that can be tried: all children of the nodes on one path."""
+    depth: int = struct.field(pytree_node=False)
+    """Nodes on the longest path, J."""
+
+
 class Draft(struct.PyTreeNode):
-    """A block of J proposed tokens a row."""
+    """A block of J proposed tokens a row; or, with `tree`, of nodes of a tree whose paths have up to J.
+
+    The distributions are those at the J places, or at the E nodes that the draft has read.
+    """
 
     tokens: Int[Array, "B J"]
-    probs: Float[Array, "B J V"]
-    """The very distributions that the tokens were drawn from (for an ensemble, the mixture)."""
+    probs: Float[Array, "B J V"] | None
+    """The very distributions that the tokens were drawn from (for an ensemble, the mixture). None: they were not
+    drawn, and a token x stands with probability p(x), as if drawn from the distribution that is 1 at x."""
     view_probs: Float[Array, "R B J V"]
     """Each view's own distribution at temperature; what a weighting learns from."""
+    tree: TokenTree | None = None
 
 
 class Verdict(struct.PyTreeNode):
@@ -30,10 +55,18 @@ class Verdict(struct.PyTreeNode):
 
     count: Int[Array, " B"]
     next_token: Int[Array, " B"]
+    path: Int[Array, "B J"] | None = None
+    """In a tree, the nodes that stand, in order; from `count` on they are 0."""
+
+
+def verify(p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
+    """Verifies a block against the target's distributions after the newest token and after each drafted one."""
+    return (rejection if draft.tree is None else tree_rejection)(p, draft, keys, greedy)
 
 
 def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
     """Verifies a chain against the target's distributions at the J drafted places and the one after them."""
+    assert draft.probs is not None
     length = draft.tokens.shape[1]
     accept_keys, next_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
     chosen = draft.tokens[..., None]
@@ -53,3 +86,87 @@ def _residual(p: Array, q: Array, bonus: Array) -> Array:
     left = jnp.maximum(p - q, 0.0)
     whole = bonus | (left.sum(-1) <= 0)
     return jnp.where(whole[:, None], p, left)
+
+
+class _Walk(struct.PyTreeNode):
+    """A row's way down a tree."""
+
+    node: Int[Array, " B"]
+    tried: Int[Array, " B"]
+    """The last node that was tried; all that can still be tried come after it."""
+    p: Float[Array, "B V"]
+    """The law of the token after `node`, given that the children tried so far fell."""
+    q: Float[Array, "B V"]
+    """What the next child was drawn from, not normalised. All zero: it was not drawn."""
+    count: Int[Array, " B"]
+    path: Int[Array, "B J"]
+
+
+def tree_rejection(p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
+    """Verifies a tree against the target's distributions at its nodes, walking down from the root.
+
+    A child that is no draw from q, because nothing of q was left or `draft.probs` is None, counts as drawn from
+    the distribution that is 1 at it. At temperature 0 so do all but the first, and the walk follows the target's
+    argmax as far as the tree does.
+    """
+    tree = draft.tree
+    assert tree is not None
+    nodes = draft.tokens.shape[1]
+    order = jnp.arange(1, nodes + 1)
+    accept_keys, next_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
+    u = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(accept_keys)
+
+    def draft_at(node: Array) -> Array:
+        if draft.probs is None:
+            return jnp.zeros_like(p[:, 0])
+        return _pick(draft.probs, jnp.maximum(_pick(tree.expanded, node), 0))
+
+    def attempt(_: Array, walk: _Walk) -> _Walk:
+        untried = (tree.parents == walk.node[:, None]) & (order > walk.tried[:, None])
+        exists = jnp.any(untried, axis=1)
+        child = jnp.argmax(untried, axis=1) + 1
+        token = _pick(draft.tokens, child - 1)
+        here = jax.nn.one_hot(token, p.shape[-1], dtype=p.dtype)
+        mass = walk.q.sum(-1, keepdims=True)
+        q = jnp.where(mass > 0, walk.q / jnp.where(mass > 0, mass, 1.0), here)
+        stands = exists & (_pick(u, child - 1) * _pick(q, token) < _pick(walk.p, token))
+        falls = exists & ~stands
+        left = _residual(walk.p, q, bonus=~falls)
+        left = jnp.where(falls[:, None], left / left.sum(-1, keepdims=True), left)
+        place = jnp.arange(tree.depth) == walk.count[:, None]
+        return _Walk(
+            node=jnp.where(stands, child, walk.node),
+            tried=jnp.where(exists, child, walk.tried),
+            p=jnp.where(stands[:, None], _pick(p, child), left),
+            q=jnp.where(stands[:, None], draft_at(child), jnp.where(falls[:, None], walk.q * (1 - here), walk.q)),
+            count=walk.count + stands,
+            path=jnp.where(place & stands[:, None], child[:, None], walk.path),
+        )
+
+    root = jnp.zeros(p.shape[0], jnp.int32)
+    walk = _Walk(root, root, p[:, 0], draft_at(root), root, jnp.zeros((p.shape[0], tree.depth), jnp.int32))
+    walk = jax.lax.fori_loop(0, tree.tries, attempt, walk)
+    return Verdict(walk.count, draw(next_keys, walk.p, greedy), walk.path)
+
+
+def along_path(draft: Draft, path: Int[Array, "B J"]) -> tuple[Draft, Int[Array, "B J+1"], Int[Array, "B J+1"]]:
+    """A verified tree as the chain of the nodes that stand, for all that treats both alike.
+
+    Returns the chain, the root and the nodes on the path, and which of the draft's distributions was at each of
+    them (-1: none). What lies past the nodes that stand is rubbish.
+    """
+    assert draft.tree is not None
+    nodes = jnp.pad(path, ((0, 0), (1, 0)))
+    read = jnp.take_along_axis(draft.tree.expanded, nodes, axis=1)
+    at = jnp.maximum(read[:, :-1], 0)[..., None]
+    chain = Draft(
+        tokens=jnp.take_along_axis(draft.tokens, jnp.maximum(path - 1, 0), axis=1),
+        probs=None if draft.probs is None else jnp.take_along_axis(draft.probs, at, axis=1),
+        view_probs=jnp.take_along_axis(draft.view_probs, at[None], axis=2),
+    )
+    return chain, nodes, read
+
+
+def _pick(values: Float[Array, "B T ..."], at: Int[Array, " B"]) -> Float[Array, "B ..."]:
+    """values[b, at[b]]"""
+    return jnp.take_along_axis(values, at.reshape(-1, *[1] * (values.ndim - 1)), axis=1)[:, 0]

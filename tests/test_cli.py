@@ -27,7 +27,8 @@ STATS = {
     *("acceptance_rate_per_position", "conditional_acceptance_rate_per_position", "acceptance_histogram"),
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
     *("prefill_ms", "decode_tokens_per_second"),
-    *("drafter", "views", "weighting", "gamma", "temperature", "dtype", "device", "batch", "seed"),
+    *("drafter", "views", "weighting", "gamma", "tree", "tree_width", "tree_nodes"),
+    *("temperature", "dtype", "device", "batch", "seed"),
 }
 NEW = 12
 
@@ -181,6 +182,8 @@ def test_a_process_of_its_own(world: Path) -> None:
     ("args", "words"),
     [
         (["--gamma", "0"], "gamma: 0"),
+        (["--tree", "2x5"], "tree: '2x5'"),
+        (["--tree", "2:4"], "no room for a path of 5"),
         (["--temperature", "-0.5"], "temperature: -0.5"),
         (["--temperature", "nan"], "temperature: nan"),
         (["--top-p", "0"], "top_p: 0"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sampling import Sampling, distribution, draw, filtered, fit_vocabulary, mixture, tempered
+from jaxspec.sampling import Sampling, distribution, draw, draw_siblings, filtered, fit_vocabulary, mixture, tempered
 from tests.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
 
 B, V = 4, 13
@@ -22,6 +22,7 @@ ps = st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.8, 0.95, 1.0]), min_size=B, max
 jit_distribution = jax.jit(distribution)
 jit_mixture = jax.jit(mixture)
 jit_draw = jax.jit(draw)
+jit_siblings = jax.jit(draw_siblings, static_argnums=3)
 
 
 def options(temperature: list[float], top_k: list[int], top_p: list[float]) -> Sampling:
@@ -178,3 +179,27 @@ def test_fit_vocabulary_cuts_surplus_ids_and_never_draws_padding() -> None:
     probs = filtered(tempered(wider[0], jnp.ones(B)), options([1.0] * B, [0] * B, [1.0] * B), wider[0].argmax(-1))
     np.testing.assert_array_equal(probs[:, V:], 0)
     np.testing.assert_allclose(probs[:, :V], jax.nn.softmax(logits), atol=1e-6)
+
+
+def test_siblings_are_draws_without_replacement() -> None:
+    """All ordered pairs against q(x) q(y) / (1 - q(x)), and the first of them is what `draw` draws."""
+    q = np.asarray([0.4, 0.3, 0.2, 0.1, 0.0], np.float32)
+    keys, cold = jax.random.split(jax.random.key(0), 100_000), jnp.zeros(100_000, bool)
+    probs = jnp.broadcast_to(q, (100_000, 5))
+    pairs = np.asarray(jit_siblings(keys, probs, probs, 2, cold))
+    expected = np.outer(q, q) / (1 - q[:, None]) * (1 - np.eye(5))
+    assert goodness_of_fit(np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25), expected) > 1e-3
+    np.testing.assert_array_equal(pairs[:, 0], jit_draw(keys, probs, cold))
+
+
+def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
+    """Two tokens pass the filters of the first row; the second row is greedy, and its probabilities tiny."""
+    mixed = jnp.asarray([[0.1, 0.4, 0.2, 0.3, 0.0], [2e-30, 1e-36, 3e-30, 1.0, 1e-30]])
+    probs = jnp.asarray([[0.0, 0.6, 0.0, 0.4, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0]])
+    for seed in range(20):
+        for greedy in ([False, True], [True, True]):
+            keys = jax.random.split(jax.random.key(seed), 2)
+            drawn = np.asarray(jit_siblings(keys, probs, mixed, 4, jnp.asarray(greedy)))
+            assert set(drawn[0, :2].tolist()) == {1, 3}
+            assert drawn[0, 2:].tolist() == [2, 0]
+            assert drawn[1].tolist() == [3, 2, 0, 4]

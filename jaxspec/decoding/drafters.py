@@ -1,7 +1,7 @@
 """Drafters: what proposes a block of tokens.
 
-`ChainDrafter` is IbED's: one small model reads R views of every prompt as one batch of R*B rows, the views'
-distributions are mixed, and all views are fed the same drawn token.
+IbED's: one small model reads R views of every prompt as one batch of R*B rows, the views' distributions are
+mixed, and all views are fed the same drawn tokens: a chain here, a tree in `tree_drafters.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache import KVCache
+from jaxspec.cache import KVCache, keep_path
 from jaxspec.decoding.state import PromptBatch, step_keys
 from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, draw, fit_vocabulary, mixture, tempered
+from jaxspec.sampling import Sampling, draw, filtered, fit_vocabulary, mix, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft
 
@@ -37,12 +37,13 @@ class ChainState(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class ChainDrafter:
-    """Drafts a chain of `gamma` tokens from the mixture of views. Static: part of the compiled program."""
+class ViewDrafter:
+    """What chains and trees drafted from a mixture of views share. Static: part of the compiled program."""
 
     model: LanguageModel
     views: tuple[View, ...]
     gamma: int
+    """J: drafted tokens on the longest path."""
     vocabulary: int
     """V of the target; the draft's logits are fitted to it."""
     context: ContextPolicy = "extrapolate"
@@ -67,55 +68,38 @@ class ChainDrafter:
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
         return ChainState(cache.replace(length=rows.length - 1), last)
 
-    def draft(
-        self,
-        params: Params,
-        state: ChainState,
-        recent: Int[Array, "B 2"],
-        count: Int[Array, " B"],
-        weights: Float[Array, "B R"],
-        options: Sampling,
-    ) -> tuple[Draft, ChainState]:
-        """Proposes `gamma` tokens after `recent`, the two newest committed ones (while count is 1, the first of
-        them is the prompt's last token, which each row knows for itself)."""
-        views, batch = len(self.views), recent.shape[0]
-        weights = self._within_context(state, weights)
-        greedy = options.temperature == 0
+    def commit(self, state: ChainState, emitted: Int[Array, " B"], kept: Int[Array, "B J"] | None = None) -> ChainState:
+        """Keeps what was emitted; everything past it is rolled back by length.
 
-        def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
-            view_logits = fit_vocabulary(logits, self.vocabulary).reshape(views, batch, -1)
-            view_probs = tempered(view_logits, options.temperature)
-            probs = mixture(view_probs, weights, options)
-            return draw(step_keys(options, count, place), probs, greedy), probs, view_probs
+        Of a tree, `kept` are the nodes on the path that stands, counted in the order in which the draft read them.
+        The last of them it may not have read (-1): the next block does, as the newest token but one.
+        """
+        cache = state.cache
+        if kept is not None:
+            cache = keep_path(cache, cache.length + 1, self._feed(jnp.maximum(kept, 0)))
+        return state.replace(cache=cache.replace(length=cache.length + jnp.tile(emitted, len(self.views))))
 
-        def feed(tokens: Array) -> Array:
-            return jnp.tile(tokens, (views, 1))
+    def _read_newest(
+        self, params: Params, state: ChainState, recent: Int[Array, "B 2"], count: Int[Array, " B"]
+    ) -> tuple[Float[Array, "R*B V"], KVCache]:
+        """Reads the two newest committed tokens; logits of what follows them. While `count` is 1, the first of the
+        two is the prompt's last token, which each row knows for itself."""
+        before = jnp.where(count == 1, state.last.reshape(len(self.views), -1), recent[:, 0]).reshape(-1, 1)
+        fed = jnp.concatenate([before, self._feed(recent[:, 1:])], axis=1)
+        logits, cache = self.model.extend(params, fed, state.cache)
+        return logits[:, -1], cache
 
-        before = jnp.where(count == 1, state.last.reshape(views, batch), recent[:, 0]).reshape(-1, 1)
-        logits, cache = self.model.extend(params, jnp.concatenate([before, feed(recent[:, 1:])], axis=1), state.cache)
-        first = propose(logits[:, -1], jnp.zeros((), jnp.int32))
+    def _feed(self, tokens: Int[Array, "B T"]) -> Int[Array, "R*B T"]:
+        return jnp.tile(tokens, (len(self.views), 1))
 
-        def step(carry: tuple[Array, KVCache], place: Array) -> tuple[tuple[Array, KVCache], tuple[Array, ...]]:
-            token, cache = carry
-            logits, cache = self.model.extend(params, feed(token[:, None]), cache)
-            proposal = propose(logits[:, -1], place)
-            return (proposal[0], cache), proposal
-
-        (_, cache), rest = jax.lax.scan(step, (first[0], cache), jnp.arange(1, self.gamma))
-        tokens, probs, view_probs = (
-            jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest, strict=True)
-        )
-        draft = Draft(
-            tokens=jnp.moveaxis(tokens, 0, 1),
-            probs=jnp.moveaxis(probs, 0, 1),
-            view_probs=jnp.moveaxis(view_probs, 0, 2),
-        )
-        return draft, state.replace(cache=cache.replace(length=state.cache.length))
-
-    def commit(self, state: ChainState, emitted: Int[Array, " B"]) -> ChainState:
-        """Keeps what was emitted; everything past it is rolled back by length."""
-        length = state.cache.length + jnp.tile(emitted, len(self.views))
-        return state.replace(cache=state.cache.replace(length=length))
+    def _distributions(
+        self, logits: Float[Array, "R*B V"], weights: Float[Array, "B R"], options: Sampling
+    ) -> tuple[Float[Array, "B V"], Float[Array, "B V"], Float[Array, "R B V"]]:
+        """The mixture of the views, the same filtered, which is what tokens are drawn from, and each view's own."""
+        logits = fit_vocabulary(logits, self.vocabulary)
+        view_probs = tempered(logits.reshape(len(self.views), -1, logits.shape[-1]), options.temperature)
+        mixed = mix(view_probs, weights)
+        return mixed, filtered(mixed, options, jnp.argmax(mixed, axis=-1)), view_probs
 
     def _within_context(self, state: ChainState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
         if self.context != "drop_view":
@@ -126,3 +110,53 @@ class ChainDrafter:
         total = kept.sum(-1, keepdims=True)
         shortest = jax.nn.one_hot(jnp.argmin(length, axis=-1), len(self.views))
         return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), shortest)
+
+
+@dataclass(frozen=True)
+class ChainDrafter(ViewDrafter):
+    """Drafts a chain of `gamma` tokens."""
+
+    @property
+    def nodes(self) -> int:
+        """Tokens drafted in a block."""
+        return self.gamma
+
+    @property
+    def reads(self) -> int:
+        """Tokens that the draft reads in a block: the newest committed one and its own."""
+        return self.gamma
+
+    def draft(
+        self,
+        params: Params,
+        state: ChainState,
+        recent: Int[Array, "B 2"],
+        count: Int[Array, " B"],
+        weights: Float[Array, "B R"],
+        options: Sampling,
+    ) -> tuple[Draft, ChainState]:
+        """Proposes `gamma` tokens after `recent`, the two newest committed ones."""
+        weights = self._within_context(state, weights)
+
+        def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
+            _, probs, view_probs = self._distributions(logits, weights, options)
+            return draw(step_keys(options, count, place), probs, options.temperature == 0), probs, view_probs
+
+        def step(carry: tuple[Array, KVCache], place: Array) -> tuple[tuple[Array, KVCache], tuple[Array, ...]]:
+            token, cache = carry
+            logits, cache = self.model.extend(params, self._feed(token[:, None]), cache)
+            proposal = propose(logits[:, -1], place)
+            return (proposal[0], cache), proposal
+
+        logits, cache = self._read_newest(params, state, recent, count)
+        first = propose(logits, jnp.zeros((), jnp.int32))
+        (_, cache), rest = jax.lax.scan(step, (first[0], cache), jnp.arange(1, self.gamma))
+        tokens, probs, view_probs = (
+            jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest, strict=True)
+        )
+        draft = Draft(
+            tokens=jnp.moveaxis(tokens, 0, 1),
+            probs=jnp.moveaxis(probs, 0, 1),
+            view_probs=jnp.moveaxis(view_probs, 0, 2),
+        )
+        return draft, state.replace(cache=cache.replace(length=state.cache.length))

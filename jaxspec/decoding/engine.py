@@ -19,11 +19,13 @@ from jaxspec.config import LvlmConfig, text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.drafters import ChainDrafter, ContextPolicy
+from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.tree import parse_tree
+from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import VIEWS, Row, View, parse_views, parse_weights, rewrite, stack_rows
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
@@ -48,7 +50,10 @@ class EngineConfig:
     weighting: str = "static"
     """How the weights learn, as `parse_weighting` reads it; the above are the first block's."""
     gamma: int = 5
-    """Drafted tokens a block."""
+    """Drafted tokens a block; of a tree, on its longest path."""
+    tree: str | None = None
+    """A token tree instead of a chain: `2` or `2:32` (every node has 2 children, cut to 32 nodes), `chains:2`, or
+    `dynamic:4:24`; see `jaxspec.decoding.tree`."""
     context: ContextPolicy = "extrapolate"
     """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
     batch_size: int = 8
@@ -65,6 +70,8 @@ class EngineConfig:
             raise InputError(f"batch_size: {self.batch_size}; give 1 or more")
         if self.context not in get_args(ContextPolicy):
             raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
+        if self.tree is not None:
+            parse_tree(self.tree, self.gamma)
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 
@@ -157,8 +164,14 @@ class Engine:
         shares = same_tower(self.target, self.draft)
         # With a shared tower the features come from the target's.
         self.params["drafter"] = split_tower(self.draft.config, self.draft.params)[1] if shares else self.draft.params
-        drafter = ChainDrafter(
-            LanguageModel(self.draft.config), views, self.config.gamma, target.text.vocab_size, self.config.context
+        tree = None if self.config.tree is None else parse_tree(self.config.tree, self.config.gamma)
+        drafter = view_drafter(
+            LanguageModel(self.draft.config),
+            views,
+            self.config.gamma,
+            target.text.vocab_size,
+            tree,
+            self.config.context,
         )
         self.program = Speculator(target, drafter, parse_weighting(self.config.weighting), shares)
 

@@ -8,14 +8,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from jaxspec.cache import keep_path
 from jaxspec.decoding.autoregressive import prefill_target
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
+from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, filtered, tempered
 from jaxspec.typing import Params
-from jaxspec.verification import rejection
+from jaxspec.verification import along_path, verify
 
 WEIGHTS_STREAM = 1 << 20
 """Of a block's keys, the one for weights: no draft is that long."""
@@ -29,7 +31,7 @@ class Speculator:
     """
 
     target: LanguageModel
-    drafter: ChainDrafter
+    drafter: ChainDrafter | TreeDrafter | DynamicTreeDrafter
     weighting: Weighting
     shares_tower: bool = False
     """The draft reads the target's image features, because the two towers are the same."""
@@ -37,7 +39,7 @@ class Speculator:
     @property
     def spare_slots(self) -> int:
         """Cache slots past the last new token that a block may write to."""
-        return self.drafter.gamma + 1
+        return max(self.drafter.nodes, self.drafter.reads) + 1
 
     def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
         """Runs the prompts through target and draft; the target gives the first token.
@@ -75,18 +77,25 @@ class Speculator:
             )
         with jax.named_scope("extend"):
             fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
-            logits, cache = self.target.extend(params["target"], fed, state.target)
+            mask = None if draft.tree is None else draft.tree.mask
+            logits, cache = self.target.extend(params["target"], fed, state.target, mask)
         with jax.named_scope("verify"):
             by_place = partial(jax.vmap, in_axes=1, out_axes=1)
             soft = by_place(lambda place: tempered(place, options.temperature))(logits)
             best = jnp.argmax(logits, axis=-1)
             p = by_place(lambda place, best: filtered(place, options, best))(soft, best)
-            keys = step_keys(options, state.count, gamma)
-            verdict = rejection(p, draft, keys, options.temperature == 0)
+            keys = step_keys(options, state.count, self.drafter.reads)
+            verdict = verify(p, draft, keys, options.temperature == 0)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
+            kept = None
+            if verdict.path is not None:  # from here on, the path that stands is a chain
+                cache = keep_path(cache, state.target.length, verdict.path)
+                draft, nodes, read = along_path(draft, verdict.path)
+                soft = jnp.take_along_axis(soft, nodes[..., None], axis=1)
+                valid, kept = valid & (read[:, :-1] >= 0), read[:, 1:]
             # Not `p`: filters and greedy rows' one-hots hide how near a view was.
             weighting = self.weighting.observe(state.weighting, soft[:, :gamma], draft.view_probs, valid)
             state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
             state, emitted = commit(state, draft.tokens, verdict, options)
-            return state.replace(drafter=self.drafter.commit(drafter, emitted))
+            return state.replace(drafter=self.drafter.commit(drafter, emitted, kept))

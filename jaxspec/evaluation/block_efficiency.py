@@ -19,7 +19,7 @@ from jaxspec.data.prompts import Prompt, PromptEncoder
 from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
-from jaxspec.evaluation.metrics import acceptance_metrics, predicted_speedup
+from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
 from jaxspec.evaluation.timing import PassTimes, time_passes
 
 Record = dict[str, Any]
@@ -60,8 +60,8 @@ def measure(config: EvalConfig, target: LoadedModel, draft: LoadedModel) -> tupl
                 results = engine.generate(requests)
                 if row.name not in passes:
                     passes[row.name] = time_passes(engine, requests[: config.batch_size])
-                place = {"dataset": dataset, "turn": turn, "drafter": "chain", "views": list(row.views)}
-                place |= {"row": row.name, "weighting": str(parse_weighting(row.weighting))} | shared
+                place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(row.views)}
+                place |= {"weighting": str(parse_weighting(row.weighting))} | block_fields(engine.config) | shared
                 rows.append(place | _pool(config, results, reference, passes[row.name]))
                 records += [
                     place
@@ -129,8 +129,6 @@ def _rate(results: list[Result]) -> float:
 
 def _shared_fields(config: EvalConfig) -> Record:
     return {
-        "gamma": config.gamma,
-        "tree_width": 1,
         "temperature": config.temperature,
         "dtype": config.dtype,
         "device": jax.devices()[0].device_kind,

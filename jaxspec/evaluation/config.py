@@ -10,12 +10,15 @@ from jaxspec.errors import InputError
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: the views that draft, their weights (uniform when None), and how these learn."""
+    """A row of the table: the views that draft, their weights (uniform when None) and how these learn, and the tree,
+    if not a chain."""
 
     name: str
     views: tuple[str, ...]
     weights: tuple[float, ...] | None = None
     weighting: str = "static"
+    tree: str | None = None
+    """As in `EngineConfig`."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class EvalConfig:
             weights=row.weights,
             weighting=row.weighting,
             gamma=self.gamma,
+            tree=row.tree,
             batch_size=self.batch_size,
             prompt_buckets=self.prompt_buckets,
             image_buckets=self.image_buckets,

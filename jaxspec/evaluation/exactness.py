@@ -15,13 +15,13 @@ from jaxspec.config import LvlmConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import test_set
 from jaxspec.data.prompts import PLACEHOLDER, Prompt
-from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.block_efficiency import Question, each_turn
 from jaxspec.evaluation.config import EvalConfig, Row
-from jaxspec.evaluation.metrics import acceptance_metrics
+from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
 from jaxspec.evaluation.statistics import two_samples
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
@@ -80,7 +80,7 @@ def measure_identity(
                 divergence(target, question.prompt, answer, result.tokens)
                 for question, answer, result in zip(questions, answers, results, strict=True)
             ]
-            place = _place(config, row, gamma, batch) | {"dataset": dataset, "turn": turn, "temperature": 0.0}
+            place = _place(config, row, engine.config) | {"dataset": dataset, "turn": turn, "temperature": 0.0}
             rows.append(
                 place
                 | {
@@ -140,7 +140,7 @@ def measure_sampling(
         for option, reference in references.items():
             test = two_samples(drawn(engine, *option, seed=0), reference)
             records.append(
-                _place(config, row, config.gamma, batch)
+                _place(config, row, settings)
                 | {"dataset": "sampling", "turn": 1, "temperature": option[0], "top_p": option[1]}
                 | {"samples": draws, "tokens": tokens, "statistic": test.statistic}
                 | {"degrees": test.degrees, "p_value": test.p_value}
@@ -191,16 +191,14 @@ def _requests(config: EvalConfig, questions: Sequence[Question]) -> list[Request
     return [Request(question.prompt, config.max_new_tokens) for question in questions]
 
 
-def _place(config: EvalConfig, row: Row, gamma: int, batch: int) -> Record:
+def _place(config: EvalConfig, row: Row, engine: EngineConfig) -> Record:
     return {
         "row": row.name,
-        "drafter": "chain",
         "views": list(row.views),
         "weighting": str(parse_weighting(row.weighting)),
-        "gamma": gamma,
-        "tree_width": 1,
+        **block_fields(engine),
         "dtype": config.dtype,
         "device": jax.devices()[0].device_kind,
-        "batch": batch,
+        "batch": engine.batch_size,
         "seed": config.seed,
     }

@@ -2,7 +2,8 @@
 
 `mean_acceptance_length` (= block efficiency, tau) is tokens per target pass of the loop, the correction or bonus
 token counted, the token that prefill gives not. A block cut short by EOS or the row's limit counts what it
-emitted; places of the block that had no room left are in no rate.
+emitted; places of the block that had no room left are in no rate. Of a tree the places are its depths: a block
+counts as having drafted at a depth however many nodes it had there, none included.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+
+from jaxspec.decoding.tree import parse_tree
 
 
 class Counts(Protocol):
@@ -26,6 +29,27 @@ class Counts(Protocol):
     def accepted_at(self) -> np.ndarray: ...
     @property
     def histogram(self) -> np.ndarray: ...
+
+
+class Block(Protocol):
+    """How blocks are drafted: `EngineConfig`."""
+
+    @property
+    def gamma(self) -> int: ...
+    @property
+    def tree(self) -> str | None: ...
+
+
+def block_fields(block: Block) -> dict[str, Any]:
+    """The fields of a record that say how a block is drafted. `tree_nodes` are the tokens drafted in one."""
+    spec = None if block.tree is None else parse_tree(block.tree, block.gamma)
+    return {
+        "drafter": "tree" if spec else "chain",
+        "gamma": block.gamma,
+        "tree": block.tree,
+        "tree_width": spec.width if spec else 1,
+        "tree_nodes": spec.nodes(block.gamma) if spec else block.gamma,
+    }
 
 
 def acceptance_metrics(rows: Sequence[Counts]) -> dict[str, Any]:

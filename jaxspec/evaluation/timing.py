@@ -20,7 +20,7 @@ class PassTimes:
     """Medians in milliseconds, at the batch and cache size of the given requests."""
 
     draft_ms: float
-    """T_q: one draft pass over all views."""
+    """T_q: one draft pass over all views; of a tree, over a level of average size."""
     target_ms: float
     """T_p: one target pass over one token."""
     verify_ms: float
@@ -41,11 +41,12 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
         return lambda: step(params["target"], fed, state.target)
 
     draft = jax.jit(program.drafter.model.extend)
-    draft_rows = jnp.ones((rows * len(program.drafter.views), 1), jnp.int32)
+    level = -(-program.drafter.reads // program.drafter.gamma)
+    draft_rows = jnp.ones((rows * len(program.drafter.views), level), jnp.int32)
     calls = {
         "draft_ms": lambda: draft(params["drafter"], draft_rows, state.drafter.cache),
         "target_ms": target(1),
-        "verify_ms": target(program.drafter.gamma + 1),
+        "verify_ms": target(program.drafter.nodes + 1),
     }
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(repeats + 1):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.cache import KVCache, init_cache
+from jaxspec.cache import KVCache, TreeMask, init_cache
 from jaxspec.config import (
     LlamaConfig,
     LlavaConfig,
@@ -181,10 +181,10 @@ class LanguageModel:
         return self._text(params, "logits", last), cache.replace(length=rows.length, shift=shift)
 
     def extend(
-        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache
+        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Appends T tokens to every row; logits of what follows each of them, and the longer cache."""
-        return self._text(params, "extend", tokens, cache)
+        """Appends T tokens, or nodes of a tree, to every row; logits of what follows each, and the longer cache."""
+        return self._text(params, "extend", tokens, cache, tree)
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
         return build(self.config).apply({"params": params}, *args, **images, method=method)

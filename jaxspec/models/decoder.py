@@ -12,10 +12,10 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, write
+from jaxspec.cache import KVCache, TreeMask, write
 from jaxspec.config import RotaryConfig
 from jaxspec.models.layers import INIT, GatedMLP, RMSNorm, attend, dense, rotary_frequencies, rotate
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
 
 LayerCache = tuple[Array, Array]
 
@@ -25,7 +25,13 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, positions: Array, rotary: Array, cache: LayerCache | None, live: int | None
+        self,
+        x: Array,
+        positions: Array,
+        rotary: Array,
+        seen: Array | None,
+        cache: LayerCache | None,
+        live: int | None,
     ) -> tuple[Array, LayerCache | None]:
         c = self.config
         batch, count, _ = x.shape
@@ -41,7 +47,7 @@ class Attention(nn.Module):
         if cache is not None:
             cache = write(cache[0], k, positions), write(cache[1], v, positions)
             k, v = cache[0][:, :live], cache[1][:, :live]
-        out = attend(q, k, v, positions).reshape(batch, count, -1)
+        out = attend(q, k, v, positions, seen).reshape(batch, count, -1)
         return dense(c.hidden_size, c.biases.output, name="o_proj")(out), cache
 
 
@@ -50,11 +56,17 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, positions: Array, rotary: Array, cache: LayerCache | None, live: int | None
+        self,
+        x: Array,
+        positions: Array,
+        rotary: Array,
+        seen: Array | None,
+        cache: LayerCache | None,
+        live: int | None,
     ) -> tuple[Array, LayerCache | None]:
         c = self.config
         out, cache = Attention(c, name="self_attn")(
-            RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, rotary, cache, live
+            RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, rotary, seen, cache, live
         )
         x = x + out
         mlp = GatedMLP(c.intermediate_size, c.biases.mlp, name="mlp")
@@ -62,7 +74,11 @@ class Layer(nn.Module):
 
 
 def run_layers(
-    layers: Sequence[Callable[..., Any]], x: Array, places: tuple[Array, ...], cache: KVCache | None, live: int | None
+    layers: Sequence[Callable[..., Any]],
+    x: Array,
+    places: tuple[Array | None, ...],
+    cache: KVCache | None,
+    live: int | None,
 ) -> tuple[Array, KVCache | None]:
     """Layer after layer, each with its own pair of cache leaves; `places` is what a layer knows of positions."""
     keys, values = [], []
@@ -86,9 +102,15 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def __call__(
-        self, embeds: Array, positions: Array, rotary: Array, cache: KVCache | None, live: int | None
+        self,
+        embeds: Array,
+        positions: Array,
+        rotary: Array,
+        seen: Array | None,
+        cache: KVCache | None,
+        live: int | None,
     ) -> tuple[Array, KVCache | None]:
-        x, cache = run_layers(self.layers, embeds, (positions, rotary), cache, live)
+        x, cache = run_layers(self.layers, embeds, (positions, rotary, seen), cache, live)
         return self.norm(x), cache
 
 
@@ -113,16 +135,17 @@ class CausalLM(nn.Module):
         cache: KVCache | None = None,
         live: int | None = None,
         rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
+        seen: Bool[Array, "#B T A"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Final-normed hidden states of T tokens a row, and the cache with their keys and values written.
 
         `positions` are the tokens' indices in their rows: the slots that they are written to, and the last that
         they read. `rotary` are the positions that their angles are made of, where those are others; for M-RoPE
-        three a token, but where they are equal.
+        three a token, but where they are equal. `seen` makes the tokens nodes of a tree, see `attend`.
         `live` (static) says that no query's position reaches it, so that only so many slots are read. The
         cache's `length` is left to the caller. Without a cache the T tokens attend to each other only.
         """
-        return self.model(embeds, positions, positions if rotary is None else rotary, cache, live)
+        return self.model(embeds, positions, positions if rotary is None else rotary, seen, cache, live)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Scores of the next token, float32."""
@@ -130,11 +153,21 @@ class CausalLM(nn.Module):
             return self.model.embed_tokens.attend(hidden).astype(jnp.float32)
         return self.lm_head(hidden).astype(jnp.float32)
 
-    def extend(self, tokens: Int[Array, "B T"], cache: KVCache) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Appends T tokens to every row at its length; logits of what follows each, and the longer cache."""
+    def extend(
+        self, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """Appends T tokens to every row at its length; logits of what follows each, and the longer cache.
+
+        They follow one another, or are nodes of the `tree` that ends with them.
+        """
         count = tokens.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
-        hidden, written = self.hidden(self.embed(tokens), positions, cache, rotary=positions + cache.shift[:, None])
+        place, seen = positions, None
+        if tree is not None:
+            root = cache.length + count - tree.seen.shape[-1]
+            place, seen = root[:, None] + tree.depth, tree.seen
+        rotary = place + cache.shift[:, None]
+        hidden, written = self.hidden(self.embed(tokens), positions, cache, rotary=rotary, seen=seen)
         assert written is not None
         return self.logits(hidden), written.replace(length=cache.length + count)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import RotaryConfig
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int
 
 QUERY_BLOCK = 512
 """Queries whose scores exist at once: a 4k prompt never holds an S x S matrix."""
@@ -122,14 +122,18 @@ def attend(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K H"],
     positions: Int[Array, "B T"],
+    seen: Bool[Array, "#B T A"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Grouped attention in which the query at position p reads the slots 0..p.
+
+    With `seen`, the queries are the last T of the A nodes of a token tree: they read all slots before the tree,
+    and of the tree those that `seen` marks.
 
     Long runs of queries go in blocks of `QUERY_BLOCK`, so that scores take O(QUERY_BLOCK * S), not O(T * S).
     """
     batch, count, heads, width = q.shape
-    if count < 2 * QUERY_BLOCK:
-        return _attend_block(q, k, v, positions)
+    if count < 2 * QUERY_BLOCK or seen is not None:
+        return _attend_block(q, k, v, positions, seen)
     whole = count - count % QUERY_BLOCK
 
     def split(x: Array) -> Array:
@@ -142,14 +146,25 @@ def attend(
     return jnp.concatenate([out, _attend_block(q[:, whole:], k, v, positions[:, whole:])], axis=1)
 
 
-def _attend_block(q: Array, k: Array, v: Array, positions: Array) -> Array:
+def _attend_block(q: Array, k: Array, v: Array, positions: Array, seen: Array | None = None) -> Array:
     batch, count, heads, width = q.shape
     kv_heads = k.shape[2]
     q = q.reshape(batch, count, kv_heads, heads // kv_heads, width)
     scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32) * width**-0.5
-    visible = jnp.arange(k.shape[1]) <= positions[:, None, None, :, None]
-    probs = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    slots = jnp.arange(k.shape[1])
+    visible = slots <= positions[..., None] if seen is None else _visible(slots, positions, seen)
+    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
     return jnp.einsum("BKGTS,BSKH->BTKGH", probs, v).reshape(batch, count, heads, width)
+
+
+def _visible(
+    slots: Int[Array, " S"], positions: Int[Array, "B T"], seen: Bool[Array, "#B T A"]
+) -> Bool[Array, "B T S"]:
+    """Which slots each node of a tree reads; the tree ends with the last of `positions`."""
+    size = seen.shape[-1]
+    node = (slots - (positions[:, -1:] + 1 - size))[:, None]
+    inside = jnp.take_along_axis(seen, jnp.clip(node, 0, size - 1), axis=-1)
+    return (node < 0) | (inside & (node < size))
 
 
 class GatedMLP(nn.Module):

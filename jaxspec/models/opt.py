@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+        self, x: Array, positions: Array, seen: Array | None, cache: LayerCache | None, live: int | None
     ) -> tuple[Array, LayerCache | None]:
         c = self.config
 
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         if cache is not None:
             cache = write(cache[0], k, positions), write(cache[1], v, positions)
             k, v = cache[0][:, :live], cache[1][:, :live]
-        out = attend(q, k, v, positions).reshape(x.shape)
+        out = attend(q, k, v, positions, seen).reshape(x.shape)
         return dense(c.hidden_size, c.enable_bias, name="out_proj")(out), cache
 
 
@@ -49,12 +49,12 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, positions: Array, cache: LayerCache | None, live: int | None
+        self, x: Array, positions: Array, seen: Array | None, cache: LayerCache | None, live: int | None
     ) -> tuple[Array, LayerCache | None]:
         c = self.config
         attention_norm, mlp_norm = norm(c, "self_attn_layer_norm"), norm(c, "final_layer_norm")
         before = c.do_layer_norm_before
-        out, cache = Attention(c, name="self_attn")(attention_norm(x) if before else x, positions, cache, live)
+        out, cache = Attention(c, name="self_attn")(attention_norm(x) if before else x, positions, seen, cache, live)
         x = x + out if before else attention_norm(x + out)
         h = dense(c.intermediate_size, c.enable_bias, name="fc1")(mlp_norm(x) if before else x)
         h = nn.relu(h) if c.activation_function == "relu" else nn.gelu(h, approximate=False)
@@ -79,7 +79,13 @@ class Decoder(nn.Module):
             self.final_layer_norm = norm(c)
 
     def __call__(
-        self, embeds: Float[Array, "B T E"], positions: Array, rotary: Array, cache: KVCache | None, live: int | None
+        self,
+        embeds: Float[Array, "B T E"],
+        positions: Array,
+        rotary: Array,
+        seen: Array | None,
+        cache: KVCache | None,
+        live: int | None,
     ) -> tuple[Float[Array, "B T E"], KVCache | None]:
         """Learned positions are looked up by `rotary`, which counts as rotary angles do; slots are `positions`.
 
@@ -89,7 +95,7 @@ class Decoder(nn.Module):
         projects = c.word_embed_proj_dim != c.hidden_size
         rows = jnp.clip(rotary, 0, c.max_position_embeddings - 1) + OFFSET
         x = (self.project_in(embeds) if projects else embeds) + self.embed_positions(rows)
-        x, cache = run_layers(self.layers, x, (positions,), cache, live)
+        x, cache = run_layers(self.layers, x, (positions, seen), cache, live)
         x = self.final_layer_norm(x) if c.final_layer_norm else x
         return self.project_out(x) if projects else x, cache
 
@@ -107,9 +113,15 @@ class Model(nn.Module):
         return self.decoder.embed_tokens
 
     def __call__(
-        self, embeds: Array, positions: Array, rotary: Array, cache: KVCache | None, live: int | None
+        self,
+        embeds: Array,
+        positions: Array,
+        rotary: Array,
+        seen: Array | None,
+        cache: KVCache | None,
+        live: int | None,
     ) -> tuple[Array, KVCache | None]:
-        return self.decoder(embeds, positions, rotary, cache, live)
+        return self.decoder(embeds, positions, rotary, seen, cache, live)
 
 
 class OPT(CausalLM):

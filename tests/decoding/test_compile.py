@@ -9,15 +9,19 @@ import pytest
 
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.engine import run_decode, run_prefill
+from jaxspec.decoding.speculative import Speculator
 from tests.decoding.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
 
 TARGET, PARAMS = lvlm(16, 2, seed=0)
-SPEC = speculator(TARGET, TARGET, ("M", "T"), 3)
+CHAIN, TREE, DYNAMIC = (
+    speculator(TARGET, TARGET, ("M", "T"), 3, tree=tree) for tree in (None, "2:5", "dynamic:2:4")
+)
 BOTH = {"target": PARAMS, "drafter": noisy(PARAMS, 0.1)}
 NEW = 8
 
 
-def test_requests_of_a_bucket_share_one_program():
+@pytest.mark.parametrize("program", [CHAIN, TREE, DYNAMIC], ids=["chain", "tree", "dynamic"])
+def test_requests_of_a_bucket_share_one_program(program: Speculator):
     prefill, decode = run_prefill._cache_size(), run_decode._cache_size()
     for i, options in enumerate(
         [
@@ -28,17 +32,17 @@ def test_requests_of_a_bucket_share_one_program():
     ):
         batch = weighted(prompts([5, 5 - i], [1, 1], ("M", "T"), seed=i), 0.2 * i, 1 - 0.2 * i)
         chosen = sampling(2, seed=i, **({"new": NEW} | options))
-        run_decode(SPEC, BOTH, run_prefill(SPEC, BOTH, batch, chosen, NEW), chosen)
+        run_decode(program, BOTH, run_prefill(program, BOTH, batch, chosen, NEW), chosen)
     assert run_prefill._cache_size() == prefill + 1
     assert run_decode._cache_size() == decode + 1
 
 
 def test_the_loop_touches_nothing_on_the_host():
     batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, temperature=0.7, new=NEW)
-    state = run_prefill(SPEC, BOTH, batch, options, NEW)
-    run_decode(SPEC, BOTH, jax.tree.map(jnp.copy, state), options)  # compiles
+    state = run_prefill(TREE, BOTH, batch, options, NEW)
+    run_decode(TREE, BOTH, jax.tree.map(jnp.copy, state), options)  # compiles
     with jax.transfer_guard("disallow"):
-        done = run_decode(SPEC, BOTH, state, options)
+        done = run_decode(TREE, BOTH, state, options)
         with pytest.raises(RuntimeError, match="Disallowed host-to-device transfer"):
             jnp.add(done.count, np.ones(2, np.int32))  # the guard is awake
     assert np.asarray(done.done).all()
@@ -46,7 +50,7 @@ def test_the_loop_touches_nothing_on_the_host():
 
 def test_the_state_is_updated_in_place():
     batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, new=NEW)
-    for program, params in ((SPEC, BOTH), (Autoregressive(TARGET), {"target": PARAMS})):
+    for program, params in ((CHAIN, BOTH), (TREE, BOTH), (Autoregressive(TARGET), {"target": PARAMS})):
         state = run_prefill(program, params, batch, options, NEW)
         caches = (state.target.k, state.target.v, state.drafter and (state.drafter.cache.k, state.drafter.cache.v))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))

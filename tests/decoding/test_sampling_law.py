@@ -45,9 +45,9 @@ def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
     return law
 
 
-def drawn(gamma: int, weighting: str = "static", **options: Any) -> np.ndarray:
+def drawn(gamma: int, weighting: str = "static", tree: str | None = None, **options: Any) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop."""
-    program = speculator(TARGET, TARGET, ("M", "T"), gamma, weighting) if gamma else Autoregressive(TARGET)
+    program = speculator(TARGET, TARGET, ("M", "T"), gamma, weighting, tree) if gamma else Autoregressive(TARGET)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), PROMPT)
     params = {"target": PARAMS, "drafter": DRAFT}
 
@@ -76,6 +76,8 @@ CASES = [
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "em:rate=1"}, id="em-filtered"),
     pytest.param(1, {"temperature": 1.0, "weighting": "adaboost:constant=0,negative=true"}, id="signed"),
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
+    pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "tree": "3", "weighting": "em:rate=1"}, id="tree"),
+    pytest.param(2, {"temperature": 1.0, "top_p": 0.9, "tree": "dynamic:2:5"}, id="dynamic tree"),
 ]
 
 
@@ -103,5 +105,5 @@ def all_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdi
 
 @pytest.mark.parametrize("mutant", [residual_of_one_view, all_of_one_view])
 def test_a_wrong_residual_is_noticed(mutant: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculative, "rejection", mutant)
+    monkeypatch.setattr(speculative, "verify", mutant)
     assert goodness_of_fit(drawn(3, temperature=1.0), joint(1.0, 0, 1.0)) < 1e-6

@@ -12,9 +12,10 @@ import numpy as np
 
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.tree import parse_tree
+from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.models import LanguageModel, abstract_params
@@ -158,9 +159,11 @@ def speculator(
     views: tuple[str, ...],
     gamma: int,
     weighting: str = "static",
+    tree: str | None = None,
     **kw: Any,
 ) -> Speculator:
-    drafter = ChainDrafter(draft, tuple(VIEWS[v] for v in views), gamma, target.text.vocab_size, **kw)
+    spec = None if tree is None else parse_tree(tree, gamma)
+    drafter = view_drafter(draft, tuple(VIEWS[v] for v in views), gamma, target.text.vocab_size, spec, **kw)
     return Speculator(target, drafter, parse_weighting(weighting))
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxspec.evaluation.metrics import acceptance_metrics, predicted_speedup
+from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
 
 
 def row(steps, emitted, drafted, accepted, histogram):
@@ -41,6 +41,12 @@ def test_nothing_drafted_gives_no_rate():
     metrics = acceptance_metrics([row(0, 0, [0], [0], [0, 0])])
     assert metrics["mean_acceptance_length"] is None
     assert metrics["draft_acceptance_rate"] is None
+
+
+def test_a_record_says_how_its_blocks_were_drafted():
+    chain, tree = (block_fields(SimpleNamespace(gamma=5, tree=text)) for text in (None, "2:32"))
+    assert chain == {"drafter": "chain", "gamma": 5, "tree": None, "tree_width": 1, "tree_nodes": 5}
+    assert tree == {"drafter": "tree", "gamma": 5, "tree": "2:32", "tree_width": 2, "tree_nodes": 32}
 
 
 def test_equation_one_gives_the_papers_speedup():
