@@ -45,10 +45,16 @@ def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
     return law
 
 
-def drawn(gamma: int, weighting: str = "static", tree: str | None = None, **options: Any) -> np.ndarray:
+def drawn(
+    gamma: int,
+    weighting: str = "static",
+    weights: tuple[float, float] = (0.75, 0.25),
+    tree: str | None = None,
+    **options: Any,
+) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop."""
     program = speculator(TARGET, TARGET, ("M", "T"), gamma, weighting, tree) if gamma else Autoregressive(TARGET)
-    batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), PROMPT)
+    batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), weighted(PROMPT, *weights))
     params = {"target": PARAMS, "drafter": DRAFT}
 
     @jax.jit
@@ -74,7 +80,7 @@ CASES = [
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
     pytest.param(1, {"temperature": 1.0, "weighting": "mt-release"}, id="grid"),
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "em:rate=1"}, id="em-filtered"),
-    pytest.param(1, {"temperature": 1.0, "weighting": "adaboost:constant=0,negative=true"}, id="signed"),
+    pytest.param(1, {"temperature": 1.0, "weights": (1.6, -0.6)}, id="signed"),
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "tree": "3", "weighting": "em:rate=1"}, id="tree"),
     pytest.param(2, {"temperature": 1.0, "top_p": 0.9, "tree": "dynamic:2:5"}, id="dynamic tree"),

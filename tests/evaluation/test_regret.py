@@ -18,7 +18,7 @@ from jaxspec.evaluation.regret import best_fixed, record, replay
 CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt_buckets=(128,), image_buckets=(1,))
 
 
-@pytest.mark.parametrize("text", ["mt-release", "em:window=4"])
+@pytest.mark.parametrize("text", ["mt-release"])
 def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedModel, LoadedModel]) -> None:
     target, draft = models
     plain = Engine(target, None, CONFIG.engine(CONFIG.rows[0]))
