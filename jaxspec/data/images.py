@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def load_image(path: str | Path) -> Image.Image:
         raise InputError(
             f"image {path}: not readable as an image ({type(error).__name__}); convert it to PNG"
         ) from error
+
+
+def image_hash(image: Image.Image) -> str:
+    """SHA-256 (hex) of an RGB image: of "WIDTHxHEIGHT:" and the pixels' bytes, row by row."""
+    return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
 
 
 def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:

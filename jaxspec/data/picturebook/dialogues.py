@@ -14,6 +14,7 @@ from jaxspec.data.picturebook.phrases import (
     STANDS,
     an,
     at,
+    caption,
     full,
     inside,
     join,
@@ -144,6 +145,17 @@ def describe(rng: np.random.Generator) -> Sample:
     """Stands for LLaVA-Bench and COCO captions."""
     scene = sample_scene(rng)
     return one_page("describe", rng, scene, describe_turn(rng, scene))
+
+
+# caption ---------------------------------------------------------------------------------------------
+
+CAPTION_QUESTION = "Write a caption for this image."
+
+
+def captioned(rng: np.random.Generator) -> Sample:
+    """What the mini captioner learns: `phrases.caption` of scenes, a third of them with a sign, and of charts."""
+    page = sample_chart(rng) if rng.random() < 0.12 else sample_scene(rng, signs=int(rng.random() < 0.45))
+    return one_page("caption", rng, page, (CAPTION_QUESTION, caption(page)))
 
 
 # read ------------------------------------------------------------------------------------------------

@@ -68,8 +68,14 @@ MIXTURE = {
 }
 """Share of each kind among training samples. 'attributes' is for training only: short questions, no twin."""
 
+MAKERS = {name: twin.sample for name, twin in TWINS.items()} | {
+    "attributes": attributes,
+    "caption": dialogues.captioned,
+}
+"""All kinds of training samples; 'caption' is in no mixture, and is for captioners alone."""
+
 FOLLOW_UP_SHARE = 0.35
-"""Share of training samples, other than 'attributes', that get a second turn."""
+"""Share of training samples of twins that get a second turn."""
 
 
 def _nearest(what: str, name: str, known: Iterable[str]) -> InputError:
@@ -115,27 +121,25 @@ def probe_set(n_per_kind: int = 40) -> list[Sample]:
 @lru_cache(maxsize=32)
 def _shares(kinds: tuple[str, ...]) -> tuple[np.ndarray, tuple[Callable[[np.random.Generator], Sample], ...]]:
     for kind in kinds:
-        if kind not in MIXTURE:
-            raise _nearest("kind of training sample", kind, MIXTURE)
+        if kind not in MAKERS:
+            raise _nearest("kind of training sample", kind, MAKERS)
     if not kinds:
-        raise InputError(f"picturebook: kinds is empty; use some of {', '.join(MIXTURE)}")
-    edges = np.cumsum([MIXTURE[kind] for kind in kinds])
-    return edges / edges[-1], tuple(
-        attributes if kind == "attributes" else TWINS[kind].sample for kind in kinds
-    )
+        raise InputError(f"picturebook: kinds is empty; use some of {', '.join(MAKERS)}")
+    edges = np.cumsum([MIXTURE.get(kind, 1.0) for kind in kinds])
+    return edges / edges[-1], tuple(MAKERS[kind] for kind in kinds)
 
 
 def train_sample(seed: int, index: int, kinds: tuple[str, ...] | None = None) -> Sample:
     """Training sample `index` of the endless split `seed`: a pure function of its arguments.
 
-    `kinds` keeps only these names of `MIXTURE` (in proportion); None keeps all. A third of the samples
-    other than 'attributes' have a second turn, of a random kind. Raises InputError for an unknown kind.
+    `kinds` are names of `MAKERS`, in the proportions of `MIXTURE`; None is the whole mixture. A third of the
+    samples of twins have a second turn, of a random kind. Raises InputError for an unknown kind.
     """
     kinds = tuple(MIXTURE) if kinds is None else tuple(kinds)
     edges, makers = _shares(kinds)
     rng = np.random.default_rng((TRAIN_STREAM, seed, index))
     make = makers[min(int(np.searchsorted(edges, rng.random(), side="right")), len(makers) - 1)]
     sample = make(rng)
-    if make is not attributes and rng.random() < FOLLOW_UP_SHARE:
+    if make not in (attributes, dialogues.captioned) and rng.random() < FOLLOW_UP_SHARE:
         sample = pick(rng, list(FOLLOW_UPS.values()))(rng, sample)
     return replace(sample, id=f"{sample.dataset}-train-{seed}-{index}")

@@ -1,0 +1,43 @@
+"""Trains the mini captioner on top of a finished model's vision tower, and writes it in Hugging Face layout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax.numpy as jnp
+import tyro
+
+from configs.models.mini import CAPTIONER
+from configs.train import mini
+from jaxspec.checkpoints import huggingface
+from jaxspec.data.loader import DialogueBatches
+from jaxspec.training.lvlm import train_lvlm
+from jaxspec.training.trainer import TrainConfig
+from train.export import encoder, export
+
+
+def main(
+    train: TrainConfig = mini.CAPTIONER,
+    tower_of: Path = Path("jaxspec/assets/mini/draft"),
+    runs: Path = Path("runs/train"),
+    out: Path = Path("runs/train/captioner/hf"),
+) -> None:
+    """Trains the captioner; a run that was stopped goes on where it was.
+
+    Args:
+      tower_of: the model whose vision tower it takes, a Hugging Face directory.
+      runs: checkpoints and metrics go to RUNS/captioner.
+      out: the finished model, a Hugging Face directory.
+    """
+    batches = DialogueBatches(
+        encoder(), CAPTIONER, train.batch, train.seed, mini.CAPTIONER_BUCKETS, images=(1,), kinds=("caption",)
+    )
+    tower = huggingface.load(tower_of, dtype=jnp.dtype("float32")).params["vision_tower"]
+    export(CAPTIONER, train_lvlm(CAPTIONER, train, tower, batches, runs / "captioner"), out)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
