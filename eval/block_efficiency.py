@@ -15,10 +15,8 @@ from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import jax.numpy as jnp
 import tyro
 
-from jaxspec.decoding.engine import LoadedModel
 from jaxspec.evaluation.block_efficiency import measure
 from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
@@ -38,6 +36,7 @@ def main(
     batch_size: int | None = None,
     target: str | None = None,
     draft: str | None = None,
+    captioner: str | None = None,
 ) -> None:
     """Measures block efficiency of the preset's rows.
 
@@ -52,6 +51,7 @@ def main(
       batch_size: most requests decoded together.
       target: directory or hub id of the target.
       draft: directory or hub id of the draft.
+      captioner: for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl.
     """
     overrides = {
         "limit": limit,
@@ -62,11 +62,11 @@ def main(
         "batch_size": batch_size,
         "target": target,
         "draft": draft,
+        "captioner": captioner,
     }
     config = replace(load_preset("eval", preset), **{k: v for k, v in overrides.items() if v is not None})
     setup_runtime(config.dtype)
-    dtype = jnp.dtype(config.dtype)
-    models = tuple(LoadedModel.load(path, dtype, tiles=config.tiles) for path in (config.target, config.draft))
+    models = config.load()
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
     rows, records = measure(config, *models)
     title, header, cells, notes = block_efficiency_table(config, rows)

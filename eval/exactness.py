@@ -18,10 +18,8 @@ from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import jax.numpy as jnp
 import tyro
 
-from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
@@ -42,6 +40,7 @@ def main(
     max_new_tokens: int | None = None,
     target: str | None = None,
     draft: str | None = None,
+    captioner: str | None = None,
 ) -> None:
     """Measures token identity, and tests the distribution of sampled answers.
 
@@ -57,6 +56,7 @@ def main(
       max_new_tokens: most tokens of an answer.
       target: directory or hub id of the target.
       draft: directory or hub id of the draft.
+      captioner: for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl.
     """
     if not gammas or not batches or min(batches) < 1:
         raise InputError(f"gammas {gammas} and batches {batches}: give at least one of each, from 1 up")
@@ -68,16 +68,16 @@ def main(
         "max_new_tokens": max_new_tokens,
         "target": target,
         "draft": draft,
+        "captioner": captioner,
     }
     config = replace(load_preset("eval", preset), **{k: v for k, v in given.items() if v is not None})
     setup_runtime(config.dtype)
-    dtype = jnp.dtype(config.dtype)
-    pair = [LoadedModel.load(path, dtype, tiles=config.tiles) for path in (config.target, config.draft)]
+    models = config.load()
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
-    rows, records = measure_identity(config, pair[0], pair[1], gammas, batches)
+    rows, records = measure_identity(config, *models, gammas=gammas, batches=batches)
     tables = [identity_table(config, rows)]
     if draws:
-        sampled = measure_sampling(config, pair[0], pair[1], draws, tokens, max(batches))
+        sampled = measure_sampling(config, *models, draws=draws, tokens=tokens, batch=max(batches))
         tables.append(sampling_table(config, sampled))
         rows += sampled
     write_results(out, describe_run(preset), rows, records, "\n".join(markdown(*table) for table in tables))

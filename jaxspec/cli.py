@@ -17,8 +17,10 @@ import tyro
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, place_images
+from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
@@ -41,7 +43,10 @@ class Generate:
     tiles: bool = True
     """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does: so the released TABED code ran it."""
     views: str = "M"
-    """How the draft is shown the prompt, comma-separated: M (as is), T (text only), T-literal, T-special."""
+    """How the draft is shown the prompt, comma-separated: M (as is), T (text only), C (captions for images), P
+    (image tokens pooled to a quarter), P36 (pooled to 36), and the variants T-literal, T-special, P-1d, P-after."""
+    captioner: str | None = None
+    """For view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or file:CAPTIONS.jsonl."""
     weights: str | None = None
     """Weight of each view, comma-separated; uniform by default."""
     weighting: str = "static"
@@ -87,6 +92,7 @@ def generate(args: Generate) -> str:
     weights = None if args.weights is None else _numbers("--weights", args.weights)
     views = tuple(args.views.split(","))
     config = EngineConfig(views, weights, args.weighting, args.gamma, args.tree, args.context, batch_size=1)
+    shows_captions = args.draft is not None and needs_captioner(parse_views(views), args.captioner)
     images = [load_image(path) for path in args.image]
     place_images(args.prompt, len(images))
     request = Request(
@@ -104,11 +110,16 @@ def generate(args: Generate) -> str:
 
     dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
     setup_runtime(dtype)
-    loaded = []
+    loaded: list[LoadedModel] = []
     for name, path in zip(("target", "draft"), paths):
         _progress(f"loading {name} {path}")
-        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles))
-    engine = Engine(*loaded, config=config)
+        first = loaded[0] if loaded else None
+        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first))
+    captioner = None
+    if args.captioner is not None and shows_captions:
+        _progress(f"loading captioner {args.captioner}")
+        captioner = load_captioner(args.captioner, dtype and jnp.dtype(dtype), beside=loaded[0])
+    engine = Engine(*loaded, config=config, captioner=captioner)
     request = replace(request, prompt=engine.encoder.prompt(args.prompt, images))
     _say(engine.memory_report([request]))
     _progress("compiling and decoding")
@@ -130,6 +141,7 @@ def describe(result: Result, request: Request, engine: Engine) -> dict[str, Any]
         acceptance_metrics([result.stats])
         | (block if drafts else dict.fromkeys(block) | {"gamma": 0})
         | {
+            "caption_ms": result.caption_ms,
             "prefill_ms": result.prefill_ms,
             "decode_tokens_per_second": 1e3 * result.stats.emitted / result.decode_ms,
             "views": list(engine.config.views) if drafts else None,

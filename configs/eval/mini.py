@@ -1,4 +1,4 @@
-"""The shipped mini models on picturebook's twins: single views, their static mixture, and MT* as the paper has it."""
+"""The shipped mini models on picturebook's twins: single views, their static mixtures, and MT* as the paper has it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
 config = EvalConfig(
     target=str(ASSETS / "target"),
     draft=str(ASSETS / "draft"),
+    captioner=f"jax:{ASSETS / 'captioner'}",
     rows=(
         Row("M", ("M",)),
         Row("T", ("T",)),
+        Row("C", ("C",)),
+        Row("P", ("P",)),
         Row("MT static", ("M", "T")),
         Row("MT*", ("M", "T"), weighting="mt-paper"),
+        Row("MTCP static", ("M", "T", "C", "P")),
     ),
     twins=(
         "describe",

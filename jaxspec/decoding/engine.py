@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any, get_args
 
 import jax
@@ -19,6 +20,7 @@ from jaxspec.config import LvlmConfig, text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
@@ -26,7 +28,7 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
-from jaxspec.decoding.views import VIEWS, Row, View, parse_views, parse_weights, rewrite, stack_rows
+from jaxspec.decoding.views import VIEWS, Row, View, needs_captioner, parse_views, parse_weights, rewrite, stack_rows
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
@@ -128,6 +130,9 @@ class Result:
     """Likewise, the whole loop after prefill."""
     batch: int
     """Requests in that batch."""
+    caption_ms: float = 0.0
+    """What captioning the request's images took, when that was done: captions kept on disk count as much as new
+    ones. Neither in `prefill_ms` nor in `decode_ms`."""
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
@@ -150,17 +155,22 @@ class Engine:
     target: LoadedModel
     draft: LoadedModel | None = None
     config: EngineConfig = field(default_factory=EngineConfig)
+    captioner: Captioner | None = None
+    """For view C. It runs before prefill, on all images of a call at once: how long the captions are decides the
+    bucket, and with it the size of the target's cache, so that no pass of the target can start before."""
 
     def __post_init__(self) -> None:
         check_vocabulary("target", self.target, spare=0)
+        views = parse_views(self.config.views)
+        self._captioned = self.draft is not None and needs_captioner(views, self.captioner)
         self.encoder = self._encoder()
         self.params = {"target": self.target.params}
         target = LanguageModel(self.target.config)
         if self.draft is None:
             self.program: Program = Autoregressive(target)
             return
-        views = parse_views(self.config.views)
         check_pair(self.target, self.draft, views)
+        self.draft = self.draft.sharing_tower(self.target)
         shares = same_tower(self.target, self.draft)
         # With a shared tower the features come from the target's.
         self.params["drafter"] = split_tower(self.draft.config, self.draft.params)[1] if shares else self.draft.params
@@ -178,8 +188,7 @@ class Engine:
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""
         groups: dict[Sizes, list[int]] = {}
-        requests = [self._checked(request) for request in requests]
-        rows = [self._rows(request) for request in requests]
+        requests, captions, rows = self._read(requests)
         for i, request in enumerate(requests):
             groups.setdefault(self._sizes(request, rows[i]), []).append(i)
         results: dict[int, Result] = {}
@@ -188,20 +197,20 @@ class Engine:
                 chosen = members[start : start + self.config.batch_size]
                 done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
                 results.update(zip(chosen, done, strict=True))
-        return [results[i] for i in range(len(requests))]
+        spent = [sum(caption.ms for caption in told) for told in captions]
+        return [replace(results[i], caption_ms=spent[i]) for i in range(len(requests))]
 
     def prefill(self, requests: Sequence[Request]) -> DecodeState:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
-        requests = [self._checked(request) for request in requests]
-        rows = [self._rows(request) for request in requests]
+        requests, _, rows = self._read(requests)
         sizes = self._largest(requests, rows)
         batch, options = self._inputs(requests, rows, sizes)
         return run_prefill(self.program, self.params, batch, options, sizes.new)
 
     def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
-        requests = [self._checked(request) for request in requests]
-        sizes = self._largest(requests, [self._rows(request) for request in requests])
+        requests, _, rows = self._read(requests)
+        sizes = self._largest(requests, rows)
         batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
         return plan_memory(self.program, self.params, batch, sizes)
 
@@ -215,29 +224,39 @@ class Engine:
             return PromptEncoder(tokenizer)
         return PromptEncoder(tokenizer, config.image_token_index, config.image_marks)
 
-    def _checked(self, request: Request) -> Request:
-        """The request with its images as RGB."""
-        images = tuple(to_rgb(image) for image in request.prompt.images)
-        return replace(request, prompt=replace(request.prompt, images=images))
+    def _read(self, requests: Sequence[Request]) -> tuple[list[Request], list[list[Caption]], list[list[Row]]]:
+        """The requests with their images as RGB, the captions of each one's images, and its prompt in each form."""
+        checked = [
+            replace(r, prompt=replace(r.prompt, images=tuple(to_rgb(image) for image in r.prompt.images)))
+            for r in requests
+        ]
+        images = [image for request in checked for image in request.prompt.images]
+        if self._captioned:
+            assert self.captioner is not None
+            made = iter(self.captioner.caption(images))
+        else:
+            made = iter([Caption("")] * len(images))
+        captions = [list(islice(made, len(request.prompt.images))) for request in checked]
+        return checked, captions, [self._rows(*both) for both in zip(checked, captions, strict=True)]
 
-    def _rows(self, request: Request) -> list[Row]:
+    def _rows(self, request: Request, captions: list[Caption]) -> list[Row]:
         """The prompt as the target reads it, then in each view."""
         forms = [(self.target, VIEWS["M"])]
         if self.draft is not None:
             forms += [(self.draft, view) for view in parse_views(self.config.views)]
-        rows = [self._row(request, model, view) for model, view in forms]
+        rows = [self._row(request, captions, model, view) for model, view in forms]
         self._check_context(request, rows)
         return rows
 
-    def _row(self, request: Request, model: LoadedModel, view: View) -> Row:
+    def _row(self, request: Request, captions: list[Caption], model: LoadedModel, view: View) -> Row:
         prompt = request.prompt
         shown: list[Slots | list[int]] = []
-        for image in prompt.images:
+        for image, caption in zip(prompt.images, captions, strict=True):
             if view.reads_images:
                 assert model.images is not None
                 shown.append(model.images.slots((image.height, image.width), view.pool, len(prompt.images)))
             else:
-                shown.append(view.substitute(self.encoder))
+                shown.append(view.substitute(self.encoder, caption.text))
         return rewrite(prompt.tokens, self.encoder.image_token, shown)
 
     def _check_context(self, request: Request, rows: list[Row]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
@@ -42,15 +43,17 @@ class LoadedModel:
         dtype: jnp.dtype | None = None,
         revision: str | None = None,
         tiles: bool = True,
+        beside: LoadedModel | None = None,
     ) -> LoadedModel:
         """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
 
-        Without `tiles`, `without_tiles` of it.
+        Without `tiles`, `without_tiles` of it. With `beside`, `sharing_tower` with that model, loaded before.
         """
         found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
         processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
         model = cls(found.config, found.params, load_tokenizer(found.path), processor)
-        return model if tiles else model.without_tiles()
+        model = model if tiles else model.without_tiles()
+        return model if beside is None else model.sharing_tower(beside)
 
     def without_tiles(self) -> LoadedModel:
         """A LLaVA-NeXT read as LLaVA-1.5: of each image one page, scaled and cropped, and no end-of-line embedding.
@@ -69,6 +72,19 @@ class LoadedModel:
         return replace(
             self, config=self.config.one_page(), params=params, image_processor=page_processor(self.image_processor)
         )
+
+    def sharing_tower(self, other: LoadedModel) -> LoadedModel:
+        """The model with the other's arrays as its vision tower, where the two are equal; else the model itself.
+
+        With the two held alike, the second copy of the tower is free.
+        """
+        if not isinstance(self.config, LvlmConfig) or not isinstance(other.config, LvlmConfig):
+            return self
+        own, rest = split_tower(self.config, self.params)
+        theirs = split_tower(other.config, other.params)[0]
+        if not _equal(own, theirs):
+            return self
+        return replace(self, params=unflatten_dict(flatten_dict(rest) | flatten_dict(theirs)))
 
     @property
     def images(self) -> ImageInputs | None:
@@ -103,8 +119,15 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
         return False
     if target.image_processor.to_dict() != draft.image_processor.to_dict():
         return False
-    ours, theirs = (jax.tree.leaves(split_tower(model.config, model.params)[0]) for model in (target, draft))
-    return all(x is y or bool(jnp.array_equal(x, y)) for x, y in zip(ours, theirs, strict=True))
+    return _equal(*(split_tower(model.config, model.params)[0] for model in (target, draft)))
+
+
+def _equal(ours: Params, theirs: Params) -> bool:
+    """Whether two trees hold the same arrays: same names, types and values."""
+    if jax.tree.structure(ours) != jax.tree.structure(theirs):
+        return False
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    return all(x is y or (x.dtype == y.dtype and bool(jnp.array_equal(x, y))) for x, y in pairs)
 
 
 def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:

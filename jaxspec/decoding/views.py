@@ -6,6 +6,7 @@
 | T    | one newline token                                     | text-only    |
 | T-literal | the tokens of the written-out placeholder        | TABED I.2    |
 | T-special | the bare placeholder token, with no image behind | TABED I.2    |
+| C    | "image: " and its caption                             | caption      |
 | P    | its features average-pooled to a quarter, before the projector | pooled |
 | P36  | the same, to 36 tokens                                | IbED         |
 | P-1d, P-after | pooled in reading order; pooled after the projector    |     |
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, pad_rows
+from jaxspec.decoding.captions import caption_ids
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT, Pool, PromptRows, Slots
 
@@ -38,10 +40,13 @@ class View:
     reads_images: bool
     pool: Pool | None = None
     """How the image features are pooled (view P)."""
+    reads_captions: bool = False
 
-    def substitute(self, encoder: PromptEncoder) -> list[int]:
-        """The ids that stand for one image in a view that reads none."""
+    def substitute(self, encoder: PromptEncoder, caption: str) -> list[int]:
+        """The ids that stand for one image in a view that reads none; `caption` is read by view C alone."""
         tokenizer = encoder.tokenizer
+        if self.reads_captions:
+            return caption_ids(tokenizer, caption)
         if self.name == "T":
             return tokenizer.encode("\n", add_special_tokens=False)[-1:]
         if self.name == "T-literal":
@@ -55,6 +60,7 @@ VIEWS = {
     "T": View("T", reads_images=False),
     "T-literal": View("T-literal", reads_images=False),
     "T-special": View("T-special", reads_images=False),
+    "C": View("C", reads_images=False, reads_captions=True),
 }
 
 
@@ -104,6 +110,14 @@ def _parse_view(name: str) -> View:
     if name not in VIEWS:
         raise InputError(f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, or P36 for 36 pooled tokens")
     return VIEWS[name]
+
+
+def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
+    """Whether a view shows captions. Raises InputError if so and there is no captioner."""
+    wanted = any(view.reads_captions for view in views)
+    if wanted and captioner is None:
+        raise InputError("view C: there is no captioner; give one, such as jax:DIR or file:captions.jsonl")
+    return wanted
 
 
 def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]) -> Row:

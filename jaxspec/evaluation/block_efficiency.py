@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from jaxspec.data.picturebook import test_set
 from jaxspec.data.prompts import Prompt, PromptEncoder
+from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
@@ -33,13 +34,15 @@ class Question:
     prompt: Prompt
 
 
-def measure(config: EvalConfig, target: LoadedModel, draft: LoadedModel) -> tuple[list[Record], list[Record]]:
+def measure(
+    config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
+) -> tuple[list[Record], list[Record]]:
     """All rows of the table and one record a sample and row.
 
     Returns (rows, records): a row pools one (dataset, turn, row of the table).
     """
     plain = Engine(target, None, config.engine(config.rows[0]))
-    engines = {row.name: Engine(target, draft, config.engine(row)) for row in config.rows}
+    engines = {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}
     shared = _shared_fields(config)
     rows: list[Record] = []
     records: list[Record] = []
@@ -112,6 +115,7 @@ def _pool(config: EvalConfig, results: list[Result], reference: list[Result], pa
         | predicted
         | {
             "samples": len(results),
+            "caption_ms": sum(r.caption_ms for r in results) / len(results),
             "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
             "decode_tokens_per_second": _rate(results),
             "speedup_measured": _rate(results) / _rate(reference),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxspec.decoding.engine import EngineConfig
+import jax.numpy as jnp
+
+from jaxspec.decoding.captioners import load_captioner
+from jaxspec.decoding.captions import Captioner
+from jaxspec.decoding.engine import EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 
 
@@ -48,6 +52,18 @@ class EvalConfig:
     prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)
     """Few and coarse buckets compile less and pad more."""
+    captioner: str | None = None
+    """What captions images for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
+
+    def load(self) -> tuple[LoadedModel, LoadedModel, Captioner | None]:
+        """Target, draft and, if a row shows captions, captioner. Towers that are the same are held once."""
+        dtype = jnp.dtype(self.dtype)
+        target = LoadedModel.load(self.target, dtype, tiles=self.tiles)
+        draft = LoadedModel.load(self.draft, dtype, tiles=self.tiles, beside=target)
+        captioner = None
+        if self.captioner is not None and any("C" in row.views for row in self.rows):
+            captioner = load_captioner(self.captioner, dtype, beside=target)
+        return target, draft, captioner
 
     def engine(self, row: Row) -> EngineConfig:
         """How one row of the table decodes."""

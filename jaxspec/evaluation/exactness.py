@@ -15,6 +15,7 @@ from jaxspec.config import LvlmConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import test_set
 from jaxspec.data.prompts import PLACEHOLDER, Prompt
+from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import rewrite, stack_rows
@@ -49,6 +50,7 @@ def measure_identity(
     config: EvalConfig,
     target: LoadedModel,
     draft: LoadedModel,
+    captioner: Captioner | None,
     gammas: Sequence[int],
     batches: Sequence[int],
 ) -> tuple[list[Record], list[Record]]:
@@ -72,7 +74,7 @@ def measure_identity(
     rows: list[Record] = []
     records: list[Record] = []
     for row, gamma, batch in variants:
-        engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch))
+        engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
         for dataset, turn, questions, answers in asked:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch} {dataset}")
             results = engine.generate(_requests(config, questions))
@@ -108,6 +110,7 @@ def measure_sampling(
     config: EvalConfig,
     target: LoadedModel,
     draft: LoadedModel,
+    captioner: Captioner | None,
     draws: int,
     tokens: int,
     batch: int,
@@ -136,7 +139,7 @@ def measure_sampling(
     records = []
     references = {option: drawn(plain, *option, seed=draws) for option in options}
     for row, settings in engines.items():
-        engine = Engine(target, draft, settings)
+        engine = Engine(target, draft, settings, captioner)
         for option, reference in references.items():
             test = two_samples(drawn(engine, *option, seed=0), reference)
             records.append(
