@@ -26,7 +26,7 @@ STATS = {
     *("mean_acceptance_length", "block_efficiency", "draft_acceptance_rate"),
     *("acceptance_rate_per_position", "conditional_acceptance_rate_per_position", "acceptance_histogram"),
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
-    *("prefill_ms", "decode_tokens_per_second"),
+    *("caption_ms", "prefill_ms", "decode_tokens_per_second"),
     *("drafter", "views", "weighting", "gamma", "tree", "tree_width", "tree_nodes"),
     *("temperature", "dtype", "device", "batch", "seed"),
 }
@@ -147,6 +147,18 @@ def test_json_without_a_draft_has_the_same_names(world: Path, capsys: pytest.Cap
     assert stats["num_spec_steps"] == NEW - 1
 
 
+def test_captions_for_the_draft(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "captions.jsonl"
+    file.write_text(json.dumps({"image": str(world / "rgb.png"), "caption": "a page of noise"}) + "\n")
+    args = ["--views", "C", "--captioner", f"file:{file}"]
+    spoken, plain = (run(capsys, world, *pictures(world, "rgb"), *more) for more in (args, []))
+    assert spoken["tokens"] == plain["tokens"]
+    assert spoken["stats"]["views"] == ["C"]
+    models = ["--target", world / "target", "--draft", world / "draft", "--prompt", "Hi"]
+    assert "none for the 1x1 image" in refusal(capsys, *models, *args, *pictures(world, "dot"))
+    assert "'x' is unknown; give jax:DIR" in refusal(capsys, *models, *args[:3], "x")
+
+
 def test_one_token_needs_no_target_pass(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run(capsys, world, "--max-new-tokens", "1")
     assert len(answer["tokens"]) == 1
@@ -192,6 +204,7 @@ def test_a_process_of_its_own(world: Path) -> None:
         (["--seed", "-1"], "seed: -1"),
         (["--views", "M,Q"], "views: 'Q' is unknown"),
         (["--views", ""], "views: '' is unknown"),
+        (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
         (["--views", "T,T"], "each once"),
         (["--views", "M,T", "--weights", "1"], "1 given for 2 views"),
         (["--views", "M,T", "--weights=-1,2"], "-1.0,2.0"),

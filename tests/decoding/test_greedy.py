@@ -28,7 +28,16 @@ NOBODY = (-1, -1)
 
 TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
-GRID = [(("M",), 3), (("T",), 3), (("M", "T"), 1), (("M", "T"), 3), (("M", "T"), 5), (("M", "T"), 7)]
+GRID = [
+    *((("M",), 3), (("T",), 3), (("P",), 3), (("C",), 3)),
+    *((("M", "T"), gamma) for gamma in (1, 3, 5, 7)),
+    (("M", "T", "C", "P"), 3),
+]
+WEIGHTS = {
+    1: [(1.0,)],
+    2: [(0.5, 0.5), (1.0, 0.0), (0.0, 1.0), (0.2, 0.8)],
+    4: [(0.25, 0.25, 0.25, 0.25), (0.1, 0.2, 0.3, 0.4)],
+}
 
 
 def batch_of(*views: str) -> PromptBatch:
@@ -84,7 +93,7 @@ def test_speculation_writes_the_targets_tokens(views: tuple[str, ...], gamma: in
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     expected = plain(options)
     assert len({token for row in expected for token in row}) > 8  # not one token over and over
-    for weights in [(1.0,)] if len(views) == 1 else [(0.5, 0.5), (1.0, 0.0), (0.0, 1.0), (0.2, 0.8)]:
+    for weights in WEIGHTS[len(views)]:
         state = speculative(views, gamma, options, weights=weights)
         assert tiny.outputs(state) == expected
         check_stats(state)

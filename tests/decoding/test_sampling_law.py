@@ -27,7 +27,8 @@ VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
 IMAGE = VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholder would show an image
 TARGET, PARAMS = lvlm(16, 2, seed=3, scale=20.0, vocabulary=VOCABULARY, image=IMAGE)
 DRAFT = noisy(PARAMS, 0.7)
-PROMPT = weighted(prompts([4], [1], ("M", "T"), image=IMAGE), 0.75, 0.25)
+VIEWS = ("M", "T", "P")
+PROMPT = weighted(prompts([4], [1], VIEWS, image=IMAGE), 0.5, 0.25, 0.25)
 
 
 def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
@@ -53,7 +54,7 @@ def drawn(
     **options: Any,
 ) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop."""
-    program = speculator(TARGET, TARGET, ("M", "T"), gamma, weighting, tree) if gamma else Autoregressive(TARGET)
+    program = speculator(TARGET, TARGET, VIEWS, gamma, weighting, tree) if gamma else Autoregressive(TARGET)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), weighted(PROMPT, *weights))
     params = {"target": PARAMS, "drafter": DRAFT}
 

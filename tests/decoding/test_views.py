@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.views import VIEWS, parse_views, parse_weights, rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models import build
+from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import NEWLINE, TEXT, Slots
 from tests.decoding import tiny
 
@@ -21,14 +23,16 @@ B, J = 3, 3
 
 
 def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
-    """Two blocks of drafts over 2 views x 3 prompts with 0 to 2 images, the first accepted in different parts.
+    """Two blocks of drafts over 3 views x 3 prompts with 0 to 2 images, the first accepted in different parts.
 
-    Alone means: one unpadded row through the whole model, without a cache. Its logits are compared at every
-    drafted place whose prefix was committed, up to the constant that a softmax does not see.
+    Alone means: one unpadded row through the whole model, without a cache; for view P the mean of an image's
+    features, projected, is put at its slot by hand. Logits are compared at every drafted place whose prefix was
+    committed, up to the constant that a softmax does not see.
     """
-    batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T"))
+    views = ("M", "T", "P")
+    batch = tiny.prompts([5, 3, 7], [1, 0, 2], views)
     options = tiny.sampling(B, temperature=1.0)
-    drafter = tiny.speculator(MODEL, MODEL, ("M", "T"), J).drafter
+    drafter = tiny.speculator(MODEL, MODEL, views, J).drafter
     written = np.asarray([[7, 9, 11, 13, 15], [8, 10, 12, 14, 16], [6, 6, 7, 7, 8]], np.int32)
     kept = np.asarray([0, 2, J])
     """Accepted drafts of the first block; one more token follows them."""
@@ -51,13 +55,26 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
     def alone(tokens: jax.Array, pixels: jax.Array) -> jax.Array:
         return jax.nn.log_softmax(build(MODEL.config).apply({"params": PARAMS}, tokens, pixels))
 
+    @partial(jax.jit, compiler_options=tiny.QUICK)
+    def alone_pooled(tokens: jax.Array, pixels: jax.Array) -> jax.Array:
+        module, text = build(MODEL.config), PARAMS["language_model"]
+        features: Any = module.apply({"params": PARAMS}, pixels, method="encode")
+        pages: Any = module.apply({"params": PARAMS}, features.mean(2, keepdims=True), method="project")
+        embeds = text["model"]["embed_tokens"]["embedding"][tokens]
+        here = tokens[:, 1:3, None] == MODEL.config.image_token_index  # the images stand first, two at most
+        embeds = embeds.at[:, 1:3].set(jnp.where(here, pages, embeds[:, 1:3]))
+        run: Any = partial(CausalLM(MODEL.text).apply, {"params": text})
+        hidden, _ = run(embeds, jnp.arange(tokens.shape[1])[None], method="hidden")
+        return jax.nn.log_softmax(run(hidden, method="logits"))
+
     first, second, told = two_blocks()
-    for r in range(2):
+    for r, view in enumerate(views):
         for b in range(B):
             length = int(batch.views[r].length[b])
             parts = (batch.views[r].tokens[b, :length], told[b, : kept[b] + 2], second.tokens[b, : J - 1])
             row = np.concatenate([np.asarray(part) for part in parts])
-            expected = alone(row[None], batch.images["pixels"][b : b + 1])[0]
+            whole = alone_pooled if view == "P" else alone
+            expected = whole(row[None], batch.images["pixels"][b : b + 1])[0]
             accepted = min(kept[b] + 1, J)
             both = jnp.concatenate([first.view_probs[r, b, :accepted], second.view_probs[r, b]])
             at = [*range(length, length + accepted), *range(len(row) - J, len(row))]
@@ -96,9 +113,10 @@ class WordTokenizer:
 
 def test_what_stands_for_an_image() -> None:
     encoder = PromptEncoder(WordTokenizer(), image_token=99)
-    stands = {name: view.substitute(encoder) for name, view in VIEWS.items() if not view.reads_images}
-    assert stands == {"T": [13], "T-literal": [ord(c) for c in "<image>"], "T-special": [99]}
-    assert [view.reads_images for view in VIEWS.values()] == [True, False, False, False]
+    stands = {name: view.substitute(encoder, "a <image>") for name, view in VIEWS.items() if not view.reads_images}
+    literal = {"T-literal": [ord(c) for c in "<image>"], "C": [ord(c) for c in "image: a <image>"]}
+    assert stands == {"T": [13], "T-special": [99]} | literal
+    assert [name for name, view in VIEWS.items() if view.reads_images] == ["M"]
 
 
 def test_rewrite_replaces_placeholders_in_order() -> None:

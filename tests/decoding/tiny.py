@@ -16,7 +16,7 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
-from jaxspec.decoding.views import VIEWS
+from jaxspec.decoding.views import parse_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.models import LanguageModel, abstract_params
 from jaxspec.models.inputs import PromptRows, in_order
@@ -25,6 +25,8 @@ from jaxspec.typing import Params
 
 VOCABULARY, NEWLINE, EOS = 24, 4, 2
 PATCHES = 4
+CAPTION = [5, 3, 5]
+"""Of every image."""
 CONTEXT = 12
 """Trained positions: most of the tests decode past them."""
 
@@ -95,17 +97,17 @@ def prompts(
     seed: int = 0,
     image: int = VOCABULARY - 1,
 ) -> PromptBatch:
-    """Random prompts; row b starts with `images[b]` images, and views M and T differ in what stands for them."""
+    """Random prompts; row b starts with `images[b]` images, and the views differ in what stands for them."""
     rng = np.random.default_rng(seed)
+    stands = {"M": [image] * PATCHES, "P": [image] * (PATCHES // 4), "T": [NEWLINE], "C": CAPTION}
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("M", *views)}
     for length, count in zip(lengths, images, strict=True):
         text = rng.integers(3, image, length)
         for name, view in rows.items():
-            one = [image] * PATCHES if name == "M" else [NEWLINE]
-            view.append(np.concatenate([[1], *[one] * count, text]).astype(np.int32))
+            view.append(np.concatenate([[1], *[stands[name]] * count, text]).astype(np.int32))
     width = max(len(row) for view in rows.values() for row in view) + 3
     pixels = rng.normal(size=(len(lengths), max(*images, 1), 8, 8, 3)).astype(np.float32)
-    forms = {k: stack(v, width, image if k == "M" else None) for k, v in rows.items()}
+    forms = {k: stack(v, width, image if k in ("M", "P") else None) for k, v in rows.items()}
     return PromptBatch(
         target=forms["M"],
         images={"pixels": jnp.asarray(pixels)},
@@ -163,7 +165,7 @@ def speculator(
     **kw: Any,
 ) -> Speculator:
     spec = None if tree is None else parse_tree(tree, gamma)
-    drafter = view_drafter(draft, tuple(VIEWS[v] for v in views), gamma, target.text.vocab_size, spec, **kw)
+    drafter = view_drafter(draft, parse_views(views), gamma, target.text.vocab_size, spec, **kw)
     return Speculator(target, drafter, parse_weighting(weighting))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ import pytest
 from configs.eval.mini import ASSETS, config
 from eval import block_efficiency
 from jaxspec.data.images import to_rgb
-from jaxspec.data.picturebook import TWINS, test_set
+from jaxspec.data.picturebook import TWINS, caption, test_set
+from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.loading import image_inputs
+from jaxspec.decoding.loading import image_inputs, same_tower
 from jaxspec.evaluation.block_efficiency import each_turn
 from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.evaluation.probes import probe_accuracy
@@ -37,7 +39,12 @@ def test_together_they_are_small() -> None:
     assert sum(file.stat().st_size for file in ASSETS.rglob("*") if file.is_file()) < 24e6
 
 
-@pytest.mark.parametrize("name", ["target", "draft"])
+@pytest.fixture(scope="module")
+def captioner(target: LoadedModel) -> LoadedModel:
+    return LoadedModel.load(ASSETS / "captioner", jnp.dtype("float32"), beside=target)
+
+
+@pytest.mark.parametrize("name", ["target", "draft", "captioner"])
 def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRequest) -> None:
     torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
     from transformers import LlavaForConditionalGeneration
@@ -65,6 +72,23 @@ def test_the_target_sees(target: LoadedModel) -> None:
     assert accuracy["sign"] > 0.9  # 24 words: chance is 4 %
     assert accuracy["colour"] > 0.7
     assert accuracy["all"] > 0.6
+
+
+def test_all_three_look_through_one_tower(target: LoadedModel, draft: LoadedModel, captioner: LoadedModel) -> None:
+    assert same_tower(target, draft)
+    assert captioner.params["vision_tower"] is target.params["vision_tower"]
+
+
+def test_captions_name_what_is_there(captioner: LoadedModel) -> None:
+    """Kind, colour, size and place of the things of a page, and its background, nearly always; words often not."""
+    samples = test_set("brush", 10)
+    pages = [to_rgb(image) for sample in samples for image in sample.images]
+    scenes = [scene for sample in samples for scene in sample.scenes]
+    captions = LvlmCaptioner(captioner, "mini").caption(pages)
+    words = [(said.text.split(), caption(scene).split()) for said, scene in zip(captions, scenes, strict=True)]
+    right = [ours == theirs for said, meant in words for ours, theirs in zip_longest(said, meant)]
+    assert np.mean(right) > 0.9
+    assert np.mean([said == meant for said, meant in words]) > 0.2
 
 
 def test_both_turns_of_every_twin_come_out_as_without_a_draft(target: LoadedModel, draft: LoadedModel) -> None:

@@ -1,4 +1,4 @@
-"""The training scripts, two steps each: tower, target, draft, and the directories that they leave."""
+"""The training scripts, two steps each: tower, target, draft, captioner, and the directories that they leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from configs.train import mini
 from jaxspec.decoding.engine import LoadedModel
-from train import draft, target
+from train import captioner, draft, target
 
 
 @pytest.fixture(scope="module")
@@ -19,19 +19,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs")
     target.main(mini.TARGET_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "target")
     draft.main(mini.DRAFT_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "draft")
+    captioner.main(mini.CAPTIONER_DEBUG, path / "hf" / "draft", path, path / "hf" / "captioner")
     return path
 
 
 def test_each_stage_took_its_steps_once(runs: Path) -> None:
-    for stage in ("tower", "target", "draft"):
+    for stage in ("tower", "target", "draft", "captioner"):
         log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
         assert [entry["step"] for entry in log] == [1, 2]  # the draft found the tower finished
         assert all(np.isfinite(entry["loss"]) for entry in log)
 
 
-def test_target_and_draft_load_and_share_the_tower(runs: Path) -> None:
-    models = [LoadedModel.load(runs / "hf" / name) for name in ("target", "draft")]
-    towers = [jax.tree.leaves(model.params["vision_tower"]) for model in models]
-    for ours, theirs in zip(*towers, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert models[0].tokenizer.get_vocab() == models[1].tokenizer.get_vocab()
+def test_all_load_and_share_the_tower(runs: Path) -> None:
+    target, *others = (LoadedModel.load(runs / "hf" / name) for name in ("target", "draft", "captioner"))
+    for other in others:
+        towers = [jax.tree.leaves(model.params["vision_tower"]) for model in (target, other)]
+        for ours, theirs in zip(*towers, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert target.tokenizer.get_vocab() == other.tokenizer.get_vocab()

@@ -1,0 +1,216 @@
+"""View C: ids of captions, captions on disk and in files, and the engine that shows them to the draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.data.images import image_hash
+from jaxspec.data.prompts import PLACEHOLDER
+from jaxspec.decoding.captioners import load_captioner
+from jaxspec.decoding.captions import CachedCaptions, Caption, CaptionFile, caption_ids
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.errors import InputError
+from jaxspec.evaluation.config import EvalConfig, Row
+from tests.end_to_end import tiny
+
+MINI = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
+NEW = 12
+
+
+def page(seed: int, side: int = 28) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8))
+
+
+class Counting:
+    """Captions an image by its hash, and notes what it was asked."""
+
+    identity = "counting"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def caption(self, images: Sequence[Image.Image]) -> list[Caption]:
+        self.asked += [image_hash(image) for image in images]
+        return [Caption(f"says {image_hash(image)[:6]}", 2.0) for image in images]
+
+
+# Ids
+
+
+def test_ids_of_the_prefix_are_those_of_tabed() -> None:
+    """A Llama-like tokeniser makes three pieces of it: TABED's 1967, 29901, 29871 are Llama's ids for these."""
+    tokenizer = load_tokenizer(MINI / "target")
+    ids = caption_ids(tokenizer, "a red ball")
+    assert tokenizer.convert_ids_to_tokens(ids[:3]) == ["▁image", ":", "▁"]
+    assert ids[3:] == tokenizer.encode("a red ball", add_special_tokens=False)
+    assert tokenizer.bos_token_id not in ids
+
+
+@pytest.mark.parametrize("name", ["target", "tiny"])
+def test_a_caption_cannot_place_images_or_end_anything(name: str) -> None:
+    tokenizer = tiny.tokenizer() if name == "tiny" else load_tokenizer(MINI / name)
+    ids = caption_ids(tokenizer, f"an {PLACEHOLDER} and </s><s> it")
+    special = {tokenizer.convert_tokens_to_ids(word) for word in (PLACEHOLDER, "<s>", "</s>")}
+    assert not special & set(ids)
+
+
+# On disk
+
+
+def test_an_image_is_captioned_once(tmp_path: Path) -> None:
+    """Once in a call, in later calls, and by later processes; another captioner has its own captions."""
+    a, b, c = page(0), page(1), page(2)
+    captioner = Counting()
+    cached = CachedCaptions(captioner, tmp_path)
+    first = cached.caption([a, b, a])
+    assert [caption.text for caption in first] == [f"says {image_hash(x)[:6]}" for x in (a, b, a)]
+    assert captioner.asked == [image_hash(a), image_hash(b)]
+    again = CachedCaptions(captioner, tmp_path).caption([c, b, a])
+    assert captioner.asked[2:] == [image_hash(c)]
+    assert again[1:] == [first[1], first[0]]
+    assert cached.caption([]) == []
+
+    other = Counting()
+    other.identity = "another"
+    CachedCaptions(other, tmp_path).caption([a])
+    assert other.asked == [image_hash(a)]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"caption": "x"}', '{"caption": "x", "ms": "soon"}'])
+def test_a_spoilt_file_is_made_again(content: str, tmp_path: Path) -> None:
+    captioner, image = Counting(), page(0)
+    cached = CachedCaptions(captioner, tmp_path)
+    (expected,) = cached.caption([image])
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text(content)
+    assert cached.caption([image]) == cached.caption([image]) == [expected]
+    assert len(captioner.asked) == 2
+
+
+def test_hash_is_of_size_and_pixels() -> None:
+    black = [Image.new("RGB", size) for size in ((2, 3), (3, 2), (2, 3))]
+    assert image_hash(black[0]) == image_hash(black[2]) != image_hash(black[1])
+    assert image_hash(page(0)) != image_hash(page(1))
+
+
+# From a file
+
+
+def test_captions_of_a_file(tmp_path: Path) -> None:
+    page(0).save(tmp_path / "a.png")
+    lines = [{"image": "a.png", "caption": "first"}, {"sha256": image_hash(page(1)), "caption": "second"}]
+    (tmp_path / "captions.jsonl").write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    captions = load_captioner(f"file:{tmp_path / 'captions.jsonl'}")
+    assert captions.caption([page(1), page(0)]) == [Caption("second"), Caption("first")]
+    with pytest.raises(InputError, match=f"none for the 28x28 image with sha256 {image_hash(page(2))}"):
+        captions.caption([page(0), page(2)])
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "7", '{"image": "a.png"}', '{"caption": "x"}', '{"caption": 1, "sha256": "0"}']
+)
+def test_a_wrong_line_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "captions.jsonl"
+    file.write_text('{"sha256": "0", "caption": "x"}\n' + line)
+    with pytest.raises(InputError, match=r"line 2: .* is wrong; give an object with 'caption'") as refusal:
+        CaptionFile(file).caption([page(0)])
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("captions.jsonl", "'captions.jsonl' is unknown; give jax:DIR"),
+        ("jax:", "'jax:' is unknown"),
+        ("llava:somewhere", "'llava:somewhere' is unknown"),
+        ("jax:no/such/directory", "no such directory"),
+        ("florence2:somewhere:LONG", "task 'LONG' is unknown; use CAPTION, DETAILED_CAPTION"),
+        ("file:no/such.jsonl", "no/such.jsonl: not readable"),
+    ],
+)
+def test_captioners_that_are_none(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refusal:
+        load_captioner(text).caption([page(0)])
+    assert "\n" not in str(refusal.value)
+
+
+# In the engine
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> EvalConfig:
+    path = tmp_path_factory.mktemp("models")
+    target, draft = tiny.save_pair(path)
+    return EvalConfig(str(target), str(draft), (Row("C", ("C",)),), ("describe",), captioner=f"jax:{draft}")
+
+
+@pytest.fixture(scope="module")
+def pair(models: EvalConfig) -> tuple[LoadedModel, LoadedModel]:
+    return models.load()[:2]
+
+
+def test_towers_are_held_once(models: EvalConfig, pair: tuple[LoadedModel, LoadedModel]) -> None:
+    """Of target, draft and captioner on disk, each with the same tower."""
+    target, draft, captioner = models.load()
+    assert draft.params["vision_tower"] is target.params["vision_tower"]
+    assert isinstance(captioner, CachedCaptions)
+    engine: Any = captioner.captioner
+    assert engine.model.params["vision_tower"] is target.params["vision_tower"]
+    other = tiny.perturbed(target.params, 0.1)
+    apart = LoadedModel(draft.config, other, draft.tokenizer, draft.image_processor)
+    assert apart.sharing_tower(target) is apart
+
+
+def test_every_image_of_both_turns_is_captioned_in_order(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    captioner = Counting()
+    engine = Engine(*pair, EngineConfig(("C", "M"), batch_size=4), captioner)
+    encoder, pages = engine.encoder, [page(i) for i in range(3)]
+    first = encoder.prompt(f"{PLACEHOLDER} or {PLACEHOLDER}?", pages[:2])
+    second = encoder.follow_up(first, [7, 8], f"{PLACEHOLDER}\nNow?", pages[2:])
+    requests = [Request(encoder.prompt("Hi"), NEW), Request(second, NEW)]
+    _, _, rows = engine._read(requests)
+    said = [f"image: says {image_hash(x)[:6]}" for x in pages]
+    spelt = encoder.tokenizer.decode(rows[1][1].tokens, skip_special_tokens=False)
+    shown = encoder.tokenizer.decode(second.tokens, skip_special_tokens=False)
+    for words in said:
+        shown = shown.replace(PLACEHOLDER, words, 1)
+    assert spelt == shown
+    assert rows[1][1].sources is None
+    assert rows[1][2].sources is not None
+
+    captioner.asked.clear()
+    results = engine.generate(requests)
+    assert captioner.asked == [image_hash(x) for x in pages]  # once a call, before prefill
+    assert [result.caption_ms for result in results] == [0.0, 6.0]
+    plain = Engine(pair[0], config=EngineConfig(batch_size=4)).generate(requests)
+    assert [result.tokens for result in results] == [result.tokens for result in plain]
+    assert [result.caption_ms for result in plain] == [0.0, 0.0]
+
+
+def test_view_c_wants_a_captioner(pair: tuple[LoadedModel, LoadedModel]) -> None:
+    with pytest.raises(InputError, match="view C: there is no captioner; give one, such as jax:DIR"):
+        Engine(*pair, EngineConfig(("M", "C")))
+    Engine(pair[0], None, EngineConfig(("M", "C")))  # nobody reads the views
+
+
+def test_an_lvlm_answers_about_each_image_alone(
+    models: EvalConfig, pair: tuple[LoadedModel, LoadedModel], tmp_path: Path
+) -> None:
+    question, pages = "What? Where?", [page(i) for i in range(3)]
+    captioner = load_captioner(f"{models.captioner}:{question}", directory=tmp_path)
+    captions = captioner.caption(pages)
+    alone = Engine(pair[1], None, EngineConfig(batch_size=1))
+    for caption, image in zip(captions, pages, strict=True):
+        (answer,) = alone.generate([Request(alone.encoder.prompt(question, [image]), 64)])
+        assert caption.text == " ".join(answer.text.split())
+        assert caption.ms > 0
+    assert load_captioner(f"{models.captioner}:{question}", directory=tmp_path).caption(pages) == captions
