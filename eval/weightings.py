@@ -17,10 +17,8 @@ from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import jax.numpy as jnp
 import tyro
 
-from jaxspec.decoding.engine import LoadedModel
 from jaxspec.decoding.weighting import Adaptive
 from jaxspec.decoding.weighting_rules import PRESETS, RULES, parse_weighting
 from jaxspec.evaluation.regret import measure_regret
@@ -63,10 +61,9 @@ def main(
     swept = [parse_weighting(text) for text in rules]
     swept += [replace(rule, window=h) for rule in swept if isinstance(rule, Adaptive) for h in windows]
     setup_runtime(config.dtype)
-    dtype = jnp.dtype(config.dtype)
-    models = LoadedModel.load(config.target, dtype), LoadedModel.load(config.draft, dtype)
+    models = config.load()
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
-    rows, records = measure_regret(config, *models, views, list(dict.fromkeys(map(str, swept))))
+    rows, records = measure_regret(config, *models, views=views, rules=list(dict.fromkeys(map(str, swept))))
     table = regret_table(config, rows)
     write_results(out, describe_run(preset), rows, records, markdown(*table))
     show(*table)

@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 from tqdm import tqdm
 
+from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.mixtures import measure_mixtures, simplex_grid
 from jaxspec.decoding.speculative import Speculator
@@ -48,14 +49,19 @@ class Recording(struct.PyTreeNode):
 
 
 def measure_regret(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel, views: Sequence[str], rules: Sequence[str]
+    config: EvalConfig,
+    target: LoadedModel,
+    draft: LoadedModel,
+    captioner: Captioner | None,
+    views: Sequence[str],
+    rules: Sequence[str],
 ) -> tuple[list[Record], list[Record]]:
     """Losses and regrets a token, and block efficiency at temperature 0: (rows, records).
 
     A row pools one set, turn and rule; a record is one answer of it.
     """
     parsed = {text: parse_weighting(text) for text in rules}
-    engine = Engine(target, draft, config.engine(Row("views", tuple(views))))
+    engine = Engine(target, draft, config.engine(Row("views", tuple(views))), captioner)
     plain = Engine(target, None, engine.config)
     rows: list[Record] = []
     records: list[Record] = []
