@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,30 @@ def load_image(path: str | Path) -> Image.Image:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"image {path}: no such file; check the path")
+    return _decode(path, str(path))
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image in its file's encoding: a data set keeps these, and decodes them batch by batch."""
+
+    content: bytes
+    name: str
+    """What errors call it: file, row and column."""
+
+    def load(self) -> Image.Image:
+        """The image as upright RGB; InputError where the bytes are no image."""
+        return _decode(io.BytesIO(self.content), self.name)
+
+
+def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             image.load()
-            return to_rgb(ImageOps.exif_transpose(image), str(path))
+            return to_rgb(ImageOps.exif_transpose(image), name)
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(
-            f"image {path}: not readable as an image ({type(error).__name__}); convert it to PNG"
+            f"image {name}: not readable as an image ({type(error).__name__}); convert it to PNG"
         ) from error
 
 
@@ -32,7 +51,9 @@ def image_hash(image: Image.Image) -> str:
 
 
 def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
-    """A PIL image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel."""
+    """A PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel."""
+    if isinstance(image, StoredImage):
+        return image.load()
     if not isinstance(image, Image.Image):
         image = Image.fromarray(image)
     if 0 in image.size:

@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
-
+from jaxspec.data import samples
 from jaxspec.data.picturebook.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -88,17 +87,12 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A conversation about pages.
+class Sample(samples.Sample):
+    """A conversation about pages (uint8 [48, 48, 3] each).
 
-    `turns` are (question, answer); the questions hold as many `<image>` as there are `images` (uint8 [48,
-    48, 3] each), in that order. `scenes` are what the images show, one each. `probes` judge the answers of
-    an attribute conversation, one a turn; other samples have none.
+    `scenes` are what the images show, one each. `probes` judge the answers of an attribute conversation, one
+    a turn; other samples have none.
     """
 
-    id: str
-    dataset: str
-    images: tuple[np.ndarray, ...]
-    turns: tuple[tuple[str, str], ...]
     probes: tuple[Probe, ...] = ()
     scenes: tuple[Scene | Chart, ...] = ()

@@ -7,7 +7,7 @@ generator; that the same scene is drawn in both is possible and not excluded.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -37,7 +37,7 @@ TWINS = {
     twin.name: twin
     for twin in (
         Twin("describe", ("LLaVA-Bench", "COCO captions"), 1, dialogues.describe),
-        Twin("read", ("DocVQA", "TextVQA", "OCRBench"), 1, dialogues.read),
+        Twin("read", ("DocVQA", "TextVQA", "OCRBench", "TextCaps"), 1, dialogues.read),
         Twin("exist", ("POPE", "HallusionBench"), 1, dialogues.exist),
         Twin("reason", ("MM-Vet", "VQAv2", "ScienceQA"), 1, dialogues.reason),
         Twin("chart", ("ChartQA",), 1, dialogues.chart),
@@ -85,23 +85,31 @@ def _nearest(what: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"picturebook: unknown {what} {name!r}; {hint}")
 
 
-def test_set(name: str, n: int = 100, turns: int = 1) -> list[Sample]:  # noqa: PT028  (no test)
+def test_set(  # (no test)
+    name: str,
+    n: int = 100,  # noqa: PT028
+    turns: int = 1,  # noqa: PT028
+    kinds: Sequence[str] = tuple(FOLLOW_UPS),  # noqa: PT028
+) -> list[Sample]:
     """The first `n` test samples of a twin, the same on every machine.
 
-    With `turns=2`, sample i gets the follow-up i modulo 6 of `FOLLOW_UPS`; its first turn and pages are
-    those of `turns=1`. Raises InputError for an unknown twin or a number of turns other than 1 and 2.
+    With `turns=2`, sample i gets the follow-up i modulo their number of `kinds`, names of `FOLLOW_UPS`; its
+    first turn and pages are those of `turns=1`. Raises InputError for an unknown twin or kind, or a number of
+    turns other than 1 and 2.
     """
     if name not in TWINS:
         raise _nearest("twin", name, TWINS)
     if turns not in (1, 2):
         raise InputError(f"picturebook: turns={turns} for test set {name!r}; use 1 or 2")
-    stream, follow_ups, samples = list(TWINS).index(name), list(FOLLOW_UPS.values()), []
+    for kind in kinds:
+        if kind not in FOLLOW_UPS:
+            raise _nearest("follow-up", kind, FOLLOW_UPS)
+    stream, samples = list(TWINS).index(name), []
     for i in range(n):
         sample = TWINS[name].sample(np.random.default_rng((TEST_STREAM, stream, i, 1)))
         if turns == 2:
-            sample = follow_ups[i % len(follow_ups)](
-                np.random.default_rng((TEST_STREAM, stream, i, 2)), sample
-            )
+            follow_up = FOLLOW_UPS[kinds[i % len(kinds)]]
+            sample = follow_up(np.random.default_rng((TEST_STREAM, stream, i, 2)), sample)
         samples.append(replace(sample, id=f"{name}-test-{i:03d}"))
     return samples
 

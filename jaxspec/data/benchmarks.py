@@ -1,0 +1,243 @@
+"""The papers' evaluation sets: where each lies, which columns matter, and how it is asked.
+
+Sets of IbED and TABED, and those that AASD adds. A set is read in the order of its rows and the first 100 count
+(`test_set` of picturebook does the same); a row that cannot be read is an error and not skipped, because the first
+hundred would be others then. Prompts are TABED's where it prints them.
+
+References: TABED, appendix I.1 and its released loader; IbED, appendix A.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from jaxspec.data.images import StoredImage
+from jaxspec.data.prompts import place_images
+from jaxspec.data.rows import Row, hub_rows, local_rows
+from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
+
+REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer.\n"
+"""TABED's instruction before questions that a word could answer."""
+
+DESCRIBE = "Describe this image in detail."
+READ = "Describe this image and what is written in it."
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """An evaluation set: its place on the hub, its columns, and its prompt."""
+
+    name: str
+    title: str
+    """As the papers' tables call it."""
+    hub: str
+    split: str
+    config: str = "default"
+    twin: str | None = None
+    """The picturebook set that stands for it."""
+    question: tuple[str, ...] = ("question",)
+    """Columns that may hold the question; the first that a file has counts."""
+    answer: tuple[str, ...] = ("answer",)
+    """Columns that may hold the reference; text, a number or a list of either."""
+    images: str = "image"
+    """What the names of image columns match in full; they count in the order of their numbers. Empty: no images."""
+    options: str = ""
+    """Column of the answers to choose from; the reference is then an index into them."""
+    only: tuple[str, str] | None = None
+    """Rows with this value of this column are the set."""
+    prompt: str = "{question}"
+    short: bool = False
+    """References are a few words, so that an answer can be judged right or wrong."""
+    final: str = ""
+    """What stands before the short answer in a long reference."""
+
+
+def _interleaved(name: str, task: str, title: str, twin: str) -> Benchmark:
+    """A task of LLaVA-NeXT-Interleave-Bench: each row has its own question with its placeholders."""
+    return Benchmark(
+        name,
+        title,
+        "lmms-lab/LLaVA-NeXT-Interleave-Bench",
+        "test",
+        "in_domain",
+        twin,
+        images=r"image_\d+",
+        only=("sub_task", task),
+    )
+
+
+def _lite(name: str, config: str, title: str, twin: str) -> Benchmark:
+    """A subset of LMMs-Eval-Lite, which TABED reads these sets from."""
+    return Benchmark(
+        name, title, "lmms-lab/LMMs-Eval-Lite", "lite", config, twin,
+        answer=("multiple_choice_answer", "answers", "answer"), prompt=REASON + "{question}", short=True,
+    )  # fmt: skip
+
+
+BENCHMARKS = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark(
+            "llava-bench", "LLaVA-Bench", "lmms-lab/llava-bench-in-the-wild", "train", twin="describe",
+            question=("question", "text"), answer=("gpt_answer",),
+        ),
+        _lite("docvqa", "docvqa_val", "DocVQA", "read"),
+        Benchmark(
+            "pope", "POPE", "lmms-lab/POPE", "test", twin="exist", prompt=REASON + "{question}", short=True
+        ),
+        Benchmark("mm-vet", "MM-Vet", "lmms-lab/MMVet", "test", twin="reason", prompt=REASON + "{question}"),
+        _interleaved("iedit", "IEdit", "IEdit", "edit"),
+        _interleaved("magicbrush", "MagicBrush", "MagicBrush", "brush"),
+        _interleaved("spot-the-diff", "Spot-the-Diff", "Spot-the-Difference", "spot"),
+        _interleaved("pororosv", "PororoSV", "PororoSV", "saga"),
+        _interleaved("vist", "VIST", "VIST", "album"),
+        Benchmark(
+            "nq", "NQ", "google-research-datasets/nq_open", "validation", "nq_open", "facts", images="", short=True
+        ),
+        Benchmark("gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True, final="####"),
+        _lite("chartqa", "chartqa", "ChartQA", "chart"),
+        _lite("textvqa", "textvqa_val", "TextVQA", "read"),
+        _lite("vqav2", "vqav2_val", "VQAv2", "reason"),
+        Benchmark(
+            "hallusionbench", "HallusionBench", "lmms-lab/HallusionBench", "image", twin="exist",
+            answer=("gt_answer_details",), prompt=REASON + "{question}",
+        ),
+        Benchmark("ocrbench", "OCRBench", "echo840/OCRBench", "test", twin="read", short=True),
+        Benchmark(
+            "textcaps", "TextCaps", "lmms-lab/TextCaps", "val", twin="read",
+            question=(), answer=("caption_str", "reference_strs"), prompt=READ,
+        ),
+        Benchmark(
+            "scienceqa", "ScienceQA", "lmms-lab/ScienceQA", "test", "ScienceQA-IMG", "reason",
+            options="choices", prompt=REASON + "{question}", short=True,
+        ),
+        Benchmark(
+            "coco", "COCO captions", "lmms-lab/COCO-Caption2017", "val", twin="describe", question=(), prompt=DESCRIBE
+        ),
+    )
+}  # fmt: skip
+
+
+def benchmark(name: str) -> Benchmark:
+    """The set of this name; InputError with the nearest one for any other."""
+    if name not in BENCHMARKS:
+        near = difflib.get_close_matches(name, BENCHMARKS, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(BENCHMARKS)}"
+        raise InputError(f"benchmark: unknown set {name!r}; {hint}")
+    return BENCHMARKS[name]
+
+
+def benchmark_samples(name: str, path: Path | None = None, filesystem: Any | None = None) -> Iterator[Sample]:
+    """All samples of a set in the order of its rows, one at a time.
+
+    Args:
+      path: a local copy in the hub's columns: a parquet or JSONL file, or a folder of them. In JSONL an image is
+        the path of a file, from the JSONL's folder or from `images/` in it. None: the hub's own.
+      filesystem: an fsspec file system in place of the hub's.
+
+    Raises InputError, naming file and row, where a column is missing, an image cannot be decoded, or placeholders
+    and images differ in number.
+    """
+    known = benchmark(name)
+    filtered = known.only[0] if known.only else ""
+    columns = (*known.question, *known.answer, known.images, known.options, filtered)
+    wanted = re.compile("|".join(filter(None, columns)))
+    if path is None:
+        rows = hub_rows(known.hub, known.config, known.split, wanted, known.only, filesystem)
+    else:
+        rows = local_rows(path, wanted, known.only)
+    number = -1
+    for number, row in enumerate(rows):
+        yield _sample(known, number, row)
+    if number < 0:
+        kept = f" with {known.only[0]} {known.only[1]!r}" if known.only else ""
+        raise InputError(f"benchmark {name}: no rows{kept} in {path or known.hub}; check that it is this set's data")
+
+
+def _sample(known: Benchmark, number: int, row: Row) -> Sample:
+    images = tuple(
+        stored_image(row, column, row.values[column])
+        for column in sorted(filter(re.compile(known.images).fullmatch, row.values), key=_number)
+        if row.values[column] is not None
+    )
+    if known.images and not images:
+        raise InputError(
+            f"{row.place}: no image in column {known.images!r}, of {list(row.values)}; name {known.name}'s own data"
+        )
+    asked = text_of(row, known.question) if known.question else ""
+    answers = _texts(row.values.get(_column(row, known.answer)))
+    if known.options:
+        options = _texts(row.values.get(known.options))
+        if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
+            raise InputError(f"{row.place}: answer {answers} is no index into the {len(options)} options")
+        asked = "\n".join([asked, *(f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options))])
+        answers = [options[int(answers[0])]]
+    try:
+        question = place_images(known.prompt.format(question=asked), len(images))
+    except InputError as error:
+        raise InputError(f"{row.place}: {error}") from error
+    reference = answers[0] if answers else ""
+    accepted = [answer.rpartition(known.final)[2].strip() for answer in answers] if known.final else answers
+    return Sample(
+        f"{known.name}-{number:03d}",
+        known.name,
+        images,
+        ((question, reference),),
+        accepted=tuple(dict.fromkeys(accepted)) if known.short else (),
+    )
+
+
+def stored_image(row: Row, column: str, value: Any) -> StoredImage:
+    """The image of a cell: the hub's {bytes, path}, or a path. Decoded once here, so that errors come early."""
+    place = f"{row.place}, {column}"
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+        image = StoredImage(value["bytes"], place)
+    elif isinstance(value, str) and row.folder is not None:
+        places = (row.folder / value, row.folder / "images" / value)
+        file = next((file for file in places if file.is_file()), None)
+        if file is None:
+            raise InputError(f"{place}: no such image file {value!r} in {row.folder} or its images/; check the path")
+        image = StoredImage(file.read_bytes(), f"{place} ({value})")
+    else:
+        kind = type(value).__name__
+        raise InputError(f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL")
+    image.load()
+    return image
+
+
+def text_of(row: Row, columns: tuple[str, ...]) -> str:
+    """The text of the first of the columns that the row has; InputError if it has none, or no text in it."""
+    value = row.values.get(_column(row, columns))
+    if not isinstance(value, str) or not value.strip():
+        found = f"{value!r} is no text" if value is not None else f"missing among {list(row.values)}"
+        raise InputError(
+            f"{row.place}: column {' or '.join(columns)!r} {found}; mend the row, or name the set's own data"
+        )
+    return value.strip()
+
+
+def _column(row: Row, columns: tuple[str, ...]) -> str:
+    return next((column for column in columns if column in row.values), "")
+
+
+def _texts(value: Any) -> list[str]:
+    """All answers in a cell: text, a number, a list of them, or VQA's {answer, confidence} each."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return _texts(value.get("answer"))
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _texts(item)]
+    return [str(value).strip()] if str(value).strip() else []
+
+
+def _number(column: str) -> int:
+    digits = re.search(r"\d+$", column)
+    return int(digits[0]) if digits else 0

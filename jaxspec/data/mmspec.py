@@ -1,0 +1,128 @@
+"""MMSpec's own files: prompts in, answers and the summary out (arXiv 2603.14989).
+
+A prompt is a line {id, image, turns, category, topic}, the image beside the file or in `images/`. An answer is a line
+{question_id, topic, category, choices: [{turns, idxs, new_tokens, wall_time, acceptance_length}]}, lists by turn, and
+one file holds one method. `idxs` are target passes after prefill, `new_tokens` count prefill's token, and
+`acceptance_length` is the mean number of drafted tokens that a pass accepted, the form in which MMSpec stores MSD;
+plain decoding has none. MMSpec's draft_time and target_time are left out: one compiled loop does not tell them apart.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxspec.data.benchmarks import stored_image, text_of
+from jaxspec.data.prompts import place_images
+from jaxspec.data.rows import Row, local_rows
+from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
+
+SUMMARY: tuple[str, ...] = (
+    "method", "group", "n_samples", "n_turns", "total_new_tokens", "total_wall_time", "total_draft_time",
+    "total_target_time", "MAT", "draft_accept_mean", "speedup_paired", "speedup_global",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer and what it took."""
+
+    text: str
+    new_tokens: int
+    steps: int
+    """Target passes after prefill."""
+    accepted: int | None
+    """Drafted tokens that stood; None without a draft."""
+    wall_time: float
+    """Seconds; of a batch, this answer's share."""
+
+
+def read_prompts(path: Path) -> Iterator[Sample]:
+    """The conversations of an MMSpec file; the answers are empty."""
+    for row in local_rows(path):
+        turns = row.values.get("turns")
+        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+            raise InputError(f"{row.place}: 'turns' is {turns!r}, not a list of questions; use MMSpec's input format")
+        images = (stored_image(row, "image", row.values["image"]),) if row.values.get("image") else ()
+        asked = [place_images(turns[0], len(images)), *turns[1:]]
+        labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
+        yield Sample(text_of(row, ("id",)), "mmspec", images, tuple((turn, "") for turn in asked), labels=labels)
+
+
+def read_answers(path: Path) -> Iterator[tuple[Row, str, list[tuple[str, int | None]]]]:
+    """(row, id, [(text, new tokens) by turn]) of each line of an answer file; the first choice counts."""
+    for row in local_rows(path):
+        name = text_of(row, ("question_id", "id"))
+        try:
+            choice = row.values["choices"][0]
+            texts, counts = choice["turns"], choice.get("new_tokens") or [None] * len(choice["turns"])
+            yield row, name, [(str(text), count) for text, count in zip(texts, counts, strict=True)]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another length; "
+                "use MMSpec's output format"
+            ) from error
+
+
+def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
+    """One line of an answer file."""
+    choice: dict[str, Any] = {
+        "index": 0,
+        "turns": [turn.text for turn in turns],
+        "idxs": [turn.steps for turn in turns],
+        "new_tokens": [turn.new_tokens for turn in turns],
+        "wall_time": [turn.wall_time for turn in turns],
+    }
+    if all(turn.accepted is not None for turn in turns):
+        choice["acceptance_length"] = [(turn.accepted or 0) / max(turn.steps, 1) for turn in turns]
+    return {"question_id": sample.id, **dict(sample.labels), "choices": [choice]}
+
+
+def summary_rows(answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str) -> list[dict[str, Any]]:
+    """MMSpec's summary: each method over all samples and over each topic.
+
+    MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1), with prefill's
+    token among the new ones: a little above `mean_acceptance_length`. speedup_paired is the mean over turns of the
+    ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
+    """
+    plain = {(s.id, i): turn for s, turns in answers[baseline] for i, turn in enumerate(turns)}
+    rows = []
+    for method, answered in answers.items():
+        for group in ["ALL", *dict.fromkeys(dict(sample.labels).get("topic", "") for sample, _ in answered)]:
+            chosen = [(s, t) for s, t in answered if group in ("ALL", dict(s.labels).get("topic", ""))]
+            pairs = [(turn, plain[sample.id, i]) for sample, turns in chosen for i, turn in enumerate(turns)]
+            turns = [turn for turn, _ in pairs]
+            passes = sum(turn.steps if turn.accepted is not None else turn.new_tokens for turn in turns)
+            tokens, seconds = sum(turn.new_tokens for turn in turns), sum(turn.wall_time for turn in turns)
+            stood = [turn.accepted for turn in turns if turn.accepted is not None]
+            base = sum(turn.new_tokens for _, turn in pairs) / sum(turn.wall_time for _, turn in pairs)
+            ratios = [turn.new_tokens / turn.wall_time / (b.new_tokens / b.wall_time) for turn, b in pairs]
+            rows.append(
+                dict.fromkeys(SUMMARY, "")
+                | {
+                    "method": method,
+                    "group": group,
+                    "n_samples": len(chosen),
+                    "n_turns": len(turns),
+                    "total_new_tokens": tokens,
+                    "total_wall_time": seconds,
+                    "MAT": tokens / passes if passes else "",
+                    "draft_accept_mean": sum(stood) / max(passes, 1) if stood else "",
+                    "speedup_paired": sum(ratios) / len(ratios),
+                    "speedup_global": tokens / seconds / base,
+                }
+            )
+    return rows
+
+
+def summary_csv(rows: Sequence[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, SUMMARY, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,304 @@
+"""The papers' sets, read from files in exactly the hub's formats, and their follow-ups."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from huggingface_hub import HfFileSystem
+from PIL import Image
+
+from jaxspec.data.benchmarks import BENCHMARKS, DESCRIBE, REASON, benchmark_samples
+from jaxspec.data.follow_ups import add_follow_ups
+from jaxspec.data.images import StoredImage
+from jaxspec.data.picturebook import FOLLOW_UPS, TWINS
+from jaxspec.data.samples import Sample
+from jaxspec.data.sets import evaluation_set
+from jaxspec.errors import InputError
+
+pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def png(shade: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (6, 4), (shade, shade, shade)).save(out, "PNG")
+    return out.getvalue()
+
+
+def cell(shade: int) -> dict[str, Any]:
+    """An image as `datasets` stores it."""
+    return {"bytes": png(shade), "path": f"{shade}.png"}
+
+
+def write(path: Path, rows: list[dict[str, Any]], group: int = 2) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=group)
+    return path
+
+
+def shade(image: Any) -> int:
+    assert isinstance(image, StoredImage)
+    return int(np.asarray(image.load())[0, 0, 0])
+
+
+POPE = [
+    {"id": str(i), "question_id": str(i), "question": f"Is there a cup, {i}?", "answer": "yes", "image": cell(i)}
+    for i in range(5)
+]
+INTERLEAVED = [
+    {
+        "sample_id": i,
+        "sub_task": ("IEdit", "VIST", "VIST", "VIST", "VIST", "IEdit")[i],
+        "question": "Image 1: <image>. Image 2: <image>. What was done?",
+        "answer": f"cut {i}",
+        "image_10": cell(10 * i + 2) if i == 0 else None,
+        "image_2": cell(10 * i + 1),
+        "image_3": cell(10 * i + 2) if i != 0 else None,
+    }
+    for i in range(6)
+]
+ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "llava-bench": (
+        {"question_id": 0, "question": "What is it?", "image": cell(1), "gpt_answer": "A cup.", "caption": "cup"},
+        (),
+        "<image>\nWhat is it?",
+    ),
+    "docvqa": (
+        {"questionId": "1", "question": "Which year?", "image": cell(1), "answers": ["1999", "'99"]},
+        ("1999", "'99"),
+        f"<image>\n{REASON}Which year?",
+    ),
+    "vqav2": (
+        {
+            "question": "Colour?",
+            "image": cell(1),
+            "multiple_choice_answer": "red",
+            "answers": [{"answer": "blue", "answer_confidence": "yes", "answer_id": 1}],
+        },
+        ("red",),
+        f"<image>\n{REASON}Colour?",
+    ),
+    "gsm8k": ({"question": "1+1?", "answer": "It is <<1+1=2>>2.\n#### 2"}, ("2",), "1+1?"),
+    "nq": ({"question": "who wrote it", "answer": ["Ann", "Ann B"]}, ("Ann", "Ann B"), "who wrote it"),
+    "ocrbench": (
+        {
+            "dataset": "IIIT5K",
+            "question": "What is written?",
+            "question_type": "text",
+            "answer": ["RUN"],
+            "image": cell(1),
+        },
+        ("RUN",),
+        "<image>\nWhat is written?",
+    ),
+    "scienceqa": (
+        {"image": cell(1), "question": "Which?", "choices": ["sun", "moon"], "answer": 1, "hint": ""},
+        ("moon",),
+        f"<image>\n{REASON}Which?\nA. sun\nB. moon",
+    ),
+    "coco": (
+        {"question_id": "1.jpg", "image": cell(1), "question": "Caption?", "answer": ["A cat.", "One cat."]},
+        (),
+        f"<image>\n{DESCRIBE}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_in_the_hubs_columns(name: str, tmp_path: Path) -> None:
+    row, accepted, prompt = ROWS[name]
+    (sample,) = benchmark_samples(name, write(tmp_path / "data.parquet", [row]))
+    assert (sample.id, sample.dataset) == (f"{name}-000", name)
+    assert sample.turns[0][0] == prompt
+    assert sample.accepted == accepted
+    assert sample.turns[0][1]
+    assert len(sample.images) == ("image" in row)
+
+
+def test_every_twin_and_every_set_of_the_papers_is_there() -> None:
+    for known in BENCHMARKS.values():
+        assert known.twin is not None
+        assert known.title in TWINS[known.twin].stands_for, known.name
+    assert {known.twin for known in BENCHMARKS.values()} == set(TWINS)
+
+
+def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> None:
+    edits = list(benchmark_samples("iedit", write(tmp_path / "a.parquet", INTERLEAVED)))
+    assert [sample.turns[0][1] for sample in edits] == ["cut 0", "cut 5"]
+    assert [shade(image) for image in edits[0].images] == [1, 2]  # image_2 before image_10, None left out
+    assert len(list(benchmark_samples("vist", tmp_path))) == 4
+    with pytest.raises(InputError, match="no rows with sub_task 'PororoSV'"):
+        next(benchmark_samples("pororosv", tmp_path))
+
+
+def test_the_hub_and_a_local_copy_give_the_same(tmp_path: Path) -> None:
+    place = tmp_path / "datasets/lmms-lab/POPE@refs/convert/parquet/default/partial-test"
+    write(place / "0000.parquet", POPE[:3])
+    write(place / "0001.parquet", POPE[3:])
+    hub = list(benchmark_samples("pope", filesystem=DirFileSystem(str(tmp_path), LocalFileSystem())))
+    local = list(benchmark_samples("pope", place))
+    assert [sample.turns for sample in hub] == [sample.turns for sample in local]
+    assert [shade(sample.images[0]) for sample in hub] == list(range(5))
+    assert hub[4].id == "pope-004"
+
+
+def test_a_hub_out_of_reach_is_one_line(tmp_path: Path) -> None:
+    nowhere = HfFileSystem(endpoint="http://127.0.0.1:9", skip_instance_cache=True)
+    for filesystem in (nowhere, DirFileSystem(str(tmp_path), LocalFileSystem())):
+        with pytest.raises(InputError, match=r"lmms-lab/POPE, config default.*--data NAME=PATH") as caught:
+            next(benchmark_samples("pope", filesystem=filesystem))
+        assert "\n" not in str(caught.value)
+
+
+def test_rows_are_streamed(tmp_path: Path) -> None:
+    """A broken row is met when its turn comes and not before."""
+    path = write(tmp_path / "pope.parquet", [*POPE[:4], POPE[4] | {"image": {"bytes": b"no image", "path": ""}}])
+    samples = benchmark_samples("pope", path)
+    assert len([next(samples) for _ in range(4)]) == 4
+    with pytest.raises(InputError, match=r"pope\.parquet row 5, image: not readable as an image"):
+        next(samples)
+
+
+def test_jsonl_with_image_paths(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.png").write_bytes(png(7))
+    (tmp_path / "b.png").write_bytes(png(8))
+    rows = [{"question": "A?", "answer": "no", "image": "a.png"}, {"question": "B?", "answer": "yes", "image": "b.png"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    samples = list(benchmark_samples("pope", tmp_path))
+    assert [shade(sample.images[0]) for sample in samples] == [7, 8]
+    assert [sample.accepted for sample in samples] == [("no",), ("yes",)]
+
+
+GOOD = {"question": "A?", "answer": "no", "image": "a.png"}
+BROKEN: dict[str, tuple[str, str]] = {
+    "not json": ("{", r"rows\.jsonl line 2: not JSON"),
+    "not an object": ("[1]", r"line 2: a JSON list"),
+    "no question": (json.dumps(GOOD | {"question": None}), r"line 2: column 'question' missing"),
+    "a number for a question": (json.dumps(GOOD | {"question": 3}), r"line 2: column 'question' 3 is no text"),
+    "no image": (json.dumps({"question": "A?"}), r"line 2: no image in column 'image'"),
+    "no such file": (json.dumps(GOOD | {"image": "b.png"}), r"line 2, image: no such image file 'b.png'"),
+    "a number for an image": (json.dumps(GOOD | {"image": 3}), r"line 2, image: a int is no image"),
+    "placeholders": (json.dumps(GOOD | {"question": "<image> <image>?"}), r"line 2: .*2 <image> placeholders but 1"),
+    "a broken image": (json.dumps(GOOD | {"image": "broken.png"}), r"line 2, image .broken.png.: not readable"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_bad_rows_are_one_line_with_their_place(kind: str, tmp_path: Path) -> None:
+    line, message = BROKEN[kind]
+    (tmp_path / "a.png").write_bytes(png(7))
+    (tmp_path / "broken.png").write_bytes(png(7)[:40])
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(GOOD)}\n{line}\n")
+    with pytest.raises(InputError, match=message) as caught:
+        list(benchmark_samples("pope", tmp_path / "rows.jsonl"))
+    assert "\n" not in str(caught.value)
+
+
+def empty(folder: Path) -> Path:
+    return folder
+
+
+def both(folder: Path) -> Path:
+    (folder / "a.jsonl").write_text("{}")
+    write(folder / "a.parquet", POPE)
+    return folder
+
+
+def absent(folder: Path) -> Path:
+    return folder / "nowhere"
+
+
+def other(folder: Path) -> Path:
+    (folder / "a.csv").write_text("")
+    return folder / "a.csv"
+
+
+def torn(folder: Path) -> Path:
+    path = write(folder / "a.parquet", POPE)
+    path.write_bytes(path.read_bytes()[:-30])
+    return path
+
+
+def latin(folder: Path) -> Path:
+    (folder / "a.jsonl").write_bytes(b'{"question": "\xe9"}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (empty, "neither .parquet nor .jsonl"),
+        (both, "both .parquet and .jsonl"),
+        (absent, "no such file or folder"),
+        (other, "not a .parquet or .jsonl file"),
+        (torn, r"a\.parquet: cannot be read as parquet"),
+        (latin, "not UTF-8"),
+    ],
+)
+def test_bad_places_are_one_line(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        list(benchmark_samples("pope", make(tmp_path)))
+
+
+def sample(i: int, images: int = 1) -> Sample:
+    return Sample(str(i), "pope", tuple(f"{i}{k}" for k in range(images)), ((f"{'<image>' * images}Q{i}?", f"A{i}"),))
+
+
+BORROWED = {
+    "fact": [Sample("0", "nq", (), (("who wrote it", "Ann"),))],
+    "sum": [Sample("0", "gsm8k", (), (("1+1?", "2"),))],
+}
+
+
+def test_follow_ups_go_through_the_kinds() -> None:
+    first = [sample(i) for i in range(8)]
+    second = add_follow_ups(first, tuple(FOLLOW_UPS), BORROWED)
+    assert [s.turns[0] for s in second] == [s.turns[0] for s in first]
+    question, caption, summary, story, fact, total = (s.turns[1] for s in second[:6])
+    assert question == first[1].turns[0]
+    assert second[0].images == ("00", "10")
+    assert "caption" in caption[0]
+    assert "answer" in summary[0]
+    assert "children" in story[0]
+    assert fact == ("Who wrote it? Explain at length, with the reasons and the background.", "Ann")
+    assert total[0].startswith("1+1? Explain")
+    assert second[6].images == ("60", "70")
+    assert add_follow_ups(first, ("question",), {})[7].turns[1] == first[0].turns[0]  # the last asks the first's
+    for s in second:
+        assert sum(q.count("<image>") for q, _ in s.turns) == len(s.images)
+
+
+def test_captions_need_images() -> None:
+    blind = [replace(sample(i, images=0), dataset="nq") for i in range(2)]
+    kinds = [s.turns[1][0] for s in add_follow_ups(blind, ("caption", "summary"), {})]
+    assert len(set(kinds)) == 1
+    with pytest.raises(InputError, match="nq has no images to caption"):
+        add_follow_ups(blind, ("caption",), {})
+    with pytest.raises(InputError, match="unknown kind 'capton'"):
+        add_follow_ups(blind, ("capton",), {})
+
+
+def test_sets_by_name(tmp_path: Path) -> None:
+    data = {"pope": write(tmp_path / "pope.parquet", POPE)}
+    assert [s.id for s in evaluation_set("pope", 2, data=data)] == ["pope-000", "pope-001"]
+    asked = evaluation_set("pope", 3, turns=2, kinds=("question",), data=data)[2]
+    assert asked.turns[1][0] == evaluation_set("pope", 1, data=data)[0].turns[0][0]  # round within the first three
+    captions = evaluation_set("spot", 3, turns=2, kinds=("caption",))
+    assert all("caption" in s.turns[1][0] for s in captions)
+    assert captions[0].turns[0] == evaluation_set("spot", 1)[0].turns[0]
+    with pytest.raises(InputError, match="unknown set 'poppe'; did you mean 'pope'"):
+        evaluation_set("poppe")
+    with pytest.raises(InputError, match="--data mmspec=PATH"):
+        evaluation_set("mmspec")
+    with pytest.raises(InputError, match="unknown follow-up 'capton'; did you mean 'caption'"):
+        evaluation_set("spot", 3, turns=2, kinds=("capton",))

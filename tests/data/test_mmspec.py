@@ -1,0 +1,117 @@
+"""MMSpec's files in and out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from jaxspec.data import mmspec
+from jaxspec.data.mmspec import Turn, answer_row, read_answers, read_prompts, summary_csv, summary_rows
+from jaxspec.data.sets import evaluation_set
+from jaxspec.errors import InputError
+
+SHARED = Path(__file__).resolve().parents[3] / "shared/data/mmspec"
+PROMPT = {"id": "m_1", "image": "a.jpg", "turns": ["What?", "Why?"], "category": "Games", "topic": "multi-turn"}
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (5, 5)).save(tmp_path / "images/a.jpg")
+    rows = [PROMPT, PROMPT | {"id": "m_2", "turns": ["Who?"], "topic": "general"}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "prompts.jsonl"
+
+
+def test_prompts(prompts: Path) -> None:
+    first, second = read_prompts(prompts)
+    assert first.id == "m_1"
+    assert [asked for asked, _ in first.turns] == ["<image>\nWhat?", "Why?"]
+    assert dict(first.labels) == {"topic": "multi-turn", "category": "Games"}
+    assert len(first.images) == 1
+    assert [s.id for s in evaluation_set("mmspec", turns=2, data={"mmspec": prompts})] == ["m_1"]
+    assert len(evaluation_set("mmspec", data={"mmspec": prompts})) == 2
+    assert second.turns[0][0] == "<image>\nWho?"
+
+
+def test_answers_round_trip(prompts: Path, tmp_path: Path) -> None:
+    sample, _ = read_prompts(prompts)
+    row = answer_row(sample, [Turn("It.", 5, 2, 3, 0.5), Turn("So.", 4, 3, 0, 0.25)])
+    assert row == {
+        "question_id": "m_1",
+        "topic": "multi-turn",
+        "category": "Games",
+        "choices": [
+            {
+                "index": 0,
+                "turns": ["It.", "So."],
+                "idxs": [2, 3],
+                "new_tokens": [5, 4],
+                "wall_time": [0.5, 0.25],
+                "acceptance_length": [1.5, 0.0],
+            }
+        ],
+    }
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    ((_, name, turns),) = read_answers(path)
+    assert (name, turns) == ("m_1", [("It.", 5), ("So.", 4)])
+    plain = answer_row(sample, [Turn("It.", 5, 4, None, 1.0), Turn("So.", 4, 3, None, 0.5)])
+    assert "acceptance_length" not in plain["choices"][0]
+
+
+def test_summary(prompts: Path) -> None:
+    one, two = read_prompts(prompts)
+    answers = {
+        "baseline": [(one, [Turn("", 10, 9, None, 1.0)]), (two, [Turn("", 10, 9, None, 1.0)])],
+        "M": [(one, [Turn("", 10, 4, 5, 0.5)]), (two, [Turn("", 10, 6, 3, 0.25)])],
+    }
+    rows = list(csv.DictReader(io.StringIO(summary_csv(summary_rows(answers, "baseline")))))
+    assert tuple(rows[0]) == mmspec.SUMMARY
+    assert [(row["method"], row["group"]) for row in rows[:2]] == [("baseline", "ALL"), ("baseline", "multi-turn")]
+    every = next(row for row in rows if (row["method"], row["group"]) == ("M", "ALL"))
+    assert [float(every[k]) for k in ("MAT", "draft_accept_mean", "speedup_paired")] == [2.0, 0.8, 3.0]
+    assert float(every["speedup_global"]) == pytest.approx(20 / 0.75 / 10)
+    base = rows[0]
+    assert [float(base[k]) for k in ("MAT", "speedup_paired", "speedup_global")] == [1.0, 1.0, 1.0]
+    assert (base["draft_accept_mean"], base["total_draft_time"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (PROMPT | {"turns": "What?"}, r"line 1: 'turns' is 'What\?', not a list"),
+        (PROMPT | {"turns": []}, r"line 1: 'turns' is \[\]"),
+        (PROMPT | {"id": None}, "line 1: column 'id' missing"),
+        (PROMPT | {"image": "b.jpg"}, "line 1, image: no such image file 'b.jpg'"),
+    ],
+)
+def test_bad_prompts(row: dict[str, object], message: str, prompts: Path) -> None:
+    prompts.write_text(json.dumps(row))
+    with pytest.raises(InputError, match=message):
+        list(read_prompts(prompts))
+
+
+@pytest.mark.parametrize(
+    "choices", [None, [], [{"turns": 3}], [{"turns": ["a"], "new_tokens": [1, 2]}], [{"new_tokens": [1]}]]
+)
+def test_bad_answers(choices: object, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"question_id": "m_1", "choices": choices}))
+    with pytest.raises(InputError, match="line 1: 'choices' holds no list"):
+        list(read_answers(path))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real rows are not there: {SHARED}")
+def test_real_rows() -> None:
+    prompts = list(read_prompts(SHARED / "mmspec_24.jsonl"))
+    answers = {name: turns for _, name, turns in read_answers(SHARED / "llava15_7b_greedy_24.jsonl")}
+    assert len(prompts) == len(answers) == 24
+    for sample in prompts:
+        assert len(answers[sample.id]) == len(sample.turns)
+        assert sample.images[0].load().mode == "RGB"
