@@ -9,62 +9,33 @@ Writes results.json, records.jsonl and table.md (and figures, with the `plots` e
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import tyro
 
 from jaxspec.evaluation.block_efficiency import measure
+from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import block_efficiency_table
-from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors, setup_runtime
 
 
-def main(
-    preset: Annotated[str, tyro.conf.Positional],
-    out: Path = Path("runs/eval"),
-    limit: int | None = None,
-    twins: tuple[str, ...] | None = None,
-    gamma: int | None = None,
-    temperature: float | None = None,
-    max_new_tokens: int | None = None,
-    batch_size: int | None = None,
-    target: str | None = None,
-    draft: str | None = None,
-    captioner: str | None = None,
-) -> None:
-    """Measures block efficiency of the preset's rows.
+@dataclass(frozen=True)
+class Options:
+    """What this script takes besides the preset's fields."""
 
-    Args:
-      preset: name of a file in configs/eval, such as `mini`.
-      out: directory for results.json, records.jsonl, table.md and figures.
-      limit: samples of each set (overrides the preset, as do the options below).
-      twins: names of picturebook sets.
-      gamma: drafted tokens a block.
-      temperature: 0 is greedy.
-      max_new_tokens: most tokens of an answer.
-      batch_size: most requests decoded together.
-      target: directory or hub id of the target.
-      draft: directory or hub id of the draft.
-      captioner: for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl.
-    """
-    overrides = {
-        "limit": limit,
-        "twins": twins,
-        "gamma": gamma,
-        "temperature": temperature,
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "target": target,
-        "draft": draft,
-        "captioner": captioner,
-    }
-    config = replace(load_preset("eval", preset), **{k: v for k, v in overrides.items() if v is not None})
+    out: Path = Path("runs/eval")
+    """Directory for results.json, records.jsonl, table.md and figures."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measures block efficiency of the preset's rows."""
+    preset, config, options = parse_command(Options, main.__doc__, args)
+    out = options.out
     setup_runtime(config.dtype)
     models = config.load()
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
@@ -79,4 +50,4 @@ def main(
 
 if __name__ == "__main__":
     with input_errors("block_efficiency"):
-        tyro.cli(main)
+        main()

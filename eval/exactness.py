@@ -12,80 +12,63 @@ Writes results.json, records.jsonl and table.md into --out.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import tyro
 
 from jaxspec.errors import InputError
+from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import identity_table, sampling_table
-from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors, setup_runtime
 
 
-def main(
-    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")],
-    out: Path = Path("runs/exactness"),
-    gammas: tuple[int, ...] = (1, 3, 5, 7),
-    batches: tuple[int, ...] = (1, 8),
-    draws: int = 4096,
-    tokens: int = 4,
-    limit: int | None = None,
-    twins: tuple[str, ...] | None = None,
-    max_new_tokens: int | None = None,
-    target: str | None = None,
-    draft: str | None = None,
-    captioner: str | None = None,
-) -> None:
-    """Measures token identity, and tests the distribution of sampled answers.
+@dataclass(frozen=True)
+class Options:
+    """What this script takes besides the preset's fields."""
 
-    Args:
-      preset: name of a file in configs/eval, such as `mini`.
-      out: directory for results.json, records.jsonl and table.md.
-      gammas: drafted tokens a block.
-      batches: most requests decoded together; the reference decodes in batches of the first.
-      draws: sampled answers of each kind in the sampling test; 0 leaves it out.
-      tokens: length of the sampled answers; the first token is prefill's, the draft has a part in the others.
-      limit: samples of each set (overrides the preset, as do the options below).
-      twins: names of picturebook sets.
-      max_new_tokens: most tokens of an answer.
-      target: directory or hub id of the target.
-      draft: directory or hub id of the draft.
-      captioner: for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl.
-    """
-    if not gammas or not batches or min(batches) < 1:
-        raise InputError(f"gammas {gammas} and batches {batches}: give at least one of each, from 1 up")
-    if draws < 0 or tokens < 2:
-        raise InputError(f"draws {draws}, tokens {tokens}: give 0 draws or more, of 2 tokens or more")
-    given = {
-        "limit": limit,
-        "twins": twins,
-        "max_new_tokens": max_new_tokens,
-        "target": target,
-        "draft": draft,
-        "captioner": captioner,
-    }
-    config = replace(load_preset("eval", preset), **{k: v for k, v in given.items() if v is not None})
+    out: Path = Path("runs/exactness")
+    """Directory for results.json, records.jsonl and table.md."""
+    gammas: tuple[int, ...] = (1, 3, 5, 7)
+    """Drafted tokens a block."""
+    batches: tuple[int, ...] = (1, 8)
+    """Most requests decoded together; the reference decodes in batches of the first."""
+    draws: int = 4096
+    """Sampled answers of each kind in the sampling test; 0 leaves it out."""
+    tokens: int = 4
+    """Length of the sampled answers; the first token is prefill's, the draft has a part in the others."""
+
+    def __post_init__(self) -> None:
+        if not self.gammas or not self.batches or min(self.batches) < 1:
+            raise InputError(f"gammas {self.gammas} and batches {self.batches}: give at least one of each, from 1 up")
+        if self.draws < 0 or self.tokens < 2:
+            raise InputError(f"draws {self.draws}, tokens {self.tokens}: give 0 draws or more, of 2 tokens or more")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measures token identity, and tests the distribution of sampled answers."""
+    preset, config, options = parse_command(Options, main.__doc__, args)
     setup_runtime(config.dtype)
     models = config.load()
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
-    rows, records = measure_identity(config, *models, gammas=gammas, batches=batches)
+    rows, records = measure_identity(config, *models, gammas=options.gammas, batches=options.batches)
     tables = [identity_table(config, rows)]
-    if draws:
-        sampled = measure_sampling(config, *models, draws=draws, tokens=tokens, batch=max(batches))
+    if options.draws:
+        sampled = measure_sampling(
+            config, *models, draws=options.draws, tokens=options.tokens, batch=max(options.batches)
+        )
         tables.append(sampling_table(config, sampled))
         rows += sampled
-    write_results(out, describe_run(preset), rows, records, "\n".join(markdown(*table) for table in tables))
+    write_results(options.out, describe_run(preset), rows, records, "\n".join(markdown(*table) for table in tables))
     for table in tables:
         show(*table)
-    print(f"wrote results.json, records.jsonl, table.md to {out}", file=sys.stderr)
+    print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)
 
 
 if __name__ == "__main__":
     with input_errors("exactness"):
-        tyro.cli(main)
+        main()

@@ -21,7 +21,7 @@ config = EvalConfig(
         Row("MT*", ("M", "T"), weighting="mt-paper"),
         Row("MTCP static", ("M", "T", "C", "P")),
     ),
-    twins=(
+    sets=(
         "describe",
         "read",
         "exist",

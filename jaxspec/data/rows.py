@@ -68,7 +68,7 @@ def hub_rows(
     from huggingface_hub.errors import HfHubHTTPError
 
     # The bases are the error types of whichever HTTP client the hub's library uses.
-    unreachable: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
+    unreachable: Any = (OSError, *HfHubHTTPError.__bases__)
     files: Any = HfFileSystem() if filesystem is None else filesystem
     root = f"datasets/{repository}@refs/convert/parquet/{config}"
     try:

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.data.picturebook import test_set
-from jaxspec.data.prompts import Prompt, PromptEncoder
+from jaxspec.data.prompts import PLACEHOLDER, Prompt, PromptEncoder
+from jaxspec.data.samples import Sample
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
 from jaxspec.decoding.weighting_rules import parse_weighting
@@ -46,10 +46,10 @@ def measure(
     shared = _shared_fields(config)
     rows: list[Record] = []
     records: list[Record] = []
-    work = len(config.twins) * len(config.turns) * (1 + len(engines))
+    work = len(config.sets) * len(config.turns) * (1 + len(engines))
     bar = tqdm(total=work, unit="run", desc="block efficiency", delay=1)
     passes: dict[str, PassTimes] = {}
-    for dataset in config.twins:
+    for dataset in config.sets:
         bar.set_postfix_str(dataset)
         for turn, questions in each_turn(config, plain, dataset):
             requests = [
@@ -80,23 +80,26 @@ def measure(
 def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Question]]]:
     """The prompts of each turn asked for; the second follows the target's own answer to the first."""
     encoder = plain.encoder
-    first = [_first(encoder, s) for s in test_set(dataset, config.limit)]
     if 1 in config.turns:
-        yield 1, first
+        yield 1, [first_question(encoder, sample) for sample in config.samples(dataset)]
     if 2 in config.turns:
+        samples = config.samples(dataset, turns=2)
+        first = [first_question(encoder, sample) for sample in samples]
         answers = plain.generate([Request(q.prompt, config.max_new_tokens) for q in first])
-        samples = test_set(dataset, config.limit, turns=2)
-        yield 2, [_second(encoder, q, a, s) for q, a, s in zip(first, answers, samples, strict=True)]
+        yield 2, [next_question(encoder, q, a, s.turns[1][0], s) for q, a, s in zip(first, answers, samples)]
 
 
-def _first(encoder: PromptEncoder, sample: Any) -> Question:
+def first_question(encoder: PromptEncoder, sample: Sample) -> Question:
+    """The sample's first turn, with the images that belong to it."""
     asked = sample.turns[0][0]
-    return Question(sample.id, encoder.prompt(asked, sample.images[: asked.count("<image>")]))
+    return Question(sample.id, encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)]))
 
 
-def _second(encoder: PromptEncoder, first: Question, answer: Result, sample: Any) -> Question:
-    new = sample.images[len(first.prompt.images) :]
-    return Question(sample.id, encoder.follow_up(first.prompt, answer.tokens, sample.turns[1][0], new))
+def next_question(encoder: PromptEncoder, before: Question, answer: Result, asked: str, sample: Sample) -> Question:
+    """The next turn after an answer, with the images that the turns before have not shown."""
+    shown = len(before.prompt.images)
+    new = sample.images[shown : shown + asked.count(PLACEHOLDER)]
+    return Question(sample.id, encoder.follow_up(before.prompt, answer.tokens, asked, new))
 
 
 def _pool(config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes) -> Record:

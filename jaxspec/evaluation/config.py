@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import jax.numpy as jnp
+import tyro
 
+from jaxspec.data.picturebook import FOLLOW_UPS
+from jaxspec.data.samples import Sample
+from jaxspec.data.sets import check_names, evaluation_set
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import EngineConfig, LoadedModel
@@ -33,9 +40,13 @@ class EvalConfig:
     """Directory or hub id of the target."""
     draft: str
     """Directory or hub id of the draft."""
-    rows: tuple[Row, ...]
-    twins: tuple[str, ...]
-    """Names of picturebook sets."""
+    rows: tyro.conf.Suppress[tuple[Row, ...]]
+    sets: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--twins",))]
+    """Names of picturebook's twins, of the papers' benchmarks, or `mmspec`."""
+    data: tuple[str, ...] = ()
+    """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
+    follow_ups: tuple[str, ...] = tuple(FOLLOW_UPS)
+    """Kinds of second turns; sample i has kind i modulo their number."""
     turns: tuple[int, ...] = (1, 2)
     """1: the first question. 2: the follow-up, after the target's own answer to the first."""
     limit: int = 100
@@ -79,7 +90,23 @@ class EvalConfig:
             new_buckets=(self.max_new_tokens,),
         )
 
+    def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
+        """The first `limit` samples of a set, with one turn or two."""
+        return evaluation_set(name, self.limit, turns, self.follow_ups, self._places())
+
+    def _places(self) -> dict[str, Path]:
+        places = {}
+        for entry in self.data:
+            name, _, path = entry.partition("=")
+            if not path:
+                raise InputError(f"data: {entry!r} is not NAME=PATH, such as pope=data/pope.parquet")
+            places[name] = Path(path)
+        check_names(tuple(places))
+        return places
+
     def __post_init__(self) -> None:
+        check_names(self.sets)
+        self._places()
         if self.limit < 1:
             raise InputError(f"limit: {self.limit} samples of each set; give 1 or more")
         if not set(self.turns) <= {1, 2} or not self.turns:

@@ -13,14 +13,13 @@ from tqdm import tqdm
 
 from jaxspec.config import LvlmConfig
 from jaxspec.data.images import to_rgb
-from jaxspec.data.picturebook import test_set
-from jaxspec.data.prompts import PLACEHOLDER, Prompt
+from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.decoding.weighting_rules import parse_weighting
-from jaxspec.evaluation.block_efficiency import Question, each_turn
+from jaxspec.evaluation.block_efficiency import Question, each_turn, first_question
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
 from jaxspec.evaluation.statistics import two_samples
@@ -62,9 +61,9 @@ def measure_identity(
     plain = Engine(target, None, replace(config.engine(config.rows[0]), batch_size=batches[0]))
     variants = [(row, gamma, batch) for row in config.rows for gamma in gammas for batch in batches]
     asked: list[tuple[str, int, list[Question], list[tuple[int, ...]]]] = []
-    work = len(config.twins) * len(config.turns) * (1 + len(variants))
+    work = len(config.sets) * len(config.turns) * (1 + len(variants))
     bar = tqdm(total=work, unit="run", desc="identity", delay=1)
-    for dataset in config.twins:
+    for dataset in config.sets:
         bar.set_postfix_str(f"plain {dataset}")
         for turn, questions in each_turn(config, plain, dataset):
             answers = [result.tokens for result in plain.generate(_requests(config, questions))]
@@ -122,11 +121,10 @@ def measure_sampling(
     that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Returns a
     record a row and option.
     """
-    sample = test_set(config.twins[0], 1)[0]
-    asked = sample.turns[0][0]
+    sample = config.samples(config.sets[0])[0]
     engines = {row: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = Engine(target, None, engines[config.rows[0]])
-    prompt = plain.encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)])
+    prompt = first_question(plain.encoder, sample).prompt
     bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
 
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:

@@ -15,12 +15,12 @@ Table = tuple[str, list[str], list[list[str]], list[str]]
 def block_efficiency_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
     """(title, header, cells, notes): a line per row of views and turn, a column per set, and the plain averages."""
     title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
-    header = ["views", "turn", *config.twins, "avg", "speed-up", "predicted", "identical"]
+    header = ["views", "turn", *config.sets, "avg", "speed-up", "predicted", "identical"]
     cells = []
     for turn in config.turns:
         for row in config.rows:
             line = {r["dataset"]: r for r in rows if r["row"] == row.name and r["turn"] == turn}
-            found = [line[name] for name in config.twins]
+            found = [line[name] for name in config.sets]
             cells.append(
                 [
                     row.name,
@@ -70,7 +70,7 @@ def identity_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
             ]
         )
     notes = [
-        f"{config.limit} samples of each of {len(config.twins)} sets and {len(config.turns)} turns, "
+        f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
         f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding.",
         "first divergence: the fewest tokens that an answer shares with its reference before they part. "
         "largest logit gap: the reference's token over the other one there, in one full forward pass of the target.",

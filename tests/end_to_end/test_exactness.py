@@ -36,14 +36,15 @@ def test_script_writes_records_and_table(
         target=str(pair[0]),
         draft=str(pair[1]),
         rows=(Row("MT", ("M", "T"), (0.3, 0.7)),),
-        twins=("describe", "facts"),
+        sets=("describe", "facts"),
         gamma=3,
         max_new_tokens=8,
         prompt_buckets=(384,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("eval.exactness.load_preset", lambda kind, name: preset)
-    main("tiny", tmp_path / "out", gammas=(3,), batches=(4,), draws=200, tokens=3, limit=3, twins=("facts",))
+    monkeypatch.setattr("jaxspec.evaluation.command.load_preset", lambda kind, name: preset)
+    own = "--gammas 3 --batches 4 --draws 200 --tokens 3"
+    main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["run"]["preset"] == "tiny"
     *rows, whole, nucleus = results["rows"]
@@ -127,7 +128,7 @@ def test_presets() -> None:
         load_preset("plays", "mini")
 
 
-@pytest.mark.parametrize("options", [{"gammas": ()}, {"batches": (0,)}, {"draws": -1}, {"tokens": 1}])
-def test_bad_options(options: dict[str, object]) -> None:
+@pytest.mark.parametrize("options", ["--gammas", "--batches 0", "--draws -1", "--tokens 1"])
+def test_bad_options(options: str) -> None:
     with pytest.raises(InputError, match="give"):
-        main("mini", **options)  # type: ignore[arg-type]
+        main(["mini", *options.split()])

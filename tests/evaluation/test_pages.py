@@ -13,13 +13,13 @@ from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.html import SHOWN, token_class, write_html
 
-CONFIG = EvalConfig("t", "d", (Row("M", ("M",)), Row("MT*", ("M", "T"))), twins=("describe", "saga"))
+CONFIG = EvalConfig("t", "d", (Row("M", ("M",)), Row("MT*", ("M", "T"))), sets=("describe", "saga"))
 PIECES = ["A", " <b>", " red", " &", " cat"]
 
 
 def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     rows, records = [], []
-    for dataset in CONFIG.twins:
+    for dataset in CONFIG.sets:
         for turn in CONFIG.turns:
             for row in CONFIG.rows:
                 views = len(row.views)
@@ -55,7 +55,7 @@ def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     assert "A &lt; B" in page
     assert "<b>" not in re.sub(r"<br>", "", page)
     assert "&lt;image&gt;" in page
-    assert page.count('class="sample"') == len(CONFIG.twins) * len(CONFIG.turns) * SHOWN
+    assert page.count('class="sample"') == len(CONFIG.sets) * len(CONFIG.turns) * SHOWN
     assert not re.search(r'(src|href)="(?!data:)', page), "one file, nothing fetched"
 
 

@@ -1,0 +1,50 @@
+"""How well draft and target answer on their own: accuracy, ROUGE-L and METEOR of plain decoding.
+
+    python eval/draft_quality.py mini --limit 20 --out runs/quality
+    python eval/draft_quality.py llava15 --sets ocrbench textcaps --data ocrbench=PATH textcaps=PATH
+
+Needs the `quality` extra. Writes results.json, records.jsonl and table.md into --out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax.numpy as jnp
+
+from jaxspec.decoding.engine import LoadedModel
+from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.quality import measure_quality, quality_table
+from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.runtime import input_errors, setup_runtime
+
+
+@dataclass(frozen=True)
+class Options:
+    """What this script takes besides the preset's fields."""
+
+    out: Path = Path("runs/quality")
+    """Directory for results.json, records.jsonl and table.md."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measures the quality of the target's and the draft's own answers."""
+    preset, config, options = parse_command(Options, main.__doc__, args)
+    setup_runtime(config.dtype)
+    dtype = jnp.dtype(config.dtype)
+    models = {"target": LoadedModel.load(config.target, dtype), "draft": LoadedModel.load(config.draft, dtype)}
+    rows, records = measure_quality(config, models)
+    table = quality_table(config, rows)
+    write_results(options.out, describe_run(preset), rows, records, markdown(*table))
+    show(*table)
+    print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    with input_errors("draft_quality"):
+        main()

@@ -1,0 +1,74 @@
+"""The command line of the evaluation scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from configs.eval.mini import config as MINI
+from jaxspec.errors import InputError
+from jaxspec.evaluation.command import parse_command
+from jaxspec.presets import load_preset, preset_names
+
+
+@dataclass(frozen=True)
+class Options:
+    out: Path = Path("runs")
+
+
+def parse(line: str):
+    return parse_command(Options, "Measures.", line.split())
+
+
+def test_a_preset_as_it_is() -> None:
+    assert parse("mini") == ("mini", MINI, Options())
+
+
+def test_any_field_is_an_option() -> None:
+    line = "mini --limit 3 --twins read facts --gamma 2 --temperature 0.5 --max-new-tokens 7 --batch-size 2 --out x"
+    _, config, options = parse(f"{line} --target t --draft d --dtype bfloat16 --data pope=a/b.parquet nq=c")
+    assert (config.limit, config.sets, config.gamma, config.temperature) == (3, ("read", "facts"), 2, 0.5)
+    assert (config.max_new_tokens, config.batch_size, config.target, config.draft) == (7, 2, "t", "d")
+    assert config.data == ("pope=a/b.parquet", "nq=c")
+    assert config.rows == MINI.rows
+    assert options.out == Path("x")
+    assert parse("mini --sets read")[1].sets == ("read",)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "preset: none is named"),
+        ("--limit 3", "preset: none is named"),
+        ("minni", "did you mean 'mini'"),
+        ("mini --limt 3", "--limt: no such option; did you mean --limit"),
+        ("mini --max_new_token=3", "did you mean --max-new-tokens"),
+        ("mini 3", "3: no such option"),
+        ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
+        ("mini --data pope", "'pope' is not NAME=PATH"),
+        ("mini --data poppe=x", "unknown set 'poppe'; did you mean 'pope'"),
+        ("mini --limit 0", "limit: 0 samples"),
+    ],
+)
+def test_wrong_words_are_one_line(line: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        parse(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_lists_both_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in ("--help", "mini -h"):
+        with pytest.raises(SystemExit) as caught:
+            parse(line)
+        assert caught.value.code == 0
+        text = capsys.readouterr().out
+        assert all(word in text for word in ("--limit", "--twins", "--out", "Samples of each set"))
+
+
+@pytest.mark.parametrize("name", preset_names("eval"))
+def test_presets_are_well_formed(name: str) -> None:
+    config = load_preset("eval", name)
+    for row in config.rows:
+        config.engine(row)
