@@ -15,13 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-
 from jaxspec.evaluation.block_efficiency import measure
-from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import block_efficiency_table
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Measures block efficiency of the preset's rows."""
     preset, config, options = parse_command(Options, main.__doc__, args)
     out = options.out
-    setup_runtime(config.dtype)
-    models = config.load()
-    print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
+    models = load_models(config)
     rows, records = measure(config, *models)
     title, header, cells, notes = block_efficiency_table(config, rows)
     write_results(out, describe_run(preset), rows, records, markdown(title, header, cells, notes))

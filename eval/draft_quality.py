@@ -15,13 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import jax.numpy as jnp
-
-from jaxspec.decoding.engine import LoadedModel
-from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.quality import measure_quality, quality_table
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,8 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures the quality of the target's and the draft's own answers."""
     preset, config, options = parse_command(Options, main.__doc__, args)
-    setup_runtime(config.dtype)
-    dtype = jnp.dtype(config.dtype)
-    models = {"target": LoadedModel.load(config.target, dtype), "draft": LoadedModel.load(config.draft, dtype)}
-    rows, records = measure_quality(config, models)
+    target, draft, _ = load_models(config, views=())
+    rows, records = measure_quality(config, {"target": target, "draft": draft})
     table = quality_table(config, rows)
     write_results(options.out, describe_run(preset), rows, records, markdown(*table))
     show(*table)

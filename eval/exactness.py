@@ -18,13 +18,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-
 from jaxspec.errors import InputError
-from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import identity_table, sampling_table
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures token identity, and tests the distribution of sampled answers."""
     preset, config, options = parse_command(Options, main.__doc__, args)
-    setup_runtime(config.dtype)
-    models = config.load()
-    print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
+    models = load_models(config)
     rows, records = measure_identity(config, *models, gammas=options.gammas, batches=options.batches)
     tables = [identity_table(config, rows)]
     if options.draws:

@@ -9,7 +9,6 @@ References: TABED, appendix I.1 and its released loader; IbED, appendix A.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from jaxspec.data.images import StoredImage
 from jaxspec.data.prompts import place_images
 from jaxspec.data.rows import Row, hub_rows, local_rows
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, nearest
 
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer.\n"
 """TABED's instruction before questions that a word could answer."""
@@ -128,9 +127,7 @@ BENCHMARKS = {
 def benchmark(name: str) -> Benchmark:
     """The set of this name; InputError with the nearest one for any other."""
     if name not in BENCHMARKS:
-        near = difflib.get_close_matches(name, BENCHMARKS, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(BENCHMARKS)}"
-        raise InputError(f"benchmark: unknown set {name!r}; {hint}")
+        raise InputError(f"benchmark: unknown set {name!r}; {nearest(name, tuple(BENCHMARKS))}")
     return BENCHMARKS[name]
 
 

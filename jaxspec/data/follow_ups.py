@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from jaxspec.data.picturebook import FOLLOW_UPS
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, nearest
 
 REQUESTS = {
     "caption": "Write a detailed caption for {what}.",
@@ -38,7 +38,7 @@ def add_follow_ups(
       borrowed: samples of the sets in `SOURCES` by kind; sample i asks question i modulo their number.
     """
     if unknown := [kind for kind in kinds if kind not in FOLLOW_UPS]:
-        raise InputError(f"follow-ups: unknown kind {unknown[0]!r}; use some of {', '.join(FOLLOW_UPS)}")
+        raise InputError(f"follow-ups: unknown kind {unknown[0]!r}; {nearest(unknown[0], tuple(FOLLOW_UPS))}")
     out = []
     for i, sample in enumerate(samples):
         possible = [kind for kind in kinds if kind != "caption" or sample.images]

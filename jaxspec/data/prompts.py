@@ -33,7 +33,10 @@ class Prompt:
     tokens: np.ndarray
     """int32 [L]."""
     images: tuple[Any, ...] = ()
-    """PIL images or uint8 arrays [Y, X, 3]."""
+    """PIL images, stored images or uint8 arrays [Y, X, 3]."""
+    sample: str = ""
+    """Id of the sample that asks it, by which a recorded answer is found."""
+    turn: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,8 @@ class PromptEncoder:
         if not self._has_template and self.eos not in answer[-1:]:
             answer = [*answer, self.eos]
         text = self._following(question, answer, len(images))
-        return Prompt(
-            np.asarray([*prompt.tokens.tolist(), *answer, *self._ids(text)], np.int32), (*prompt.images, *images)
-        )
+        ids = [*prompt.tokens.tolist(), *answer, *self._ids(text)]
+        return Prompt(np.asarray(ids, np.int32), (*prompt.images, *images), prompt.sample, prompt.turn + 1)
 
     def dialogues(self, conversations: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Whole conversations for training: ids [L] and the mask [L] of what the assistant wrote.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,7 @@ from jaxspec.data.follow_ups import SOURCES, add_follow_ups
 from jaxspec.data.mmspec import read_prompts
 from jaxspec.data.picturebook import FOLLOW_UPS, TWINS, test_set
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, nearest
 
 MMSPEC = "mmspec"
 SETS = (*TWINS, *BENCHMARKS, MMSPEC)
@@ -57,6 +56,4 @@ def check_names(names: Sequence[str]) -> None:
     """Raises InputError for the first name that is no set's, with the nearest one."""
     for name in names:
         if name not in SETS:
-            near = difflib.get_close_matches(name, SETS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"use some of {', '.join(SETS)}"
-            raise InputError(f"sets: unknown set {name!r}; {hint}")
+            raise InputError(f"sets: unknown set {name!r}; {nearest(name, SETS)}")

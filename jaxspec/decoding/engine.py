@@ -24,6 +24,7 @@ from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
+from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
@@ -165,7 +166,7 @@ class Engine:
         self._captioned = self.draft is not None and needs_captioner(views, self.captioner)
         self.encoder = self._encoder()
         self.params = {"target": self.target.params}
-        target = LanguageModel(self.target.config)
+        target = self.target.model
         if self.draft is None:
             self.program: Program = Autoregressive(target)
             return
@@ -183,7 +184,10 @@ class Engine:
             tree,
             self.config.context,
         )
-        self.program = Speculator(target, drafter, parse_weighting(self.config.weighting), shares)
+        weighting = parse_weighting(self.config.weighting)
+        if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
+            raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
+        self.program = Speculator(target, drafter, weighting, shares)
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""
@@ -205,7 +209,7 @@ class Engine:
         requests, _, rows = self._read(requests)
         sizes = self._largest(requests, rows)
         batch, options = self._inputs(requests, rows, sizes)
-        return run_prefill(self.program, self.params, batch, options, sizes.new)
+        return run_prefill(self.program, self._params(requests), batch, options, sizes.new)
 
     def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
@@ -225,11 +229,8 @@ class Engine:
         return PromptEncoder(tokenizer, config.image_token_index, config.image_marks)
 
     def _read(self, requests: Sequence[Request]) -> tuple[list[Request], list[list[Caption]], list[list[Row]]]:
-        """The requests with their images as RGB, the captions of each one's images, and its prompt in each form."""
-        checked = [
-            replace(r, prompt=replace(r.prompt, images=tuple(to_rgb(image) for image in r.prompt.images)))
-            for r in requests
-        ]
+        """The requests as they will be decoded, the captions of each one's images, and its prompt in each form."""
+        checked = [self._checked(request) for request in requests]
         images = [image for request in checked for image in request.prompt.images]
         if self._captioned:
             assert self.captioner is not None
@@ -239,9 +240,19 @@ class Engine:
         captions = [list(islice(made, len(request.prompt.images))) for request in checked]
         return checked, captions, [self._rows(*both) for both in zip(checked, captions, strict=True)]
 
+    def _checked(self, request: Request) -> Request:
+        """The request with its images as RGB; of a recorded target, no longer than the recorded answer."""
+        if isinstance(self.target, RecordedTarget):
+            if request.temperature > 0:
+                raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
+            known = len(self.target.answer(request.prompt))
+            request = replace(request, max_new_tokens=min(request.max_new_tokens, known))
+        images = tuple(to_rgb(image) for image in request.prompt.images)
+        return replace(request, prompt=replace(request.prompt, images=images))
+
     def _rows(self, request: Request, captions: list[Caption]) -> list[Row]:
         """The prompt as the target reads it, then in each view."""
-        forms = [(self.target, VIEWS["M"])]
+        forms = [(self.target, VIEWS["M" if self.target.images else "T"])]
         if self.draft is not None:
             forms += [(self.draft, view) for view in parse_views(self.config.views)]
         rows = [self._row(request, captions, model, view) for model, view in forms]
@@ -292,13 +303,14 @@ class Engine:
 
     def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result]:
         batch, options = self._inputs(requests, rows, sizes)
-        prefill = _executable(run_prefill, self.program, self.params, batch, options, sizes.new)
+        params = self._params(requests)
+        prefill = _executable(run_prefill, self.program, params, batch, options, sizes.new)
         start = time.perf_counter()
-        state = jax.block_until_ready(prefill(self.params, batch, options))
+        state = jax.block_until_ready(prefill(params, batch, options))
         prefilled = time.perf_counter()
-        decode = _executable(run_decode, self.program, self.params, state, options)
+        decode = _executable(run_decode, self.program, params, state, options)
         begun = time.perf_counter()
-        state = jax.block_until_ready(decode(self.params, state, options))
+        state = jax.block_until_ready(decode(params, state, options))
         end = time.perf_counter()
         tokens, count, stats = jax.device_get((state.tokens, state.count, state.stats))
         return [
@@ -318,6 +330,13 @@ class Engine:
             )
             for i in range(len(requests))
         ]
+
+    def _params(self, requests: list[Request]) -> Params:
+        """The parameters; those of a recorded target are the answers to these requests."""
+        if not isinstance(self.target, RecordedTarget):
+            return self.params
+        batch = bucket(len(requests), BATCH_BUCKETS, "batch")
+        return self.params | {"target": self.target.table([request.prompt for request in requests], batch)}
 
     def _inputs(
         self, requests: list[Request], rows: list[list[Row]], sizes: Sizes

@@ -87,6 +87,11 @@ class LoadedModel:
         return replace(self, params=unflatten_dict(flatten_dict(rest) | flatten_dict(theirs)))
 
     @property
+    def model(self) -> LanguageModel:
+        """The functions that its parameters go into."""
+        return LanguageModel(self.config)
+
+    @property
     def images(self) -> ImageInputs | None:
         """How its tower reads images; None for text models."""
         reader = family_of(self.config.model_type).images

@@ -39,6 +39,11 @@ from jaxspec.typing import Array, Bool, Float, Int
 class Weighting(Protocol):
     """What a speculator asks of a rule. All arrays are per row: no row's weights depend on another row."""
 
+    @property
+    def hard_labels(self) -> bool:
+        """Whether the target's likeliest tokens are all that the rule looks at: it can learn from recorded answers."""
+        ...
+
     def init(self, weights: Float[Array, "B R"]) -> Any:
         """The state before the first block, with the initial weights."""
         ...
@@ -65,6 +70,10 @@ class Rule:
 
     name: ClassVar[str]
 
+    @property
+    def hard_labels(self) -> bool:
+        return False
+
     def __str__(self) -> str:
         values = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
         given = ",".join(f"{name}={_write(value)}" for name, value, default in values if value != default)
@@ -87,6 +96,10 @@ class Static(Rule):
     """IbED: the initial weights, for good."""
 
     name = "static"
+
+    @property
+    def hard_labels(self) -> bool:
+        return True
 
     def init(self, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
         return weights

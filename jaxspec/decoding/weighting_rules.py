@@ -59,6 +59,10 @@ class Grid(Adaptive):
         self._check_choice("measure", tuple(GRID_COSTS))
         self._check_range("steps", 1)
 
+    @property
+    def hard_labels(self) -> bool:
+        return self.measure == "matches"
+
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J M C"]:
         candidates = jnp.asarray(simplex_grid(len(view_probs), self.steps))
         return measure_mixtures(GRID_COSTS[self.measure], p, view_probs, candidates)
@@ -142,6 +146,10 @@ class HardMatch(Adaptive):
     """w_r proportional to the places where view r's likeliest token was the target's; initial where none was."""
 
     name = "hard_match"
+
+    @property
+    def hard_labels(self) -> bool:
+        return True
 
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J M C"]:
         return 1 - measure_mixtures(("misses",), p, view_probs, jnp.eye(len(view_probs)))

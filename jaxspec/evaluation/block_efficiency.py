@@ -7,7 +7,7 @@ baseline of the speed-up, and its first-turn answers the context of the second t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxspec.data.prompts import PLACEHOLDER, Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
+from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
@@ -61,11 +62,11 @@ def measure(
             for row in config.rows:
                 engine = engines[row.name]
                 results = engine.generate(requests)
-                if row.name not in passes:
+                if row.name not in passes and not isinstance(target, RecordedTarget):
                     passes[row.name] = time_passes(engine, requests[: config.batch_size])
                 place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(row.views)}
                 place |= {"weighting": str(parse_weighting(row.weighting))} | block_fields(engine.config) | shared
-                rows.append(place | _pool(config, results, reference, passes[row.name]))
+                rows.append(place | _pool(config, results, reference, passes.get(row.name)))
                 records += [
                     place
                     | {"sample": q.sample, "tokens": len(r.tokens), "identical": r.tokens == a.tokens, "text": r.text}
@@ -92,7 +93,8 @@ def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple
 def first_question(encoder: PromptEncoder, sample: Sample) -> Question:
     """The sample's first turn, with the images that belong to it."""
     asked = sample.turns[0][0]
-    return Question(sample.id, encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)]))
+    prompt = encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)])
+    return Question(sample.id, replace(prompt, sample=sample.id))
 
 
 def next_question(encoder: PromptEncoder, before: Question, answer: Result, asked: str, sample: Sample) -> Question:
@@ -102,8 +104,13 @@ def next_question(encoder: PromptEncoder, before: Question, answer: Result, aske
     return Question(sample.id, encoder.follow_up(before.prompt, answer.tokens, asked, new))
 
 
-def _pool(config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes) -> Record:
+def _pool(config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes | None) -> Record:
+    """Metrics over all answers; times only of a target that runs (`passes` is None of a recorded one)."""
     metrics = acceptance_metrics([r.stats for r in results])
+    same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
+    metrics |= {"samples": len(results), "token_identity_rate": float(np.mean(same))}
+    if passes is None:
+        return metrics
     length = metrics["mean_acceptance_length"]
     times = {"draft_ms": passes.draft_ms, "verify_ms": passes.verify_ms, "target_ms": passes.target_ms}
     predicted = {} if length is None else {
@@ -112,21 +119,13 @@ def _pool(config: EvalConfig, results: list[Result], reference: list[Result], pa
             length, config.gamma, passes.draft_ms, passes.target_ms, passes.verify_ms
         ),
     }  # fmt: skip
-    return (
-        metrics
-        | times
-        | predicted
-        | {
-            "samples": len(results),
-            "caption_ms": sum(r.caption_ms for r in results) / len(results),
-            "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
-            "decode_tokens_per_second": _rate(results),
-            "speedup_measured": _rate(results) / _rate(reference),
-            "token_identity_rate": float(
-                np.mean([r.tokens == a.tokens for r, a in zip(results, reference, strict=True)])
-            ),
-        }
-    )
+    measured = {
+        "caption_ms": sum(r.caption_ms for r in results) / len(results),
+        "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
+        "decode_tokens_per_second": _rate(results),
+        "speedup_measured": _rate(results) / _rate(reference),
+    }
+    return metrics | times | predicted | measured
 
 
 def _rate(results: list[Result]) -> float:

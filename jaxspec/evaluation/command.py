@@ -1,19 +1,24 @@
-"""The command line of the scripts under `eval/`: a preset's name, then any field as an override."""
+"""What the scripts under `eval/` share: a command line of a preset's name and overrides, and loading the models."""
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
 import tyro
 
-from jaxspec.errors import InputError
+from jaxspec.decoding.captioners import load_captioner
+from jaxspec.decoding.captions import Captioner
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.replay import PREFIX, RecordedTarget
+from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.presets import load_preset, preset_names
+from jaxspec.runtime import setup_runtime
 
 Options = TypeVar("Options", bound=Any)
 
@@ -45,7 +50,28 @@ def parse_command(
     )
     if unknown:
         word = unknown[0].partition("=")[0]
-        near = difflib.get_close_matches(word, ["--" + name.replace("_", "-") for name in given], 1)
-        raise InputError(f"{word}: no such option; " + (f"did you mean {near[0]}?" if near else "see --help"))
+        raise InputError(f"{word}: no such option; {nearest(word, ['--' + name.replace('_', '-') for name in given])}")
     config, own = ({f.name: getattr(found, f.name) for f in fields(part)} for part in (EvalConfig, options))
     return preset, EvalConfig(**config), options(**own)
+
+
+def load_models(
+    config: EvalConfig, views: Sequence[str] | None = None
+) -> tuple[LoadedModel, LoadedModel, Captioner | None]:
+    """Target, draft and, for views that show captions, captioner, in the preset's dtype; towers alike are held once.
+
+    A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows, or as given.
+    """
+    setup_runtime(config.dtype)
+    dtype = jnp.dtype(config.dtype)
+    if config.target.startswith(PREFIX):
+        draft = LoadedModel.load(config.draft, dtype, tiles=config.tiles)
+        target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(PREFIX)), draft)
+    else:
+        target = LoadedModel.load(config.target, dtype, tiles=config.tiles)
+        draft = LoadedModel.load(config.draft, dtype, tiles=config.tiles, beside=target)
+    print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
+    shown = [name for row in config.rows for name in row.views] if views is None else views
+    if config.captioner is None or "C" not in shown:
+        return target, draft, None
+    return target, draft, load_captioner(config.captioner, dtype, beside=target)

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import jax.numpy as jnp
 import tyro
 
 from jaxspec.data.picturebook import FOLLOW_UPS
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import check_names, evaluation_set
-from jaxspec.decoding.captioners import load_captioner
-from jaxspec.decoding.captions import Captioner
-from jaxspec.decoding.engine import EngineConfig, LoadedModel
+from jaxspec.decoding.engine import EngineConfig
 from jaxspec.errors import InputError
 
 
@@ -37,7 +34,7 @@ class EvalConfig:
     """One evaluation; a preset under `configs/eval/` is an instance, fields can be overridden on the command line."""
 
     target: str
-    """Directory or hub id of the target."""
+    """Directory or hub id of the target, or `replay:FILE`, its recorded greedy answers."""
     draft: str
     """Directory or hub id of the draft."""
     rows: tyro.conf.Suppress[tuple[Row, ...]]
@@ -65,16 +62,6 @@ class EvalConfig:
     """Few and coarse buckets compile less and pad more."""
     captioner: str | None = None
     """What captions images for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
-
-    def load(self) -> tuple[LoadedModel, LoadedModel, Captioner | None]:
-        """Target, draft and, if a row shows captions, captioner. Towers that are the same are held once."""
-        dtype = jnp.dtype(self.dtype)
-        target = LoadedModel.load(self.target, dtype, tiles=self.tiles)
-        draft = LoadedModel.load(self.draft, dtype, tiles=self.tiles, beside=target)
-        captioner = None
-        if self.captioner is not None and any("C" in row.views for row in self.rows):
-            captioner = load_captioner(self.captioner, dtype, beside=target)
-        return target, draft, captioner
 
     def engine(self, row: Row) -> EngineConfig:
         """How one row of the table decodes."""

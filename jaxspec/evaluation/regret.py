@@ -20,10 +20,12 @@ from tqdm import tqdm
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.mixtures import measure_mixtures, simplex_grid
+from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import each_turn
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
@@ -60,13 +62,15 @@ def measure_regret(
 
     A row pools one set, turn and rule; a record is one answer of it.
     """
+    if isinstance(target, RecordedTarget):
+        raise InputError(f"regret: needs the target's probabilities, and {config.target} has none; give a model")
     parsed = {text: parse_weighting(text) for text in rules}
     engine = Engine(target, draft, config.engine(Row("views", tuple(views))), captioner)
     plain = Engine(target, None, engine.config)
     rows: list[Record] = []
     records: list[Record] = []
-    bar = tqdm(total=len(config.twins) * len(config.turns), unit="set", desc="regret", delay=1)
-    for dataset in config.twins:
+    bar = tqdm(total=len(config.sets) * len(config.turns), unit="set", desc="regret", delay=1)
+    for dataset in config.sets:
         for turn, questions in each_turn(config, plain, dataset):
             requests = [Request(q.prompt, config.max_new_tokens) for q in questions]
             found: dict[str, list[dict[str, np.ndarray]]] = {text: [] for text in rules}

@@ -117,7 +117,7 @@ def regret_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
         lines.append((turn, -sum(tokens) / blocks, rule, means))
     cells = [[rule, str(turn), f"{-tau:.3f}", *(f"{x:.3f}" for x in means)] for turn, tau, rule, means in sorted(lines)]
     notes = [
-        f"{config.limit} samples of each of {len(config.twins)} sets; rules replayed on the target's greedy answers. "
+        f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the target's greedy answers. "
         "tau: block efficiency. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, mixture), both at "
         "temperature 1; missed: share of tokens where the likeliest differ.",
         "R: the same less that of each answer's best fixed weights, chosen with hindsight for that loss on a grid.",

@@ -11,12 +11,15 @@ import pytest
 from PIL import Image
 
 from jaxspec.data import mmspec
-from jaxspec.data.mmspec import Turn, answer_row, read_answers, read_prompts, summary_csv, summary_rows
+from jaxspec.data.mmspec import Turn, answer_row, answers_of, read_prompts, summary_csv, summary_rows
+from jaxspec.data.rows import local_rows
 from jaxspec.data.sets import evaluation_set
 from jaxspec.errors import InputError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared/data/mmspec"
 PROMPT = {"id": "m_1", "image": "a.jpg", "turns": ["What?", "Why?"], "category": "Games", "topic": "multi-turn"}
+
+TEN = (9,) * 10
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_prompts(prompts: Path) -> None:
 
 def test_answers_round_trip(prompts: Path, tmp_path: Path) -> None:
     sample, _ = read_prompts(prompts)
-    row = answer_row(sample, [Turn("It.", 5, 2, 3, 0.5), Turn("So.", 4, 3, 0, 0.25)])
+    row = answer_row(sample, [Turn("It.", (9,) * 5, 2, 3, 0.5), Turn("So.", (8,) * 4, 3, 0, 0.25)])
     assert row == {
         "question_id": "m_1",
         "topic": "multi-turn",
@@ -53,23 +56,24 @@ def test_answers_round_trip(prompts: Path, tmp_path: Path) -> None:
                 "idxs": [2, 3],
                 "new_tokens": [5, 4],
                 "wall_time": [0.5, 0.25],
+                "token_ids": [[9] * 5, [8] * 4],
                 "acceptance_length": [1.5, 0.0],
             }
         ],
     }
     path = tmp_path / "answers.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    ((_, name, turns),) = read_answers(path)
-    assert (name, turns) == ("m_1", [("It.", 5), ("So.", 4)])
-    plain = answer_row(sample, [Turn("It.", 5, 4, None, 1.0), Turn("So.", 4, 3, None, 0.5)])
+    (line,) = local_rows(path)
+    assert answers_of(line) == ("m_1", [("It.", [9] * 5, 5), ("So.", [8] * 4, 4)])
+    plain = answer_row(sample, [Turn("It.", (9,), 4, None, 1.0), Turn("So.", (8,), 3, None, 0.5)])
     assert "acceptance_length" not in plain["choices"][0]
 
 
 def test_summary(prompts: Path) -> None:
     one, two = read_prompts(prompts)
     answers = {
-        "baseline": [(one, [Turn("", 10, 9, None, 1.0)]), (two, [Turn("", 10, 9, None, 1.0)])],
-        "M": [(one, [Turn("", 10, 4, 5, 0.5)]), (two, [Turn("", 10, 6, 3, 0.25)])],
+        "baseline": [(one, [Turn("", TEN, 9, None, 1.0)]), (two, [Turn("", TEN, 9, None, 1.0)])],
+        "M": [(one, [Turn("", TEN, 4, 5, 0.5)]), (two, [Turn("", TEN, 6, 3, 0.25)])],
     }
     rows = list(csv.DictReader(io.StringIO(summary_csv(summary_rows(answers, "baseline")))))
     assert tuple(rows[0]) == mmspec.SUMMARY
@@ -104,13 +108,13 @@ def test_bad_answers(choices: object, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(json.dumps({"question_id": "m_1", "choices": choices}))
     with pytest.raises(InputError, match="line 1: 'choices' holds no list"):
-        list(read_answers(path))
+        answers_of(next(local_rows(path)))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real rows are not there: {SHARED}")
 def test_real_rows() -> None:
     prompts = list(read_prompts(SHARED / "mmspec_24.jsonl"))
-    answers = {name: turns for _, name, turns in read_answers(SHARED / "llava15_7b_greedy_24.jsonl")}
+    answers = dict(map(answers_of, local_rows(SHARED / "llava15_7b_greedy_24.jsonl")))
     assert len(prompts) == len(answers) == 24
     for sample in prompts:
         assert len(answers[sample.id]) == len(sample.turns)

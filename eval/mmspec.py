@@ -1,0 +1,56 @@
+"""MMSpec's conversations: answers of every method and the summary, in MMSpec's own files.
+
+    python eval/mmspec.py llava15 --data mmspec=PATH --limit 600 --max-new-tokens 1024 --batch-size 1
+    python eval/mmspec.py llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
+
+Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset, and summary.csv,
+into --out. Times are of whole batches, shared evenly; MMSpec's own are of batch 1. With a recorded target there
+are none; the acceptance is exact all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from jaxspec.data.mmspec import answer_row, summary_csv, summary_rows
+from jaxspec.evaluation.command import load_models, parse_command
+from jaxspec.evaluation.mmspec import BASELINE, measure_mmspec
+from jaxspec.evaluation.report import show, write_text
+from jaxspec.runtime import input_errors
+
+SHOWN = ("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_mean", "speedup_paired")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What this script takes besides the preset's fields."""
+
+    out: Path = Path("runs/mmspec")
+    """Directory for the answers and summary.csv."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Answers MMSpec's conversations with and without the draft."""
+    _, config, options = parse_command(Options, main.__doc__, args)
+    answers = measure_mmspec(config, *load_models(config))
+    options.out.mkdir(parents=True, exist_ok=True)
+    for method, answered in answers.items():
+        lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in answered]
+        name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
+        write_text(options.out / name, "".join(lines))
+    rows = summary_rows(answers, BASELINE)
+    write_text(options.out / "summary.csv", summary_csv(rows))
+    cells = [[f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN] for row in rows]
+    show("MMSpec", list(SHOWN), cells)
+    print(f"wrote the answers of {len(answers)} methods and summary.csv to {options.out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    with input_errors("mmspec"):
+        main()

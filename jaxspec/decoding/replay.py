@@ -1,0 +1,164 @@
+"""Recorded greedy answers in place of a target: block efficiency against a model that one cannot load.
+
+At temperature 0 verification needs the target's next token and nothing else. As long as drafts are accepted, what
+follows them is the recorded answer, and behind the first rejected one nothing is read; so a target that says the
+recorded tokens gives exactly the acceptance that the recorded model would have given. What needs its probabilities
+(temperature above 0, weightings that learn from them) is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache import KVCache
+from jaxspec.config import LlavaConfig, text_config
+from jaxspec.data.mmspec import answers_of
+from jaxspec.data.prompts import Prompt
+from jaxspec.data.rows import Row, local_rows
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.typing import Array, Float, Int, Params
+
+PREFIX = "replay:"
+NO_LIMIT = 2**30
+"""Positions of a recorded target: its prompts were read long ago."""
+
+
+@dataclass(frozen=True)
+class ReplayModel(LanguageModel):
+    """Says the recorded tokens: a `LanguageModel` whose parameters are {"answers": [B, C]}, and whose cache is empty.
+
+    The cache's length counts the tokens of the answer that were read.
+    """
+
+    @property
+    def sees(self) -> bool:
+        return False
+
+    def embed(self, params: Params, rows: PromptRows, features: Any = None, pool: Any = None) -> Float[Array, "B L 0"]:
+        """Nothing: prompts are not read."""
+        return jnp.zeros((*rows.tokens.shape, 0))
+
+    def prefill(
+        self, params: Params, embeds: Float[Array, "B L 0"], rows: PromptRows, slots: int
+    ) -> tuple[Float[Array, "B V"], KVCache]:
+        """The first token of every answer, as one-hot logits."""
+        none = jnp.zeros_like(rows.length)
+        return self._say(params, none[:, None])[:, 0], KVCache(k=(), v=(), length=none, shift=none)
+
+    def extend(
+        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """The tokens of the answer behind the next T, whatever these are."""
+        width = tokens.shape[1]
+        places = cache.length[:, None] + 1 + jnp.arange(width)
+        return self._say(params, places), cache.replace(length=cache.length + width)
+
+    def _say(self, params: Params, places: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        answers = params["answers"]
+        tokens = jnp.take_along_axis(answers, jnp.minimum(places, answers.shape[1] - 1), axis=1)
+        return jax.nn.one_hot(tokens, self.text.vocab_size)
+
+
+@dataclass(frozen=True)
+class RecordedTarget(LoadedModel):
+    """A target that is a file of its greedy answers, with the draft's tokeniser and vocabulary."""
+
+    source: Path
+    answers: Mapping[tuple[str, int], tuple[int, ...]] = field(hash=False)
+    """(sample, turn from 1) -> new tokens, EOS included where it was reached."""
+
+    @classmethod
+    def read(cls, path: Path, draft: LoadedModel) -> RecordedTarget:
+        """Reads JSONL: MMSpec's answer lines, or lines {sample, turn, text or token_ids} (turn 1 where it is absent).
+
+        Texts are encoded with the draft's tokeniser and end in EOS, but where a line's `new_tokens` says that the
+        answer was cut before it. Raises InputError for answers that were sampled, or differ for one sample and turn.
+        """
+        if not isinstance(draft.config, LlavaConfig):
+            raise InputError(f"{PREFIX}{path}: needs a draft that is an LVLM, whose prompts it can read; give another")
+        answers: dict[tuple[str, int], tuple[int, ...]] = {}
+        for row, sample, turn, tokens in _read(path, draft):
+            if answers.setdefault((sample, turn), tokens) != tokens:
+                raise InputError(
+                    f"{row.place}: another answer of {sample}, turn {turn}, stands above; keep one of them"
+                )
+        text = replace(draft.config.text_config, max_position_embeddings=NO_LIMIT)
+        config = replace(draft.config, text_config=text)
+        return cls(config, {}, draft.tokenizer, None, path, answers)
+
+    @property
+    def model(self) -> ReplayModel:
+        return ReplayModel(self.config)
+
+    @property
+    def images(self) -> None:
+        return None
+
+    def answer(self, prompt: Prompt) -> tuple[int, ...]:
+        """The recorded tokens of a prompt; InputError where there are none."""
+        found = self.answers.get((prompt.sample, prompt.turn))
+        if found is None:
+            raise InputError(
+                f"{PREFIX}{self.source}: no answer of turn {prompt.turn} to sample {prompt.sample!r}; record it, or "
+                "choose other --sets, --turns or --limit"
+            )
+        return found
+
+    def table(self, prompts: Sequence[Prompt], batch: int) -> dict[str, Array]:
+        """The parameters of `ReplayModel`: one row a prompt, and rows of padding up to `batch`.
+
+        Wide enough for the longest answer there is, so that every batch is one compiled program.
+        """
+        out = np.zeros((batch, max(map(len, self.answers.values()))), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens = self.answer(prompt)
+            out[row, : len(tokens)] = tokens
+        return {"answers": jnp.asarray(out)}
+
+
+def _read(path: Path, draft: LoadedModel) -> list[tuple[Row, str, int, tuple[int, ...]]]:
+    """(row, sample, turn, tokens) of every recorded answer."""
+    found = []
+    for row in local_rows(path):
+        if row.values.get("temperature"):
+            raise InputError(f"{row.place}: drawn at temperature {row.values['temperature']}; record greedy answers")
+        if "choices" in row.values:
+            sample, turns = answers_of(row)
+            entries = [(sample, turn, *answer) for turn, answer in enumerate(turns, 1)]
+        else:
+            name = next((row.values[key] for key in ("sample", "id", "question_id") if key in row.values), None)
+            entries = [
+                (str(name), row.values.get("turn", 1), row.values.get("text"), row.values.get("token_ids"), None)
+            ]
+            if name is None:
+                raise InputError(f"{row.place}: no column sample, id or question_id; give one")
+        for sample, turn, text, ids, count in entries:
+            found.append((row, sample, turn, _tokens(row, text, ids, count, draft)))
+    if not found:
+        raise InputError(f"{PREFIX}{path}: no answers in it; record some")
+    return found
+
+
+def _tokens(row: Row, text: Any, ids: Any, count: int | None, draft: LoadedModel) -> tuple[int, ...]:
+    size = text_config(draft.config).vocab_size
+    if ids is not None:
+        if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and 0 <= i < size for i in ids):
+            raise InputError(
+                f"{row.place}: token_ids is no list of ids from 0 to {size - 1}; use the draft's tokeniser"
+            )
+        return tuple(ids)
+    if not isinstance(text, str):
+        raise InputError(f"{row.place}: neither text nor token_ids; give one of them")
+    tokens = draft.tokenizer.encode(text, add_special_tokens=False)
+    cut = count is not None and len(tokens) >= count
+    return tuple(tokens[:count] if cut else [*tokens, draft.tokenizer.eos_token_id])

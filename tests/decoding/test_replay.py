@@ -1,0 +1,139 @@
+"""A recorded target gives what the target itself gave."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.replay import RecordedTarget
+from jaxspec.errors import InputError
+from tests.end_to_end import tiny
+
+CONFIG = EngineConfig(
+    views=("M", "T"),
+    weights=(0.3, 0.7),
+    weighting="grid:measure=matches",
+    gamma=3,
+    batch_size=4,
+    prompt_buckets=(64,),
+    image_buckets=(1,),
+    new_buckets=(16,),
+)
+LENGTHS = (16, 9, 1)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    params = jax.device_put(tiny.random_params(tiny.CONFIG))
+    return LoadedModel(tiny.CONFIG, params, tiny.tokenizer(), tiny.image_processor())
+
+
+@pytest.fixture(scope="module")
+def draft(target: LoadedModel) -> LoadedModel:
+    params = tiny.perturbed(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
+    return replace(target, params=jax.device_put(params))
+
+
+@pytest.fixture(scope="module")
+def requests(target: LoadedModel) -> list[Request]:
+    encoder = Engine(target).encoder
+    page = np.random.default_rng(0).integers(0, 256, (28, 28, 3), np.uint8)
+    prompts = [encoder.prompt("What?", [page]), encoder.prompt("Hi"), encoder.prompt("Tell me")]
+    return [Request(replace(p, sample=f"s{i}"), LENGTHS[i]) for i, p in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def results(target: LoadedModel, draft: LoadedModel, requests: list[Request]) -> list[Result]:
+    """By a rule that learns from hard labels, so that what it is shown of the target matters."""
+    return Engine(target, draft, CONFIG).generate(requests)
+
+
+def record(path: Path, results: list[Result]) -> Path:
+    lines = [{"sample": f"s{i}", "token_ids": list(result.tokens)} for i, result in enumerate(results)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, results: list[Result], draft: LoadedModel) -> RecordedTarget:
+    return RecordedTarget.read(record(tmp_path / "answers.jsonl", results), draft)
+
+
+def test_tokens_and_counts_are_those_of_the_target_itself(
+    recorded: RecordedTarget, draft: LoadedModel, requests: list[Request], results: list[Result]
+) -> None:
+    assert any(result.stats.accepted_at.sum() for result in results)
+    longer = [replace(request, max_new_tokens=16) for request in requests]  # ends where the record does
+    for given in (requests, longer):
+        for ours, theirs in zip(Engine(recorded, draft, CONFIG).generate(given), results, strict=True):
+            assert ours.tokens == theirs.tokens
+            for name, counts in vars(theirs.stats).items():
+                np.testing.assert_array_equal(getattr(ours.stats, name), counts, err_msg=name)
+
+
+def test_plain_decoding_says_the_record(
+    recorded: RecordedTarget, requests: list[Request], results: list[Result]
+) -> None:
+    plain = Engine(recorded, None, CONFIG).generate([replace(requests[0], max_new_tokens=7), *requests[1:]])
+    assert [r.tokens for r in plain] == [results[0].tokens[:7], *(r.tokens for r in results[1:])]
+
+
+def test_what_needs_probabilities_is_refused(
+    recorded: RecordedTarget, draft: LoadedModel, requests: list[Request]
+) -> None:
+    engine = Engine(recorded, draft, CONFIG)
+    with pytest.raises(InputError, match=r"temperature 0\.5: recorded answers are greedy"):
+        engine.generate([replace(requests[0], temperature=0.5)])
+    unknown = replace(requests[0], prompt=replace(requests[0].prompt, turn=2))
+    with pytest.raises(InputError, match="no answer of turn 2 to sample 's0'"):
+        engine.generate([unknown])
+    for rule in ("grid", "inverse_error_power:measure=tvd", "mt-release", "em", "hedge"):
+        with pytest.raises(InputError, match="learns from probabilities"):
+            Engine(recorded, draft, replace(CONFIG, weighting=rule))
+
+
+def read(path: Path, lines: list[dict[str, Any]], draft: LoadedModel) -> dict[tuple[str, int], tuple[int, ...]]:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return dict(RecordedTarget.read(path, draft).answers)
+
+
+def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
+    ids, eos = draft.tokenizer.encode("So.", add_special_tokens=False), draft.tokenizer.eos_token_id
+    choice = {"turns": ["So.", "So.", "So."], "new_tokens": [4, 2, 9]}
+    lines = [
+        {"question_id": "m", "choices": [choice]},
+        {"sample": "a", "turn": 2, "text": "So.", "row": "M"},
+        {"sample": "a", "turn": 2, "text": "So.", "row": "T"},
+    ]
+    found = read(tmp_path / "a.jsonl", lines, draft)
+    assert found == {
+        ("m", 1): (*ids, eos),
+        ("m", 2): tuple(ids[:2]),  # cut by the limit of its run
+        ("m", 3): (*ids, eos),  # its tokeniser told the text in more tokens
+        ("a", 2): (*ids, eos),
+    }
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "no answers in it"),
+        ([{"sample": "a", "text": "So"}, {"sample": "a", "text": "No"}], "line 2: another answer of a, turn 1"),
+        ([{"sample": "a", "text": "So", "temperature": 1.0}], "line 1: drawn at temperature 1.0"),
+        ([{"sample": "a"}], "line 1: neither text nor token_ids"),
+        ([{"text": "So"}], "line 1: no column sample, id or question_id"),
+        ([{"sample": "a", "token_ids": [3, 10**6]}], "line 1: token_ids is no list of ids"),
+        ([{"sample": "a", "token_ids": []}], "line 1: token_ids is no list of ids"),
+        ([{"question_id": "m", "choices": []}], "line 1: 'choices' holds no list"),
+    ],
+)
+def test_bad_records(lines: list[dict[str, Any]], message: str, tmp_path: Path, draft: LoadedModel) -> None:
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "a.jsonl", lines, draft)

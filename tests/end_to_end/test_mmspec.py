@@ -1,0 +1,67 @@
+"""MMSpec's script, with a target and with its recorded answers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from eval import block_efficiency, mmspec
+from jaxspec.evaluation.config import EvalConfig, Row
+from tests.end_to_end import tiny
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_answers_summary_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = tiny.save_pair(tmp_path / "pair")
+    Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
+    prompts = [
+        {"id": "m_1", "image": "a.png", "turns": ["What?", "Why?", "So?"], "category": "x", "topic": "many"},
+        {"id": "m_2", "image": "a.png", "turns": ["Who?"], "category": "x", "topic": "one"},
+    ]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    preset = EvalConfig(
+        target=str(target),
+        draft=str(draft),
+        rows=(Row("MT", ("M", "T")),),
+        sets=("mmspec",),
+        data=(f"mmspec={tmp_path / 'prompts.jsonl'}",),
+        gamma=3,
+        max_new_tokens=8,
+        batch_size=1,
+        prompt_buckets=(128,),
+        image_buckets=(1,),
+    )
+    monkeypatch.setattr("jaxspec.evaluation.command.load_preset", lambda kind, name: preset)
+    mmspec.main(["tiny", "--out", str(tmp_path / "out")])
+    plain, fast = (
+        [json.loads(line) for line in (tmp_path / f"out/{name}-temperature-0.jsonl").read_text().splitlines()]
+        for name in ("baseline", "MT")
+    )
+    assert [len(row["choices"][0]["turns"]) for row in plain] == [3, 1]
+    for ours, theirs in zip(fast, plain, strict=True):
+        assert ours["choices"][0]["token_ids"] == theirs["choices"][0]["token_ids"]
+        assert ours["choices"][0]["idxs"] <= theirs["choices"][0]["idxs"]
+    measured = rows_of(tmp_path / "out/summary.csv")
+    assert [(row["method"], row["group"]) for row in measured] == [
+        (method, group) for method in ("baseline", "MT") for group in ("ALL", "many", "one")
+    ]
+
+    replay = f"replay:{tmp_path / 'out/baseline-temperature-0.jsonl'}"
+    mmspec.main(["tiny", "--out", str(tmp_path / "again"), "--target", replay])
+    told = rows_of(tmp_path / "again/summary.csv")
+    counts = ("n_turns", "total_new_tokens", "MAT", "draft_accept_mean")
+    assert [[row[k] for k in counts] for row in told] == [[row[k] for k in counts] for row in measured]
+    assert {row["speedup_paired"] for row in told} == {""}
+
+    block_efficiency.main(["tiny", "--out", str(tmp_path / "table"), "--target", replay])
+    rows = json.loads((tmp_path / "table/results.json").read_text())["rows"]
+    assert [(row["turn"], row["samples"], row["token_identity_rate"]) for row in rows] == [(1, 2, 1.0), (2, 1, 1.0)]
+    assert all("speedup_measured" not in row for row in rows)
