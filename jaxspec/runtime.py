@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,49 @@ def setup_runtime(dtype: str | None = None) -> None:
 def cache_directory() -> Path:
     """Where jaxspec keeps what it can make again: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxspec"
+
+
+class PeakMemory:
+    """Watches, as a context manager, by how many bytes this process's memory grows.
+
+    Where there is /proc, resident memory is sampled; elsewhere growth past the process's earlier peak is counted.
+    """
+
+    growth: int = 0
+
+    def __enter__(self) -> PeakMemory:
+        self._start = self._now()
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._watcher.join()
+        self.growth = max(self.growth, self._now() - self._start)
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.005):
+            self.growth = max(self.growth, self._now() - self._start)
+
+    @staticmethod
+    def _now() -> int:
+        try:
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:
+            unit = 1 if sys.platform == "darwin" else 1024
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def human_bytes(size: float) -> str:
+    """A number of bytes for people, such as 1.50 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFi
     main(["generate", *args])
     out, err = capsys.readouterr()
     assert out.rstrip("\n") == run(capsys, world, draft=None)["text"]
-    assert [line.split()[0] for line in err.splitlines()] == ["memory", "done:"]
+    assert [line.split()[0] for line in err.splitlines()] == ["target:", "memory", "done:"]
 
 
 def test_a_seed_draws_the_same_again(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +233,7 @@ def test_refused_before_a_model_is_read(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jaxspec.cli.LoadedModel", None)
+    monkeypatch.setattr("jaxspec.cli.generate.LoadedModel", None)
     args = [part.format(world) for part in args]
     if "--prompt" not in args:
         args += ["--prompt", "Hi"]

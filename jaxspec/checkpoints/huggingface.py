@@ -12,7 +12,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,23 +22,44 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
+from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, slots_of, tensor_name
 from jaxspec.checkpoints.processors import save_processors
+from jaxspec.checkpoints.tensor_files import INDEX, SINGLE, StoredTensor, list_directory, what_lies_in
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
-from jaxspec.models import abstract_params, family_of
+from jaxspec.models import family_of
+from jaxspec.runtime import PeakMemory, human_bytes
 from jaxspec.typing import Params
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-_BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
-"""What old transformers stored besides parameters; computed here."""
-_FLOATS = ("F32", "F16", "BF16")
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
 _TOLD = 4
 """Problems that an error spells out; of the others it gives the count."""
+_NOT_KEPT = {
+    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
+    *("quantization_config", "compression_config", "vocab_size", "use_cache"),
+}
+"""Entries of a source's config.json that are not true of what is written from it, or not about the model."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What reading a checkpoint took."""
+
+    nbytes: int
+    """Of the parameters that this process holds now, every device's copy counted."""
+    devices: int
+    seconds: float
+    host_peak: int
+    """By how many bytes this process's memory grew at most. On CPU devices that includes the parameters."""
+
+    def __str__(self) -> str:
+        return (
+            f"{human_bytes(self.nbytes)} on {self.devices} device{'s' * (self.devices > 1)} in {self.seconds:.1f} s, "
+            f"host memory grew by {human_bytes(self.host_peak)} at most"
+        )
 
 
 @dataclass(frozen=True)
@@ -47,30 +69,43 @@ class Checkpoint:
     config: ModelConfig
     params: Params
     path: Path
+    report: LoadReport
 
 
 @dataclass(frozen=True)
-class _Slot:
-    """A parameter and how it lies in the file: file axis a is parameter axis `order[a]`."""
+class Survey:
+    """What a directory holds, known without reading a tensor, and everything that keeps it from being loaded."""
 
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
+    path: Path
+    config: ModelConfig | None
+    """None where config.json is missing, unreadable or of an unsupported family."""
+    tensors: dict[str, StoredTensor]
+    """By their names in the hub's layout."""
+    problems: list[str]
 
-    @property
-    def file_shape(self) -> tuple[int, ...]:
-        return tuple(self.shape[axis] for axis in self.order)
 
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor of a file, not read yet. `view` is a safetensors slice: it knows shape and dtype."""
-
-    name: str
-    view: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.view.get_shape())
+def survey(path: Path) -> Survey:
+    """Looks at a local directory without reading its tensors; never raises for what is wrong in it."""
+    problems: list[str] = []
+    config = None
+    try:
+        raw = read_raw_config(path)
+        problems += _quantised(path, raw)
+        config = _parse(path, raw)
+    except InputError as error:
+        problems.append(str(error))
+        if not (path / "config.json").is_file():
+            return Survey(path, None, {}, problems)
+    tensors = list_directory(path, problems)
+    if config is None:
+        return Survey(path, None, {tensor.name: tensor for tensor in tensors}, problems)
+    whole = not problems
+    stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
+    if stored:
+        misfit = misfits(config, slots_of(config)[0], stored)
+        # With a shard unread, what is missing was told already.
+        problems += misfit if whole else [problem for problem in misfit if not problem.endswith(" is missing")]
+    return Survey(path, config, stored, problems)
 
 
 def load(
@@ -83,27 +118,35 @@ def load(
     """Reads a local directory or a hub id such as `llava-hf/llava-1.5-7b-hf` (fetched into the hub's cache).
 
     Strict: every tensor is used once, every parameter is filled, shapes and floating dtypes fit config.json.
-    Tensors are read one after the other, so the host never holds a second copy of the model.
+    Tensors are read and cast one after the other, so the host never holds a second copy of the model.
 
     Args:
       dtype: dtype of all parameters; None keeps each as stored.
       revision: branch, tag or commit of a hub id.
-      shardings: pytree of `jax.sharding.Sharding`, shaped like the parameters; each device is given (and the
-        host reads) only its slice. None puts everything on the default device.
+      shardings: pytree of `jax.sharding.Sharding`, shaped like the parameters (`jaxspec.sharding.shardings`).
+        Each process reads only the bytes that its devices hold. None puts everything on the default device.
 
     Raises:
       InputError: no such directory or id, unreadable files, an unsupported architecture, or tensors that do
         not fit; one line that names the first few problems and counts the rest.
     """
     path = locate(path_or_id, revision)
-    config = read_config(path)
-    slots, tree = _slots(config)
-    stored = _open(path, family_of(config.model_type).layouts)
-    _check(path, config, slots, stored)
+    start = time.perf_counter()
+    found = survey(path)
+    if found.problems or found.config is None:
+        raise InputError(_line(path, found.problems))
+    config = found.config
+    slots, tree = slots_of(config)
     targets = tree.flatten_up_to(shardings) if shardings is not None else [None] * len(slots)
     work = tqdm(zip(slots, targets), f"load {path.name}", len(slots), unit="tensor", delay=2)
-    leaves = [_read(stored[name].view, slots[name], dtype, target) for name, target in work]
-    return Checkpoint(config, jax.tree.unflatten(tree, leaves), path)
+    with PeakMemory() as memory:
+        leaves = [_read(found.tensors[name], slots[name], dtype, target) for name, target in work]
+        jax.block_until_ready(leaves)
+    shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
+    devices = len({shard.device for shard in shards})
+    nbytes = sum(shard.data.nbytes for shard in shards)
+    report = LoadReport(nbytes, devices, time.perf_counter() - start, memory.growth)
+    return Checkpoint(config, jax.tree.unflatten(tree, leaves), path, report)
 
 
 def save(
@@ -116,6 +159,8 @@ def save(
     dtype: jnp.dtype | None = None,
     max_shard_bytes: int = 5 << 30,
     generation: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a directory that `load` and transformers (4.57 and 5) read, with nothing missing or unexpected.
 
@@ -126,6 +171,8 @@ def save(
       dtype: dtype of the file's tensors; None keeps each as it is.
       max_shard_bytes: larger models become shards with an index; one shard at a time is copied to the host.
       generation: entries of generation_config.json besides the config's BOS, EOS and padding ids.
+      extra: config.json of the model's source; entries that this library does not read are kept, nested ones too.
+      beside: writes more files into the directory that it is given, before that is renamed to `path`.
 
     Raises:
       InputError: `path` holds something that is not a checkpoint, or the parameters do not fit the config.
@@ -134,23 +181,25 @@ def save(
     taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
     if taken and not (path / "config.json").is_file():
         raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
-    slots, _ = _slots(config)
-    leaves = {_tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    slots, _ = slots_of(config)
+    leaves = {tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
     wrong = sorted(
         {name for name, leaf in leaves.items() if name not in slots or slots[name].shape != leaf.shape}
         | (slots.keys() - leaves.keys())
     )
     if wrong:
-        raise InputError(f"{path}: the parameters do not fit the config: {_tell(wrong)}")
+        raise InputError(_line(path, [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]]))
 
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     try:
-        _write_configs(fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {})
+        _write_configs(fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {}, extra or {})
         _write_tensors(fresh, slots, leaves, dtype, max_shard_bytes)
         save_processors(fresh, config, tokenizer, image_processor)
+        if beside is not None:
+            beside(fresh)
         if taken:
             stale = fresh.with_suffix(".old")
             path.rename(stale)
@@ -167,7 +216,9 @@ def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
-    if isinstance(path_or_id, Path) or path.exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
+    if path.exists():
+        raise InputError(f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json")
+    if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
         raise InputError(
             f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name"
         )
@@ -184,18 +235,45 @@ def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The architecture that a checkpoint directory's config.json describes."""
-    raw = _read_json(path / "config.json")
+    """The architecture that a checkpoint directory's config.json describes; InputError for a quantised model's."""
+    raw = read_raw_config(path)
+    problems = _quantised(path, raw)
+    if problems:
+        raise InputError(problems[0])
+    return _parse(path, raw)
+
+
+def read_raw_config(path: Path) -> dict[str, Any]:
+    """config.json as it is written."""
+    if not (path / "config.json").is_file():
+        mend = what_lies_in(path) or "give a directory in Hugging Face layout"
+        raise InputError(f"{path / 'config.json'}: no such file; {mend}")
+    return read_json(path / "config.json")
+
+
+def _parse(path: Path, raw: dict[str, Any]) -> ModelConfig:
     if "model_type" not in raw:
         raise InputError(f"{path / 'config.json'}: no model_type; is this a model's directory?")
     return family_of(raw["model_type"]).config.from_hf(raw)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _quantised(path: Path, raw: dict[str, Any]) -> list[str]:
+    """At most one problem: the configuration of the model or of a part says that it is quantised."""
+    parts = [raw, *(part for part in raw.values() if isinstance(part, dict))]
+    found = [part[key] for part in parts for key in ("quantization_config", "compression_config") if part.get(key)]
+    if not found:
+        return []
+    method = found[0].get("quant_method", "?") if isinstance(found[0], dict) else found[0]
+    return [
+        f"{path / 'config.json'}: the model is quantised ({method}); "
+        "take the original in float32, float16 or bfloat16, or dequantise it with transformers"
+    ]
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object that a JSON file holds."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{file}: no such file; give a directory in Hugging Face layout") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: not readable as JSON ({error}); fetch it again") from error
     if not isinstance(raw, dict):
@@ -203,97 +281,37 @@ def _read_json(file: Path) -> dict[str, Any]:
     return raw
 
 
-def _tensor_name(path: tuple[Any, ...]) -> str:
-    keys = [re.sub(r"^(layers|blocks|mlp)_(\d+)$", r"\1.\2", key.key) for key in path]
-    keys[-1] = {"kernel": "weight", "embedding": "weight"}.get(keys[-1], keys[-1])
-    return ".".join(keys)
+def _line(path: Path, problems: list[str]) -> str:
+    """The problems as one line; each names its file, or is about what config.json and the tensors say."""
+    told, more = problems[:_TOLD], len(problems) - _TOLD
+    line = "; ".join(told) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
+    return line if line.startswith(str(path)) else f"{path}: {line}"
 
 
-def _slots(config: ModelConfig) -> tuple[dict[str, _Slot], Any]:
-    """Tensor name -> slot, in the order of the parameter tree's leaves; and the tree."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
-    slots = {}
-    for path, leaf in leaves:
-        order = tuple(range(leaf.ndim))
-        if path[-1].key == "kernel":
-            order = {2: (1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}[leaf.ndim]
-        slots[_tensor_name(path)] = _Slot(leaf.shape, order)
-    return slots, tree
-
-
-def _open(path: Path, layouts: tuple[tuple[str, str], ...]) -> dict[str, _Stored]:
-    """Every tensor of the checkpoint's files by its name in the hub's layout, buffers left out."""
-    if (path / _SINGLE).is_file():
-        files = [_SINGLE]
-    elif (path / _INDEX).is_file():
-        files = sorted(set(_read_json(path / _INDEX).get("weight_map", {}).values()))
-    else:
-        raise InputError(f"{path}: no {_SINGLE} and no {_INDEX}; save the model as safetensors")
-    stored: dict[str, _Stored] = {}
-    for file in files:
-        try:
-            handle = safe_open(path / file, framework="numpy")
-        except FileNotFoundError:
-            raise InputError(f"{path / file}: named by the index and not there; fetch it") from None
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path / file}: unreadable ({error}); fetch it again") from error
-        for raw in sorted(handle.keys()):
-            name = raw
-            for pattern, replacement in layouts:
-                name = re.sub(pattern, replacement, name)
-            if _BUFFERS.search(name):
-                continue
-            if name in stored:
-                raise InputError(f"{path}: {stored[name].name} and {raw} are the same parameter; remove one")
-            stored[name] = _Stored(raw, handle.get_slice(raw))
-    return stored
-
-
-def _check(path: Path, config: ModelConfig, slots: dict[str, _Slot], stored: dict[str, _Stored]) -> None:
-    problems: list[str] = []
-    text = text_config(config)
-    embedding = next(name for name in slots if name.endswith("embed_tokens.weight"))
-    head = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embedding)
-    if text.tie_word_embeddings and head in stored:
-        tied = stored.pop(head)
-        if embedding in stored and not np.array_equal(tied.view[:], stored[embedding].view[:]):
-            problems.append(f"{tied.name} differs from its tied embedding; unset tie_word_embeddings")
-    for name, slot in slots.items():
-        if name not in stored:
-            problems.append(f"{name} is missing")
-            continue
-        found, shape = stored[name], stored[name].shape
-        if name in (embedding, head) and len(shape) == 2 and shape[0] != text.vocab_size:
-            problems.append(
-                f"{found.name} has {shape[0]} rows and config.json says vocab_size {text.vocab_size}; "
-                "set vocab_size to the rows, padding counted, or resize the tensor"
-            )
-        elif shape != slot.file_shape:
-            problems.append(f"{found.name} is {list(shape)}, config.json asks for {list(slot.file_shape)}")
-        if found.view.get_dtype() not in _FLOATS:
-            problems.append(f"{found.name} is {found.view.get_dtype()}, supported: {', '.join(_FLOATS)}")
-    problems += [f"{stored[name].name} is unexpected" for name in sorted(stored.keys() - slots.keys())]
-    if problems:
-        raise InputError(f"{path}: tensors do not fit config.json: {_tell(problems)}")
-
-
-def _tell(problems: list[str]) -> str:
-    more = len(problems) - _TOLD
-    return "; ".join(problems[:_TOLD]) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
-
-
-def _read(view: Any, slot: _Slot, dtype: jnp.dtype | None, sharding: Any | None) -> jax.Array:
-    def part(index: Any) -> np.ndarray:
-        tensor = view[tuple(index[axis] for axis in slot.order)]
-        return tensor.astype(dtype or tensor.dtype, copy=False).transpose(np.argsort(slot.order))
-
+def _read(tensor: StoredTensor, slot: Slot, dtype: jnp.dtype | None, sharding: Any | None) -> jax.Array:
+    """Reads what this process's devices hold of a tensor, once, and gives each device its part."""
+    back = np.argsort(slot.order)
     if sharding is None:
-        return jax.device_put(part((slice(None),) * len(slot.shape)))
+        whole = tensor.read()
+        return jax.device_put(whole.astype(dtype or whole.dtype, copy=False).transpose(back))
+    pieces = sharding.addressable_devices_indices_map(slot.shape).values()
+    spans = [[part.indices(size)[:2] for part, size in zip(piece, slot.shape)] for piece in pieces]
+    box = [slice(min(s[axis][0] for s in spans), max(s[axis][1] for s in spans)) for axis in range(len(slot.shape))]
+    held = tensor.read([box[axis] for axis in slot.order]).transpose(back)
+
+    def part(index: Any) -> np.ndarray:
+        inner = [part.indices(size)[:2] for part, size in zip(index, slot.shape)]
+        own = held[tuple(slice(a - b.start, z - b.start) for (a, z), b in zip(inner, box))]
+        # Copied, so that no device keeps the whole box alive; as integers, which numpy moves faster than bfloat16.
+        if dtype in (None, own.dtype):
+            return np.array(own.view(f"u{own.itemsize}"), order="C").view(own.dtype)
+        return np.array(own, dtype, order="C")
+
     return jax.make_array_from_callback(slot.shape, sharding, part)
 
 
 def _write_tensors(
-    path: Path, slots: dict[str, _Slot], leaves: dict[str, Any], dtype: jnp.dtype | None, max_shard_bytes: int
+    path: Path, slots: dict[str, Slot], leaves: dict[str, Any], dtype: jnp.dtype | None, max_shard_bytes: int
 ) -> None:
     shards: list[list[str]] = [[]]
     sizes = {name: leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for name, leaf in leaves.items()}
@@ -304,7 +322,7 @@ def _write_tensors(
 
     where = {}
     for number, names in enumerate(shards, 1):
-        file = _SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors = {}
         for name in names:
             leaf = np.asarray(leaves[name]).transpose(slots[name].order)
@@ -315,16 +333,28 @@ def _write_tensors(
         # safetensors makes files that only their owner may read, whatever the umask says.
         (path / file).chmod((path / "config.json").stat().st_mode)
     if len(shards) > 1:
-        _write_json(path / _INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+        _write_json(path / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
 
 
-def _write_configs(path: Path, config: ModelConfig, dtype: Any, generation: Mapping[str, Any]) -> None:
+def _write_configs(
+    path: Path, config: ModelConfig, dtype: Any, generation: Mapping[str, Any], extra: Mapping[str, Any]
+) -> None:
     name, by = jnp.dtype(dtype).name, {"transformers_version": version("transformers")}
     # `torch_dtype` is what transformers before 4.56 reads.
-    _write_json(path / "config.json", config.to_hf() | {"dtype": name, "torch_dtype": name} | by)
+    own = _with_extra(config.to_hf(), extra) | {"dtype": name, "torch_dtype": name} | by
+    _write_json(path / "config.json", own)
     ids = {key: getattr(text_config(config), key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     known = {key: value for key, value in (ids | dict(generation)).items() if value is not None}
     _write_json(path / "generation_config.json", known | by)
+
+
+def _with_extra(own: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a config.json, and those of its source that it says nothing of."""
+    out = {key: value for key, value in extra.items() if key not in _NOT_KEPT} | own
+    for key, value in own.items():
+        if key in ("text_config", "vision_config") and isinstance(extra.get(key), dict):
+            out[key] = _with_extra(value, extra[key])
+    return out
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

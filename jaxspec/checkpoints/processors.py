@@ -7,6 +7,7 @@ and neither torch nor torchvision is needed.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ _PAGE_SETTINGS = {
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
 }
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+_TOKENIZER_BESIDE = (
+    *(*_TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
+)
+_IMAGE_BESIDE = (*_IMAGE_FILES, "video_preprocessor_config.json")
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -106,6 +112,21 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
         "num_additional_image_tokens": int(config.vision_config.class_token),
         "patch_size": config.vision_config.patch_size,
     }
+
+
+def copy_processors(source: Path, path: Path, sees: bool) -> None:
+    """Copies tokeniser, chat template and, for an LVLM, processor files, made readable for transformers 4 and 5."""
+    for name in (*_TOKENIZER_BESIDE, *(_IMAGE_BESIDE if sees else ())):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, path / name)
+    if (path / "tokenizer_config.json").is_file():
+        _speak_both_versions(path / "tokenizer_config.json")
+    whole, images = path / "processor_config.json", path / "preprocessor_config.json"
+    if whole.is_file() and not images.is_file():
+        nested = json.loads(whole.read_text(encoding="utf-8")).get("image_processor")
+        if nested:  # where transformers 5 keeps it, and transformers 4 does not look
+            nested["image_processor_type"] = nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
+            images.write_text(json.dumps(nested, indent=2) + "\n", encoding="utf-8")
 
 
 def _speak_both_versions(file: Path) -> None:

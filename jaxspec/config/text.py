@@ -7,6 +7,7 @@ of the transformers class that wrote them.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -356,5 +357,10 @@ def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
 
 def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
     """The entries of `raw` that are fields; null means the default, except where a field may be None."""
-    nullable = {f.name: "None" in str(f.type) for f in fields(cls) if f.name not in leave_out}
-    return {k: v for k, v in raw.items() if k in nullable and (v is not None or nullable[k])}
+    types = {f.name: str(f.type) for f in fields(cls) if f.name not in leave_out}
+    known = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
+    for name, value in known.items():
+        if types[name] == "int" and (not isinstance(value, int) or isinstance(value, bool)):
+            part = re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower()
+            raise InputError(f"{part}: {name} {value!r} is not supported; give one whole number")
+    return known

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec.config import LvlmConfig, text_config
 from jaxspec.data.images import to_rgb
@@ -26,7 +27,7 @@ from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, 
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.state import DecodeState, PromptBatch, place
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import VIEWS, Row, View, needs_captioner, parse_views, parse_weights, rewrite, stack_rows
@@ -35,6 +36,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
+from jaxspec.sharding import mesh_of, on_mesh, replicated
 from jaxspec.typing import Params
 
 __all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
@@ -138,17 +140,19 @@ class Result:
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
 def run_prefill(program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
-    return program.prefill(params, batch, options, new_slots)
+    return place(program.prefill(params, batch, options, new_slots))
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def run_decode(program: Program, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-    return program.decode(params, state, options)
+    return place(program.decode(params, state, options))
 
 
 @dataclass
 class Engine:
     """Decodes requests with a target, and a draft where one is given. The output is the target's own.
+
+    It runs where the target lies: on one device, or on the mesh that it was loaded onto, with the draft on each.
 
     Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft lacks.
     """
@@ -166,11 +170,15 @@ class Engine:
         self._captioned = self.draft is not None and needs_captioner(views, self.captioner)
         self.encoder = self._encoder()
         self.params = {"target": self.target.params}
+        self.mesh = mesh_of(self.target.params)
+        self._everywhere = self.mesh and replicated(self.mesh)
         target = self.target.model
         if self.draft is None:
             self.program: Program = Autoregressive(target)
             return
         check_pair(self.target, self.draft, views)
+        if self.mesh is not None:
+            self.draft = replace(self.draft, params=jax.device_put(self.draft.params, self._everywhere))
         self.draft = self.draft.sharing_tower(self.target)
         shares = same_tower(self.target, self.draft)
         # With a shared tower the features come from the target's.
@@ -209,7 +217,8 @@ class Engine:
         requests, _, rows = self._read(requests)
         sizes = self._largest(requests, rows)
         batch, options = self._inputs(requests, rows, sizes)
-        return run_prefill(self.program, self._params(requests), batch, options, sizes.new)
+        with on_mesh(self.mesh):
+            return run_prefill(self.program, self._params(requests), batch, options, sizes.new)
 
     def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
@@ -304,11 +313,11 @@ class Engine:
     def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result]:
         batch, options = self._inputs(requests, rows, sizes)
         params = self._params(requests)
-        prefill = _executable(run_prefill, self.program, params, batch, options, sizes.new)
+        prefill = _executable(run_prefill, self.mesh, self.program, params, batch, options, sizes.new)
         start = time.perf_counter()
         state = jax.block_until_ready(prefill(params, batch, options))
         prefilled = time.perf_counter()
-        decode = _executable(run_decode, self.program, params, state, options)
+        decode = _executable(run_decode, self.mesh, self.program, params, state, options)
         begun = time.perf_counter()
         state = jax.block_until_ready(decode(params, state, options))
         end = time.perf_counter()
@@ -356,7 +365,7 @@ class Engine:
                 view_images=image_inputs(self.draft, pictures, sizes.view_units) if own else None,
                 weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
             )
-        return jax.device_put(batch), self._options(requests, len(rows))
+        return jax.device_put(batch, self._everywhere), self._options(requests, len(rows))
 
     def _options(self, requests: list[Request], batch: int) -> Sampling:
         def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
@@ -375,17 +384,18 @@ class Engine:
                 column([r.seed for r in requests], np.uint32, 0)
             ),
         }
-        return Sampling(**jax.device_put(fields))
+        return Sampling(**jax.device_put(fields, self._everywhere))
 
 
 _EXECUTABLES: dict[Any, Any] = {}
 
 
-def _executable(step: Any, program: Program, *args: Any) -> Any:
-    """`step` compiled for these shapes, once a process. Ahead of time, so that no timing contains it."""
+def _executable(step: Any, mesh: Mesh | None, program: Program, *args: Any) -> Any:
+    """`step` compiled for these shapes on this mesh, once a process. Ahead of time, so that no timing contains it."""
     shapes = jax.tree.map(lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else x, args)
     leaves, tree = jax.tree.flatten(shapes)
-    key = (step, program, tree, tuple(leaves))
+    key = (step, mesh, program, tree, tuple(leaves))
     if key not in _EXECUTABLES:
-        _EXECUTABLES[key] = step.lower(program, *args).compile()
+        with on_mesh(mesh):
+            _EXECUTABLES[key] = step.lower(program, *args).compile()
     return _EXECUTABLES[key]

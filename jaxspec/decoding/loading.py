@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
 from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
@@ -18,8 +19,9 @@ from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer,
 from jaxspec.config import LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, family_of, split_tower
+from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower
 from jaxspec.models.inputs import ImageInputs
+from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
@@ -35,6 +37,8 @@ class LoadedModel:
     tokenizer: Any
     image_processor: Any
     """None for text models."""
+    report: huggingface.LoadReport | None = None
+    """What reading it took; None for models that were not read."""
 
     @classmethod
     def load(
@@ -44,14 +48,22 @@ class LoadedModel:
         revision: str | None = None,
         tiles: bool = True,
         beside: LoadedModel | None = None,
+        mesh: Mesh | None = None,
     ) -> LoadedModel:
         """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
 
         Without `tiles`, `without_tiles` of it. With `beside`, `sharing_tower` with that model, loaded before.
+        With a mesh (`jaxspec.sharding.make_mesh`) the parameters are split over it, and an `Engine` of this target
+        runs on it.
         """
-        found = huggingface.load(path_or_id, dtype=dtype, revision=revision)
+        path = huggingface.locate(path_or_id, revision)
+        places = None
+        if mesh is not None:
+            config = huggingface.read_config(path)
+            places = shardings(config, abstract_params(config), mesh)
+        found = huggingface.load(path, dtype=dtype, shardings=places)
         processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
-        model = cls(found.config, found.params, load_tokenizer(found.path), processor)
+        model = cls(found.config, found.params, load_tokenizer(found.path), processor, found.report)
         model = model if tiles else model.without_tiles()
         return model if beside is None else model.sharing_tower(beside)
 
@@ -74,11 +86,13 @@ class LoadedModel:
         )
 
     def sharing_tower(self, other: LoadedModel) -> LoadedModel:
-        """The model with the other's arrays as its vision tower, where the two are equal; else the model itself.
+        """The model with the other's arrays as its vision tower, where both are equal and on the same devices.
 
-        With the two held alike, the second copy of the tower is free.
+        Else the model itself. The second copy of the tower is free then.
         """
         if not isinstance(self.config, LvlmConfig) or not isinstance(other.config, LvlmConfig):
+            return self
+        if mesh_of(self.params) != mesh_of(other.params):
             return self
         own, rest = split_tower(self.config, self.params)
         theirs = split_tower(other.config, other.params)[0]
@@ -146,9 +160,9 @@ def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
         )
 
 
-def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
-    """Refuses a draft whose token ids mean other words than the target's, and views that it cannot read."""
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+def check_words(target: Any, draft: Any) -> None:
+    """Refuses a draft's tokeniser whose ids mean other words than the target's tokeniser's."""
+    ours, theirs = target.get_vocab(), draft.get_vocab()
     different = sorted((i, t) for t, i in theirs.items() if ours.get(t, i) != i)
     missing = len(ours.keys() ^ theirs.keys())
     if different or missing > SPARE_TOKENS:
@@ -156,6 +170,11 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
         if different:
             first = f"{different[0][1]!r} is {different[0][0]} against {ours[different[0][1]]}"
         raise InputError(f"draft tokeniser: differs from the target's: {first}; use a draft made for it")
+
+
+def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
+    """Refuses a draft whose token ids mean other words than the target's, and views that it cannot read."""
+    check_words(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft, SPARE_TOKENS)
     if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
         here, there = draft.config.image_token_index, target.config.image_token_index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,9 @@ from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.layers import QUERY_BLOCK
 from jaxspec.models.vision import PAGE_BLOCK
+from jaxspec.runtime import human_bytes
 from jaxspec.sampling import Sampling
+from jaxspec.sharding import cache_sharding, mesh_of
 from jaxspec.typing import Array, Params
 
 if TYPE_CHECKING:
@@ -38,7 +41,10 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes by use. Weights, caches and inputs are exact; `working` is an estimate of one pass's activations."""
+    """Bytes of one device by use. Weights, caches and inputs are exact; `working` estimates one pass's activations.
+
+    On a mesh every device holds the same; `working` is then what a device would need alone.
+    """
 
     target_weights: int
     draft_weights: int
@@ -55,8 +61,8 @@ class MemoryReport:
         return sum(getattr(self, f.name) for f in fields(self))
 
     def __str__(self) -> str:
-        parts = [f"{f.name.replace('_', ' ')} {_human(getattr(self, f.name))}" for f in fields(self)]
-        return f"memory {_human(self.total)}: " + ", ".join(parts)
+        parts = [f"{f.name.replace('_', ' ')} {human_bytes(getattr(self, f.name))}" for f in fields(self)]
+        return f"memory {human_bytes(self.total)}: " + ", ".join(parts)
 
 
 def plan_memory(
@@ -68,16 +74,19 @@ def plan_memory(
     """
     inputs, options = abstract_inputs(program, batch, sizes)
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
-    draft_cache = _bytes(state.drafter)
-    target_cache = _bytes(state.target)
+    draft_cache, whole_cache = _bytes(state.drafter), _bytes(state.target)
+    keys, mesh = (state.target.k, state.target.v), mesh_of(params["target"])
+    kept = whole_cache - _bytes(keys)
+    if mesh is not None:
+        keys = jax.tree.map(lambda leaf: leaf.update(sharding=cache_sharding(mesh, leaf.shape)), keys)
     weighting = _bytes(state.weighting)
     return MemoryReport(
         target_weights=_bytes(params["target"]),
         draft_weights=_bytes(params.get("drafter", {})),
-        target_cache=target_cache,
+        target_cache=kept + _bytes(keys),
         draft_cache=draft_cache,
         weighting=weighting,
-        inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - target_cache - weighting,
+        inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - whole_cache - weighting,
         working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes, state.target.slots),
     )
 
@@ -159,7 +168,14 @@ def _tower(config: ModelConfig, batch: int, units: int, itemsize: int) -> int:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(x.size * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(jax.tree.map(_plain, tree)))
+    """What one device holds of a tree; leaves that say nothing of a sharding are whole on each."""
+
+    def held(x: Any) -> int:
+        split = getattr(x, "sharding", None)
+        shape = x.shape if split is None else split.shard_shape(x.shape)
+        return math.prod(shape) * jnp.dtype(x.dtype).itemsize
+
+    return sum(map(held, jax.tree.leaves(jax.tree.map(_plain, tree))))
 
 
 def _plain(leaf: Any) -> Any:
@@ -167,11 +183,3 @@ def _plain(leaf: Any) -> Any:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, leaf)
     return leaf
-
-
-def _human(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

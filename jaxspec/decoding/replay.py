@@ -69,7 +69,7 @@ class ReplayModel(LanguageModel):
         return jax.nn.one_hot(tokens, self.text.vocab_size)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecordedTarget(LoadedModel):
     """A target that is a file of its greedy answers, with the draft's tokeniser and vocabulary."""
 
@@ -94,7 +94,7 @@ class RecordedTarget(LoadedModel):
                 )
         text = replace(draft.config.text_config, max_position_embeddings=NO_LIMIT)
         config = replace(draft.config, text_config=text)
-        return cls(config, {}, draft.tokenizer, None, path, answers)
+        return cls(config, {}, draft.tokenizer, None, source=path, answers=answers)
 
     @property
     def model(self) -> ReplayModel:

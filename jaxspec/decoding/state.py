@@ -11,6 +11,7 @@ from flax import struct
 from jaxspec.cache import KVCache
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
+from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Verdict
 
@@ -54,6 +55,14 @@ class DecodeState(struct.PyTreeNode):
     drafter: Any
     weighting: Any
     stats: DecodeStats
+
+
+def place(state: DecodeState) -> DecodeState:
+    """On a mesh: the target's cache split as its heads are, all else whole on every device."""
+    target = state.target
+    k, v = ([constrain(leaf, *CACHE_AXES) for leaf in leaves] for leaves in (target.k, target.v))
+    state = jax.tree.map(constrain, state.replace(target=target.replace(k=(), v=())))
+    return state.replace(target=state.target.replace(k=tuple(k), v=tuple(v)))
 
 
 def init_state(

@@ -318,7 +318,7 @@ def test_no_such_checkpoint(tmp_path):
     refused(tmp_path / "absent", "absent", "no such directory")
     refused("three/part/name", "no such directory")
     (tmp_path / "file").write_text("")
-    refused(str(tmp_path / "file"), "no such directory")
+    refused(str(tmp_path / "file"), "is a file; give the directory that holds config.json")
 
 
 def test_unknown_hub_id(monkeypatch):

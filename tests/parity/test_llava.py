@@ -175,7 +175,7 @@ def test_defaults_are_those_of_transformers():
     [
         (
             {"vision_feature_layer": [-2, -5]},
-            r"vision_feature_layer \[-2, -5\] is not supported; give one layer",
+            r"vision_feature_layer \[-2, -5\] is not supported; give one whole number",
         ),
         ({"vision_feature_layer": 40}, "a tower of 24 layers has no vision_feature_layer 40"),
         ({"vision_feature_select_strategy": "most"}, "vision_feature_select_strategy 'most' is unknown"),

@@ -1,10 +1,8 @@
-"""The command `jaxspec`: answers go to standard output, progress and complaints to standard error."""
+"""`jaxspec generate`: answers a prompt about images."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +13,7 @@ import numpy as np
 import tyro
 
 from jaxspec.checkpoints import huggingface
+from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, place_images
 from jaxspec.decoding.captioners import load_captioner
@@ -24,7 +23,8 @@ from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import setup_runtime
+from jaxspec.sharding import make_mesh
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,15 @@ class Generate:
     """What both models compute in; by default float32 on CPUs, else what their files hold."""
     revision: str | None = None
     """Branch, tag or commit of the target, where that is a hub id."""
+    draft_revision: str | None = None
+    """Likewise of the draft."""
+    model_parallel: int = 1
+    """Devices that the target is split over; the draft is on each."""
     json: bool = False
     """Print one JSON object with text, tokens and stats instead of the text."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command; bad input ends it with one line on standard error and exit code 2."""
-    command = tyro.extras.subcommand_cli_from_dict(
-        {"generate": Generate},
-        prog="jaxspec",
-        description="Lossless speculative decoding of vision-language models.",
-        args=argv,
-    )
-    with input_errors("jaxspec"):
-        print(generate(command))
-
-
-def generate(args: Generate) -> str:
+def run(args: Generate) -> str:
     """What the command prints. All that can be checked without the models is checked before they are read."""
     weights = None if args.weights is None else _numbers("--weights", args.weights)
     views = tuple(args.views.split(","))
@@ -103,7 +95,8 @@ def generate(args: Generate) -> str:
         args.top_p,
         args.seed,
     )
-    models = [(args.target, args.revision)] + ([] if args.draft is None else [(args.draft, None)])
+    mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
+    models = [(args.target, args.revision)] + ([] if args.draft is None else [(args.draft, args.draft_revision)])
     paths = [huggingface.locate(*model) for model in models]
     for path in paths:
         huggingface.read_config(path)
@@ -111,23 +104,26 @@ def generate(args: Generate) -> str:
     dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
     setup_runtime(dtype)
     loaded: list[LoadedModel] = []
-    for name, path in zip(("target", "draft"), paths):
-        _progress(f"loading {name} {path}")
+    for name, path, place in zip(("target", "draft"), paths, (mesh, None)):
+        progress(f"loading {name} {path}")
         first = loaded[0] if loaded else None
-        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first))
+        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first, mesh=place))
     captioner = None
     if args.captioner is not None and shows_captions:
-        _progress(f"loading captioner {args.captioner}")
+        progress(f"loading captioner {args.captioner}")
         captioner = load_captioner(args.captioner, dtype and jnp.dtype(dtype), beside=loaded[0])
     engine = Engine(*loaded, config=config, captioner=captioner)
     request = replace(request, prompt=engine.encoder.prompt(args.prompt, images))
-    _say(engine.memory_report([request]))
-    _progress("compiling and decoding")
+    memory = engine.memory_report([request])
+    for name, model in zip(("target", "draft"), loaded):
+        say(f"{name}: {model.report}")
+    say(memory)
+    progress("compiling and decoding")
     result = engine.generate([request])[0]
     stats = describe(result, request, engine)
     pace = stats["mean_acceptance_length"], stats["decode_tokens_per_second"]
     per_pass, per_second = ("-" if value is None else f"{value:.2f}" for value in pace)
-    _say(f"done: {len(result.tokens)} tokens, {per_pass} tokens per target pass, {per_second} tokens/s")
+    say(f"done: {len(result.tokens)} tokens, {per_pass} tokens per target pass, {per_second} tokens/s")
     if args.json:
         return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
     return result.text
@@ -160,14 +156,3 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"{option}: {text!r} is no list of numbers; give one a view, as 0.5,0.5") from None
-
-
-def _progress(words: str) -> None:
-    """On terminals only: words that the next ones overwrite, so that a failure leaves only its own line."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
-
-
-def _say(words: object) -> None:
-    clear = "\r\033[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{words}", file=sys.stderr)

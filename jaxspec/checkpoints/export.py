@@ -1,0 +1,114 @@
+"""From any checkpoint that this library loads to a Hugging Face directory: other dtypes, vocabularies, parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.checkpoints.huggingface import load, read_json, read_raw_config, save
+from jaxspec.checkpoints.model_card import write_model_card
+from jaxspec.checkpoints.processors import copy_processors
+from jaxspec.config import ModelConfig, text_config
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel, text_params
+from jaxspec.typing import Array, Params
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The model that an exported draft is made for."""
+
+    name: str
+    vocab_size: int
+
+
+def export(
+    source: str | Path,
+    destination: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: jnp.dtype | None = None,
+    max_shard_bytes: int = 5 << 30,
+    target: Target | None = None,
+    text_only: bool = False,
+) -> ModelConfig:
+    """Writes a checkpoint anew, with what lies beside it, for transformers 4.57 and 5; the configuration written.
+
+    Tokeniser, processor, chat template and generation settings are written along, and so is a model card. Entries of
+    config.json that this library does not read are kept.
+
+    Args:
+      target: pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
+      text_only: of an LVLM, the decoder alone, as a language model of its own.
+
+    Raises:
+      InputError: as `load` and `save`; or the vocabulary is larger than the target's; or the text of a text model.
+    """
+    found = load(source, revision=revision)
+    config, params, raw = found.config, found.params, read_raw_config(found.path)
+    if text_only:
+        if not LanguageModel(config).sees:
+            raise InputError(f"{found.path}: {config.model_type!r} is a text model already; leave text-only out")
+        config, params, raw = text_config(config), text_params(config, params), _text_entries(raw)
+        config = replace(config, **{key: raw[key] for key in _TOKEN_IDS if getattr(config, key) is None and key in raw})
+    if target is not None:
+        config, params = pad_vocabulary(config, params, target.vocab_size)
+    settings = found.path / "generation_config.json"
+    generation = read_json(settings) if settings.is_file() else {}
+
+    def beside(path: Path) -> None:
+        copy_processors(found.path, path, LanguageModel(config).sees)
+        write_model_card(path, config, params, name=Path(destination).name, source=found.path, target=target)
+
+    save(
+        destination,
+        config,
+        params,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        generation={key: value for key, value in generation.items() if key != "transformers_version"},
+        extra=raw,
+        beside=beside,
+    )
+    return config
+
+
+def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:
+    """Adds rows to the embedding, and columns to the head, that are the means of those there.
+
+    The logit of an added token is then the mean of the model's logits. It never exceeds their maximum, so that, but
+    for rounding, no added token is ever the likeliest; and a prompt that holds one reads an embedding of usual size.
+    Zeros would make it likeliest wherever all logits are negative, and no finite bias-free column makes it -inf.
+    """
+    text = text_config(config)
+    more = size - text.vocab_size
+    if more < 0:
+        raise InputError(
+            f"vocabulary: {text.vocab_size} tokens and the target's {size}; rows cannot be taken away, "
+            "export for a target with the same tokeniser"
+        )
+
+    def pad(path: Any, leaf: Array) -> Array:
+        keys = tuple(key.key for key in path[-2:])
+        axis = {("embed_tokens", "embedding"): 0, ("lm_head", "kernel"): 1}.get(keys)
+        if axis is None or more == 0:
+            return leaf
+        mean = jnp.mean(leaf, axis, keepdims=True, dtype=jnp.float32).astype(leaf.dtype)
+        return jnp.concatenate([leaf, jnp.repeat(mean, more, axis)], axis)
+
+    text = replace(text, vocab_size=size)
+    padded = text if text_config(config) is config else replace(config, text_config=text)
+    return padded, jax.tree_util.tree_map_with_path(pad, params)
+
+
+def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What an LVLM's config.json says of its decoder; token ids may stand outside."""
+    outer = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None}
+    return outer | {key: value for key, value in (raw.get("text_config") or {}).items() if value is not None}

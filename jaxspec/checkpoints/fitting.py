@@ -1,0 +1,139 @@
+"""How parameters lie in files, and whether the tensors of some files are the parameters of a configuration."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor
+from jaxspec.config import ModelConfig, text_config
+from jaxspec.models import abstract_params
+
+_BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
+"""What old transformers stored besides parameters; computed here."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter and how it lies in the file: file axis a is parameter axis `order[a]`."""
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        return tuple(self.shape[axis] for axis in self.order)
+
+
+def tensor_name(path: tuple[Any, ...]) -> str:
+    """The name in the hub's files of the parameter at a path of the tree."""
+    keys = [re.sub(r"^(layers|blocks|mlp)_(\d+)$", r"\1.\2", key.key) for key in path]
+    keys[-1] = {"kernel": "weight", "embedding": "weight"}.get(keys[-1], keys[-1])
+    return ".".join(keys)
+
+
+@cache
+def slots_of(config: ModelConfig) -> tuple[dict[str, Slot], Any]:
+    """Tensor name -> slot, in the order of the parameter tree's leaves; and the tree."""
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
+    slots = {}
+    for path, leaf in leaves:
+        order = tuple(range(leaf.ndim))
+        if path[-1].key == "kernel":
+            order = {2: (1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}[leaf.ndim]
+        slots[tensor_name(path)] = Slot(leaf.shape, order)
+    return slots, tree
+
+
+def in_hub_layout(
+    tensors: Iterable[StoredTensor], layouts: tuple[tuple[str, str], ...], problems: list[str]
+) -> dict[str, StoredTensor]:
+    """The tensors by their names in the hub's layout, buffers left out; adds to `problems` what is there twice."""
+    stored: dict[str, StoredTensor] = {}
+    for tensor in tensors:
+        name = tensor.name
+        for pattern, replacement in layouts:
+            name = re.sub(pattern, replacement, name)
+        if _BUFFERS.search(name):
+            continue
+        if name in stored:
+            problems.append(f"{stored[name].name} and {tensor.name} are the same parameter; remove one")
+        stored[name] = tensor
+    return stored
+
+
+def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> list[str]:
+    """Everything in which the tensors contradict config.json. Drops from `stored` a head that is the embedding."""
+    problems = _drop_tied_head(config, slots, stored) + _depths(slots, stored)
+    deep = {problem.split(":")[0] for problem in problems}
+    vocabulary = text_config(config).vocab_size
+    for name, slot in slots.items():
+        if name not in stored:
+            if _stem(name) not in deep:
+                problems.append(f"{name} is missing")
+            continue
+        found, shape = stored[name], stored[name].shape
+        rows = re.search(r"(^|\.)(embed_tokens|lm_head)\.weight$", name)
+        if rows and len(shape) == 2 and shape[0] != vocabulary and shape[1:] == slot.file_shape[1:]:
+            problems.append(
+                f"{found.name} has {shape[0]} rows and config.json says vocab_size {vocabulary}; "
+                "set vocab_size to the rows, padding counted, or resize the tensor"
+            )
+        elif shape != slot.file_shape:
+            problems.append(f"{found.name} is {list(shape)}, config.json asks for {list(slot.file_shape)}")
+        if found.dtype not in FLOATS:
+            problems.append(f"{found.name} is {found.dtype}, supported: {', '.join(FLOATS)}")
+    surplus = sorted(stored.keys() - slots.keys())
+    return problems + [f"{stored[name].name} is unexpected" for name in surplus if _stem(name) not in deep]
+
+
+def _drop_tied_head(
+    config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
+) -> list[str]:
+    text = text_config(config)
+    embeddings = next(name for name in slots if name.endswith("embed_tokens.weight"))
+    name = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embeddings)
+    if not text.tie_word_embeddings or name not in stored:
+        return []
+    head = stored.pop(name)
+    embedding = stored.get(embeddings)
+    if embedding is None or {embedding.dtype, head.dtype} - FLOATS.keys():
+        return []
+    if np.array_equal(head.read(), embedding.read()):
+        return []
+    return [f"{head.name} differs from its tied embedding; unset tie_word_embeddings"]
+
+
+def _depths(slots: Mapping[str, Slot], stored: Mapping[str, StoredTensor]) -> list[str]:
+    """One problem for each stack of layers of which the files hold more or fewer, all of them whole."""
+    expected, found = _stacks(slots), _stacks(stored)
+    problems = []
+    for stem, layers in expected.items():
+        sizes = {len(leaves) for leaves in [*layers.values(), *found[stem].values()]}
+        if len(sizes) == 1 and found[stem] and len(found[stem]) != len(layers):
+            problems.append(
+                f"{stem}: the files hold {len(found[stem])} layers and config.json says {len(layers)}; "
+                "set the depth (num_hidden_layers) to the files', or fetch all shards"
+            )
+    return problems
+
+
+def _stacks(names: Iterable[str]) -> dict[str, dict[str, set[str]]]:
+    """Stack of layers -> layer number -> names of its tensors."""
+    stacks: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name in names:
+        if match := re.match(r"(.*?\b(?:layers|blocks))\.(\d+)\.(.*)", name):
+            stacks[match[1]][match[2]].add(match[3])
+    return stacks
+
+
+def _stem(name: str) -> str:
+    match = re.match(r"(.*?\b(?:layers|blocks))\.\d+\.", name)
+    return match[1] if match else ""

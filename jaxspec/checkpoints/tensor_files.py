@@ -1,0 +1,153 @@
+"""Reading safetensors: which tensors a directory's files hold, and any box of one without the rest.
+
+The bytes of a box are read by position into an array of that box's size. Nothing is mapped into memory: a mapped
+file counts against the host for as long as it is open, and a slice of columns maps all of it. What a process does
+not ask for, it does not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxspec.errors import InputError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+"""What parameters may be stored as. Other dtypes are those of quantised models."""
+_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F64": 64}
+_BITS |= {"F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64}
+_HEADER_LIMIT = 100 << 20
+"""The format's own limit on the bytes of a header."""
+
+Box = Sequence[slice]
+"""A slice of step 1 along every axis."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file, not read yet."""
+
+    name: str
+    file: Path
+    dtype: str
+    """The format's name of it, such as BF16."""
+    shape: tuple[int, ...]
+    offset: int
+    """Of its first byte in the file."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _BITS.get(self.dtype, 8) // 8
+
+    def read(self, box: Box | None = None) -> np.ndarray:
+        """The tensor, or a box of it; exactly the box's bytes are read. Raises InputError if the file ends early."""
+        spans = [part.indices(size)[:2] for part, size in zip(box or [slice(None)] * len(self.shape), self.shape)]
+        out = np.empty([stop - start for start, stop in spans], FLOATS[self.dtype])
+        # Up to the last axis that is not whole, the box lies in runs; they are what is read.
+        cut = max([i for i, size in enumerate(self.shape) if out.shape[i] != size], default=0)
+        strides = [math.prod(self.shape[i + 1 :]) * out.itemsize for i in range(len(self.shape))]
+        first = self.offset + sum(start * stride for (start, _), stride in zip(spans, strides))
+        runs = out.reshape(-1).view(np.uint8).reshape(math.prod(out.shape[:cut]), -1) if out.size else []
+        with open(self.file, "rb", buffering=0) as file:
+            for outer, run in zip(np.ndindex(*out.shape[:cut]), runs):
+                at = first + sum(i * stride for i, stride in zip(outer, strides))
+                _read_fully(file, run.data, at)
+        return out
+
+
+def _read_fully(file: Any, buffer: memoryview, at: int) -> None:
+    file.seek(at)
+    while buffer.nbytes:
+        count = file.readinto(buffer)
+        if not count:
+            raise InputError(f"{file.name}: ends before its tensors do; fetch it again")
+        buffer = buffer[count:]
+
+
+def list_file(file: Path) -> list[StoredTensor]:
+    """The tensors of one safetensors file, in name order. Raises InputError where the file is cut short or corrupt."""
+    try:
+        with open(file, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
+                raise ValueError(f"no header: {size} bytes")
+            header = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        spans = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
+        tensors = [
+            StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), 8 + length + spans[name][0])
+            for name, entry in sorted(header.items())
+        ]
+        end = 0
+        for start, stop in sorted(spans.values()):
+            if start != end or stop < start:
+                raise ValueError(f"tensors overlap or leave a gap at byte {end} of the data")
+            end = stop
+        for tensor in tensors:
+            start, stop = spans[tensor.name]
+            if tensor.dtype in _BITS and tensor.nbytes != stop - start:
+                raise ValueError(f"{tensor.name} takes {stop - start} bytes, its shape and dtype {tensor.nbytes}")
+        if 8 + length + end != size:
+            raise ValueError(f"{size} bytes, and its header says {8 + length + end}")
+    except FileNotFoundError:
+        raise InputError(f"{file}: named by the index and not there; fetch it") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: unreadable ({error}); fetch it again") from error
+    return tensors
+
+
+def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
+    """The tensors of a checkpoint's files, one file or the shards of an index; adds to `problems` what is wrong."""
+    index: dict[str, str] | None = None
+    if (path / SINGLE).is_file():
+        files = [path / SINGLE]
+    elif (path / INDEX).is_file():
+        try:
+            index = dict(json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problems.append(f"{path / INDEX}: not readable as an index ({error!r}); fetch it again")
+            return []
+        files = [path / name for name in sorted(set(index.values()))]
+    else:
+        problems.append(f"{path}: no {SINGLE} and no {INDEX}; {what_lies_in(path) or 'save the model as safetensors'}")
+        return []
+    tensors: list[StoredTensor] = []
+    readable = set()
+    for file in files:
+        try:
+            tensors += list_file(file)
+            readable.add(file.name)
+        except InputError as error:
+            problems.append(str(error))
+    if index is not None:
+        held = {(tensor.name, tensor.file.name) for tensor in tensors}
+        problems += [
+            f"{path / shard}: lacks {name}, which the index says it holds; fetch both again"
+            for name, shard in sorted(index.items())
+            if shard in readable and (name, shard) not in held
+        ]
+    return tensors
+
+
+def what_lies_in(path: Path) -> str:
+    """What a directory holds in the place of a model in safetensors, and what to do about it; "" if nothing known."""
+    names = sorted(file.name for file in path.iterdir())
+    if not names:
+        return "the directory is empty; fetch the model again"
+    if "adapter_config.json" in names:
+        return "it is a LoRA adapter; merge it into its base model (PEFT: merge_and_unload) and save that"
+    for ending, kind in ((".gguf", "GGUF"), (".bin", "PyTorch .bin"), (".pth", "PyTorch .pth"), (".msgpack", "Flax")):
+        found = [name for name in names if name.endswith(ending)]
+        if found:
+            return f"only {kind} weights ({found[0]}); save the model as safetensors with transformers"
+    return ""

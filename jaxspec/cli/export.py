@@ -1,0 +1,73 @@
+"""`jaxspec export`: any checkpoint that this library loads, written anew for transformers and for jaxspec."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+import tyro
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.export import Target, export
+from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.cli.terminal import progress
+from jaxspec.config import text_config
+from jaxspec.decoding.loading import check_words
+from jaxspec.errors import InputError
+from jaxspec.runtime import human_bytes, setup_runtime
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Writes a checkpoint as a Hugging Face directory that transformers 4.57 and 5 load, with a model card."""
+
+    source: Annotated[str, tyro.conf.Positional]
+    """Directory in Hugging Face layout, or hub id."""
+    destination: Annotated[Path, tyro.conf.Positional]
+    """Directory to write; a checkpoint that is there is replaced."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """What the tensors are stored as; by default as in the source."""
+    max_shard_size: str = "5GB"
+    """Largest file of weights, such as 500MB or 2GiB."""
+    vocab_of: str | None = None
+    """Directory or hub id of a target: the vocabulary is padded to its size, with rows that are never likeliest."""
+    text_only: bool = False
+    """Of an LVLM, the decoder alone, as a language model of its own."""
+    revision: str | None = None
+    """Branch, tag or commit of the source, where that is a hub id."""
+
+
+def run(args: Export) -> str:
+    """Does it; a line about what was written."""
+    size = _bytes(args.max_shard_size)
+    setup_runtime()
+    source = huggingface.locate(args.source, args.revision)
+    target = None
+    if args.vocab_of is not None:
+        path = huggingface.locate(args.vocab_of)
+        check_words(load_tokenizer(path), load_tokenizer(source))
+        target = Target(path.name, text_config(huggingface.read_config(path)).vocab_size)
+    progress(f"exporting {source}")
+    config = export(
+        source,
+        args.destination,
+        dtype=args.dtype and jnp.dtype(args.dtype),
+        max_shard_bytes=size,
+        target=target,
+        text_only=args.text_only,
+    )
+    files = list(args.destination.glob("*.safetensors"))
+    held = human_bytes(sum(file.stat().st_size for file in files))
+    return f"{args.destination}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"
+
+
+def _bytes(size: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B)?", size.upper())
+    if not found or not float(found[1]):
+        raise InputError(f"--max-shard-size: {size!r} is no size; give one such as 500MB or 5GB")
+    return int(float(found[1]) * _UNITS[found[2] or ""])

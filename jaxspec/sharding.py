@@ -1,0 +1,163 @@
+"""Where parameters and caches lie on a mesh: one strict table, parameter path -> logical axes -> mesh axes.
+
+The mesh has three axes. `data` splits batches, `fsdp` splits parameters and batches in training, `model` splits
+heads, MLPs and the vocabulary. Its axes are of type Auto: XLA propagates what the table and `constrain` say.
+Paths are those of the parameter tree joined by "/". Every path of every family matches exactly one row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.config import ModelConfig, text_config
+from jaxspec.errors import InputError
+from jaxspec.typing import Array, Params
+
+AXES = ("data", "fsdp", "model")
+
+MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": ("data", "fsdp"),
+    "vocab": "model",
+    "heads": "model",
+    "kv_heads": "model",
+    "mlp": "model",
+    "embed": "fsdp",
+}
+"""Logical axis -> mesh axis. An axis that the mesh's does not divide is replicated."""
+
+CACHE_AXES = ("batch", None, "kv_heads", None)
+"""Of a layer's keys or values [B, S, K, H]."""
+
+_DECODER = r"(?:language_model/)?model/(?:decoder/)?"
+_TOWER = r"(?:vision_tower|visual)/(?:.+/)?"
+
+TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    # the decoder
+    (_DECODER + r"embed_tokens/embedding", ("vocab", "embed")),
+    (_DECODER + r"embed_positions/embedding", (None, "embed")),
+    (r"(?:language_model/)?lm_head/kernel", ("embed", "vocab")),
+    (_DECODER + r"layers_\d+/self_attn/q_proj/kernel", ("embed", "heads")),
+    (_DECODER + r"layers_\d+/self_attn/q_proj/bias", ("heads",)),
+    (_DECODER + r"layers_\d+/self_attn/[kv]_proj/kernel", ("embed", "kv_heads")),
+    (_DECODER + r"layers_\d+/self_attn/[kv]_proj/bias", ("kv_heads",)),
+    (_DECODER + r"layers_\d+/self_attn/(?:o|out)_proj/kernel", ("heads", "embed")),
+    (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/kernel", ("embed", "mlp")),
+    (_DECODER + r"layers_\d+/(?:mlp/)?(?:gate_proj|up_proj|fc1)/bias", ("mlp",)),
+    (_DECODER + r"layers_\d+/(?:mlp/)?(?:down_proj|fc2)/kernel", ("mlp", "embed")),
+    (_DECODER + r"layers_\d+/(?:(?:self_attn/(?:o|out)|mlp/down)_proj|(?:mlp/)?fc2)/bias", (None,)),
+    (_DECODER + r"project_(?:in|out)/kernel", (None, None)),
+    # the vision tower and the projector
+    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|fc1)/kernel", ("embed", "mlp")),
+    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|fc1)/bias", ("mlp",)),
+    (_TOWER + r"(?:out_proj|attn/proj|down_proj|fc2)/kernel", ("mlp", "embed")),
+    (_TOWER + r"(?:out_proj|attn/proj|down_proj|fc2)/bias", (None,)),
+    (_TOWER + r"merger/(?:mlp_0|linear_1)/kernel|multi_modal_projector/linear_1/kernel", ("embed", "mlp")),
+    (_TOWER + r"merger/(?:mlp_0|linear_1)/bias|multi_modal_projector/linear_1/bias", ("mlp",)),
+    (_TOWER + r"merger/(?:mlp_2|linear_2)/kernel|multi_modal_projector/linear_2/kernel", ("mlp", "embed")),
+    (_TOWER + r"merger/(?:mlp_2|linear_2)/bias|multi_modal_projector/linear_2/bias", (None,)),
+    (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
+    (_TOWER + r"(?:class_embedding|position_embedding/embedding|head/.+)", ()),
+    # both
+    (r"(?:.*/)?\w*(?:norm|norm[12]|layrnorm|ln_q)/(?:weight|bias)", (None,)),
+    (r"image_newline", (None,)),
+)
+"""Regex of the whole path -> logical axis of each dimension; () replicates whatever its rank."""
+
+
+def make_mesh(model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh of the first data * fsdp * model devices. Raises InputError where there are fewer."""
+    devices = jax.devices() if devices is None else devices
+    count = data * fsdp * model
+    if min(data, fsdp, model) < 1 or count > len(devices):
+        raise InputError(
+            f"mesh: {data} data x {fsdp} fsdp x {model} model devices asked for and there are {len(devices)}; "
+            "give numbers from 1 on whose product is not more"
+        )
+    return jax.make_mesh((data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:count])
+
+
+def abstract_mesh(model: int = 1, fsdp: int = 1, data: int = 1) -> AbstractMesh:
+    """The same without devices, for plans."""
+    return AbstractMesh((data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def logical_axes(path: str) -> tuple[str | None, ...]:
+    """The row of the table that a parameter's path matches."""
+    rows = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
+    if len(rows) != 1:
+        raise ValueError(f"jaxspec.sharding.TABLE: {len(rows)} rows match {path!r}; exactly one must")
+    return rows[0]
+
+
+def spec(config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """How a parameter is split. Heads are split whole: their number must divide, not only their columns."""
+    text = text_config(config)
+    heads = {"heads": text.num_attention_heads, "kv_heads": text.num_key_value_heads}
+    axes = logical_axes(path)
+    return partition(mesh, axes, [heads.get(axis or "", size) for axis, size in zip(axes, shape)])
+
+
+def partition(mesh: Mesh | AbstractMesh, axes: Sequence[str | None], counts: Sequence[int]) -> PartitionSpec:
+    """The split of dimensions by their logical axes; `counts` must divide, or they stay whole."""
+    names = []
+    for axis, count in zip(axes, counts):
+        name = None if axis is None else MESH_AXES[axis]
+        size = math.prod(mesh.shape[part] for part in ((name,) if isinstance(name, str) else name or ()))
+        names.append(name if size > 1 and count % size == 0 else None)
+    return PartitionSpec(*names)
+
+
+def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) -> Any:
+    """The sharding of every parameter: a pytree like `params`, whose leaves need only have shapes."""
+
+    def place(path: Any, leaf: Any) -> NamedSharding:
+        name = "/".join(key.key for key in path)
+        return NamedSharding(mesh, spec(config, name, leaf.shape, mesh))
+
+    return jax.tree_util.tree_map_with_path(place, params)
+
+
+def cache_sharding(mesh: Mesh | AbstractMesh, shape: Sequence[int]) -> NamedSharding:
+    """Of a layer's keys or values: split as the heads are that write them."""
+    return NamedSharding(mesh, partition(mesh, CACHE_AXES, shape))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device, as drafts and inputs are."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def mesh_of(params: Params) -> Mesh | None:
+    """The mesh that parameters lie on; None for those of a single device, and for mere shapes."""
+    sharding = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
+
+
+def on_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
+    """Where `constrain` is to be obeyed: programs are traced within it."""
+    return nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """Says inside `jit` how x is split; without axes, that it is whole everywhere. Does nothing outside a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
+
+
+def bytes_per_device(params: Params, places: Any) -> int:
+    """Bytes of (abstract) parameters that the most loaded device holds."""
+
+    def held(leaf: Any, place: NamedSharding) -> int:
+        return math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+    return sum(jax.tree.leaves(jax.tree.map(held, params, places)))

@@ -1,0 +1,181 @@
+"""Exports: every family bit for bit, dtypes, shards, vocabularies, text alone, and what lies beside."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlamaForCausalLM  # noqa: E402
+
+from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
+from jaxspec.checkpoints.huggingface import load  # noqa: E402
+from jaxspec.cli import main  # noqa: E402
+from jaxspec.config import text_config  # noqa: E402
+from jaxspec.errors import InputError  # noqa: E402
+from jaxspec.models import FAMILIES, LanguageModel, build, text_params  # noqa: E402
+from tests.end_to_end import tiny as pair  # noqa: E402
+from tests.parity import tiny  # noqa: E402
+
+
+def equal(a: Any, b: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def reload(path: Path, kind: Any) -> Any:
+    """The model as transformers loads it: no tensor missing, unexpected or of another shape."""
+    model, report = kind.from_pretrained(path, output_loading_info=True, dtype=torch.float32)
+    assert not {key: value for key, value in report.items() if value}
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaVA with tokeniser, chat template, processor, licence, and entries of its own in config.json."""
+    path = tmp_path_factory.mktemp("source") / "llava"
+    words = pair.tokenizer()
+    words.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    pair.save(path, pair.CONFIG, pair.random_params(pair.CONFIG), words)
+    raw = read(path / "config.json")
+    raw |= {"pad_token_id": 3, "initializer_range": 0.03, "quantum_flux": [1, 2], "auto_map": {"A": "b.C"}}
+    raw["text_config"] |= {"pretraining_tp": 1, "pad_token_id": None}
+    (path / "config.json").write_text(json.dumps(raw))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7], "temperature": 0.6}))
+    (path / "README.md").write_text("---\nlicense: llama2\n---\n# a model\n")
+    return path
+
+
+def test_every_family_has_a_tiny_model():
+    assert tiny.MODELS.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_round_trip_bit_for_bit(model_type, tmp_path):
+    """transformers -> jaxspec -> transformers: the same tensors under the same names, from shards too."""
+    model = tiny.MODELS[model_type]()
+    export(tiny.write(tmp_path / "theirs", model), tmp_path / "ours", max_shard_bytes=20_000)
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
+    again = reload(tmp_path / "ours", type(model))
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        np.testing.assert_array_equal(after[name].numpy(), tensor.numpy(), err_msg=name)
+    equal(load(tmp_path / "ours").params, load(tmp_path / "theirs").params)
+
+
+def test_what_lies_beside(source, tmp_path):
+    export(source, tmp_path / "copy")
+    path = tmp_path / "copy"
+    raw = read(path / "config.json")
+    assert (raw["pad_token_id"], raw["initializer_range"], raw["quantum_flux"]) == (3, 0.03, [1, 2])
+    assert raw["text_config"]["pretraining_tp"] == 1
+    assert "auto_map" not in raw
+    generation = read(path / "generation_config.json")
+    assert (generation["eos_token_id"], generation["temperature"]) == ([2, 7], 0.6)
+    messages = [{"role": "user", "content": "Hi"}]
+    for reader in (AutoTokenizer.from_pretrained(path), AutoProcessor.from_pretrained(path)):
+        assert reader.apply_chat_template(messages, tokenize=False) == "Hi"
+    card = (path / "README.md").read_text()
+    assert "license: llama2" in card
+    assert "LLaVA-1.5" in card
+    assert "AutoModelForImageTextToText" in card
+
+
+def test_dtype_and_shards_by_command(source, tmp_path, capsys):
+    arguments = [str(source), str(tmp_path / "half"), "--dtype", "bfloat16", "--max-shard-size", "30KB"]
+    main(["export", *arguments])
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'half'}: llava, ")
+    assert read(tmp_path / "half" / "config.json")["dtype"] == "bfloat16"
+    assert all(file.stat().st_size < 40_000 for file in (tmp_path / "half").glob("*.safetensors"))
+    equal(load(tmp_path / "half").params, load(source, dtype=jnp.dtype(jnp.bfloat16)).params)
+
+
+def test_text_only(source, tmp_path):
+    """The decoder of an LVLM is a Llama of its own: same tensors, same logits, nothing that reads images."""
+    export(source, tmp_path / "text", text_only=True)
+    found, whole = load(tmp_path / "text"), load(source)
+    equal(found.params, text_params(whole.config, whole.params))
+    assert found.config == replace(text_config(whole.config), pad_token_id=3)
+    model = reload(tmp_path / "text", AutoModelForCausalLM)
+    assert isinstance(model, LlamaForCausalLM)
+    rows = [tiny.text(8)]
+    ours = build(found.config).apply({"params": found.params}, jnp.asarray(rows))
+    tiny.assert_close(ours[0], tiny.logits(model, rows)[0])
+    files = {file.name for file in (tmp_path / "text").iterdir()}
+    assert "tokenizer.json" in files
+    assert not files & {"preprocessor_config.json", "processor_config.json"}
+    with pytest.raises(InputError, match="'llama' is a text model already"):
+        export(tmp_path / "text", tmp_path / "again", text_only=True)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_padded_tokens_are_never_likeliest(tied):
+    """Whatever the hidden state: the added logits are the mean of the others, also where all of these are negative."""
+    config = replace(text_config(pair.CONFIG), tie_word_embeddings=tied)
+    params = pair.random_params(config)
+    size = config.vocab_size
+    padded_config, padded = pad_vocabulary(config, params, size + 5)
+    assert padded_config == replace(config, vocab_size=size + 5)
+    draw = np.random.default_rng(0)
+    rows = params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["kernel"].T
+    hidden = draw.normal(size=(200, config.hidden_size)).astype(np.float32) - 4 * rows.mean(0) / rows.std()
+    logits = np.asarray(LanguageModel(padded_config)._text(padded, "logits", jnp.asarray(hidden)))
+    assert logits.shape == (200, size + 5)
+    np.testing.assert_allclose(logits[:, size:], np.tile(logits[:, :size].mean(1)[:, None], 5), atol=1e-4)
+    assert logits.argmax(1).max() < size
+    np.testing.assert_allclose(logits[:, :size], hidden @ rows.T, atol=1e-4)
+
+
+def test_vocabulary_of_a_target(source, tmp_path, capsys):
+    """A text draft in the target's vocabulary; a larger one, or one of other words, is refused."""
+    text = replace(text_config(pair.CONFIG), vocab_size=text_config(pair.CONFIG).vocab_size - 3)
+    draft = pair.save(tmp_path / "draft", text, pair.random_params(text))
+    main(["export", str(draft), str(tmp_path / "padded"), "--vocab-of", str(source)])
+    assert load(tmp_path / "padded").config.vocab_size == text_config(pair.CONFIG).vocab_size
+    assert "| draft for | `llava`" in (tmp_path / "padded" / "README.md").read_text()
+    reload(tmp_path / "padded", LlamaForCausalLM)
+    with pytest.raises(InputError, match="rows cannot be taken away"):
+        export(source, tmp_path / "cut", target=Target("draft", text.vocab_size))
+    assert not (tmp_path / "cut").exists()
+
+    other = shutil.copytree(draft, tmp_path / "other")
+    pair.tokenizer(pair.CHARACTERS[::-1]).save_pretrained(other)
+    with pytest.raises(SystemExit):
+        main(["export", str(other), str(tmp_path / "cut"), "--vocab-of", str(source)])
+    assert "differs from the target's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["", "0", "big", "-1GB", "5TB"])
+def test_wrong_shard_size(size, source, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["export", str(source), str(tmp_path / "out"), f"--max-shard-size={size}"])
+    assert stop.value.code == 2
+    assert f"--max-shard-size: {size!r} is no size" in capsys.readouterr().err
+
+
+def test_inspect_by_command(source, tmp_path, capsys):
+    main(["inspect", str(source), "--json"])
+    spoken = json.loads(capsys.readouterr().out)
+    assert (spoken["model_type"], spoken["problems"], spoken["chat_template"]) == ("llava", [], True)
+    main(["inspect", str(source)])
+    assert "LLaVA-1.5 (llava)" in capsys.readouterr().out
+    broken = shutil.copytree(source, tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    for more in ([], ["--json"]):
+        with pytest.raises(SystemExit) as stop:
+            main(["inspect", str(broken), *more])
+        assert stop.value.code == 2
+        assert "no model.safetensors" in " ".join(capsys.readouterr().out.split())

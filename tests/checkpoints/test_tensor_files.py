@@ -1,0 +1,109 @@
+"""Reading safetensors by byte range, and LLaVA-1.5-13B's shapes read straight onto a mesh."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.tensor_files import list_file
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params
+from jaxspec.sharding import abstract_mesh, bytes_per_device, make_mesh, shardings
+from tests.checkpoints.shapes import write_zeros
+
+LLAVA_13B = LlavaConfig(
+    LlamaConfig(
+        vocab_size=32064,
+        hidden_size=5120,
+        intermediate_size=13824,
+        num_hidden_layers=40,
+        num_attention_heads=40,
+        max_position_embeddings=4096,
+    )
+)
+"""llava-hf/llava-1.5-13b-hf."""
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+    draw = np.random.default_rng(0)
+    shapes = {"a": (), "b": (7,), "c": (5, 6), "d": (3, 4, 2, 5)}
+    tensors = {name: draw.normal(size=shape).astype(ml_dtypes.bfloat16) for name, shape in shapes.items()}
+    path = tmp_path_factory.mktemp("stored") / "x.safetensors"
+    save_file(tensors, path)
+    return path, tensors
+
+
+@hypothesis.given(data=st.data())
+def test_any_box_of_any_tensor(stored, data):
+    path, tensors = stored
+    tensor = data.draw(st.sampled_from(list_file(path)))
+    expected = tensors[tensor.name]
+    assert (tensor.shape, tensor.dtype, tensor.nbytes) == (expected.shape, "BF16", expected.nbytes)
+    bounds = [sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2))) for n in expected.shape]
+    box = tuple(slice(*pair) for pair in bounds)
+    found = tensor.read(box)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected[box])
+
+
+def test_only_the_boxs_bytes_are_read(tmp_path):
+    """A file that loses its end after it was listed: boxes before the cut read, those past it say so."""
+    path = tmp_path / "x.safetensors"
+    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
+    save_file({"x": whole}, path)
+    (tensor,) = list_file(path)
+    os.truncate(path, path.stat().st_size - 4 * 9)  # rows 4 and 5, and the last of row 3
+    np.testing.assert_array_equal(tensor.read((slice(0, 3), slice(None))), whole[:3])
+    np.testing.assert_array_equal(tensor.read((slice(0, 4), slice(1, 3))), whole[:4, 1:3])
+    for box in ((slice(3, 4), slice(None)), (slice(None), slice(0, 1))):
+        with pytest.raises(InputError, match="ends before its tensors do"):
+            tensor.read(box)
+
+
+def test_13b_shapes_straight_onto_a_mesh(tmp_path):
+    """Full widths, 1 of 40 layers and 4 of 24 of the tower: host memory peaks below 1.3 times what stays.
+
+    On CPU devices what stays lies in host memory too, so that a second copy of the model would show as 2.
+    """
+    config = replace(
+        LLAVA_13B,
+        text_config=replace(LLAVA_13B.text_config, num_hidden_layers=1),
+        vision_config=VisionConfig(num_hidden_layers=4),
+    )
+    size = write_zeros(tmp_path / "model", config, shards=3)
+    assert size > 1.4e9
+    mesh = make_mesh(model=8)
+    places = shardings(config, abstract_params(config), mesh)
+    found = load(tmp_path / "model", shardings=places)
+    print(f"LLaVA-1.5-13B widths, 1 layer: {found.report}")
+    report = found.report
+    assert report.devices == 8
+    assert size <= report.nbytes < 1.02 * size  # norms and biases are on every device
+    assert report.host_peak < 1.3 * report.nbytes
+    leaves = jax.tree.leaves(found.params)
+    held = sum(shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards if shard.device.id == 0)
+    assert held == bytes_per_device(found.params, places)
+
+
+def test_plan_of_13b():
+    """The whole model in bfloat16, counted from shapes: an eighth of it, and what is on every device."""
+    params = abstract_params(LLAVA_13B, jnp.bfloat16)
+    whole = sum(2 * leaf.size for leaf in jax.tree.leaves(params))
+    for model in (1, 2, 4, 8):
+        held = bytes_per_device(params, shardings(LLAVA_13B, params, abstract_mesh(model=model)))
+        print(f"LLaVA-1.5-13B bfloat16, {model} devices: {held / 2**30:.2f} GiB each")
+        assert whole / model <= held < 1.01 * whole / model
+    assert round(whole / 1e9, 1) == 26.7

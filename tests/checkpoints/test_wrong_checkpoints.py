@@ -1,0 +1,190 @@
+"""Directories that are no checkpoint, or a broken one: `load` says what and the mend, `inspect` says all of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints.huggingface import load, save
+from jaxspec.checkpoints.inspection import inspect
+from jaxspec.errors import InputError
+from tests.end_to_end import tiny
+
+HEAD = "language_model.lm_head.weight"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sharded LLaVA with tokeniser and image processor."""
+    path = tmp_path_factory.mktemp("good") / "model"
+    params, words, pages = tiny.random_params(tiny.CONFIG), tiny.tokenizer(), tiny.image_processor()
+    save(path, tiny.CONFIG, params, tokenizer=words, image_processor=pages, max_shard_bytes=40_000)
+    return path
+
+
+def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    raw = json.loads(file.read_text())
+    change(raw)
+    file.write_text(json.dumps(raw))
+
+
+def config(*keys: str, **changes: Any) -> Callable[[Path], None]:
+    """Changes entries of config.json, those of a part where `keys` name one."""
+
+    def change(raw: dict[str, Any]) -> None:
+        for key in keys:
+            raw = raw[key]
+        raw.update(changes)
+
+    return lambda path: edit(path / "config.json", change)
+
+
+def first_shard(path: Path) -> Path:
+    return min(path.glob("*.safetensors"))
+
+
+def lose_shard(path: Path) -> None:
+    first_shard(path).unlink()
+
+
+def truncate(path: Path) -> None:
+    shard = first_shard(path)
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def corrupt(path: Path) -> None:
+    first_shard(path).write_bytes(b"\xff" * 64)
+
+
+def page_of_errors(path: Path) -> None:
+    """What a failed download leaves."""
+    first_shard(path).write_text("<!DOCTYPE html><html>404</html>")
+
+
+def empty_file(path: Path) -> None:
+    first_shard(path).write_bytes(b"")
+
+
+def wrong_length(path: Path) -> None:
+    """A header whose shape is not what its bytes hold."""
+    shard = first_shard(path)
+    raw = shard.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    entry = header[sorted(header)[-1]]
+    entry["shape"] = [*entry["shape"][:-1], entry["shape"][-1] - 1]
+    text = json.dumps(header).encode()
+    shard.write_bytes(len(text).to_bytes(8, "little") + text + raw[end:])
+
+
+def lose_tensor(path: Path) -> None:
+    shard = first_shard(path)
+    tensors = load_file(shard)
+    del tensors[min(tensors)]
+    save_file(tensors, shard)
+
+
+def bad_index(path: Path) -> None:
+    (path / "model.safetensors.index.json").write_text("[]")
+
+
+def float8(path: Path) -> None:
+    for shard in path.glob("*.safetensors"):
+        tensors = load_file(shard)
+        tensors = {name: t.astype(ml_dtypes.float8_e4m3fn) if name == HEAD else t for name, t in tensors.items()}
+        save_file(tensors, shard)
+
+
+def without_weights(*others: str, keep_config: bool = True) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        for file in [*path.glob("*.safetensors"), path / "model.safetensors.index.json"]:
+            file.unlink()
+        if not keep_config:
+            (path / "config.json").unlink()
+        for name in others:
+            (path / name).write_text("{}")
+
+    return change
+
+
+def empty(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "another family": (config(model_type="gpt9"), "model_type 'gpt9' is not supported; supported: llama, "),
+    "quantised": (config(quantization_config={"quant_method": "gptq"}), "the model is quantised (gptq); take the"),
+    "quantised decoder": (config("text_config", quantization_config={"quant_method": "awq"}), "quantised (awq)"),
+    "float8": (float8, f"{HEAD} is F8_E4M3, supported: F32, F16, BF16"),
+    "bin": (without_weights("pytorch_model-00001-of-00002.bin"), "only PyTorch .bin weights (pytorch_model-00001"),
+    "gguf": (without_weights("llava-q4.gguf", keep_config=False), "only GGUF weights (llava-q4.gguf)"),
+    "adapter": (without_weights("adapter_config.json", "adapter_model.safetensors", keep_config=False), "LoRA adapter"),
+    "no weights": (without_weights(), "no model.safetensors and no model.safetensors.index.json"),
+    "empty directory": (empty, "the directory is empty"),
+    "lost shard": (lose_shard, "model-00001-of-00005.safetensors: named by the index and not there; fetch it"),
+    "truncated": (truncate, "model-00001-of-00005.safetensors: unreadable ("),
+    "corrupt": (corrupt, "model-00001-of-00005.safetensors: unreadable (no header"),
+    "html": (page_of_errors, "unreadable (no header"),
+    "empty file": (empty_file, "unreadable (no header: 0 bytes)"),
+    "header against bytes": (wrong_length, "its shape and dtype"),
+    "lost tensor": (lose_tensor, "which the index says it holds; fetch both again"),
+    "bad index": (bad_index, "model.safetensors.index.json: not readable as an index"),
+    "vocabulary": (config("text_config", vocab_size=99), "config.json says vocab_size 99; set vocab_size to the rows"),
+    "depth": (config("text_config", num_hidden_layers=3), "files hold 2 layers and config.json says 3; set"),
+    "tower's depth": (config("vision_config", num_hidden_layers=1), "vision_model.encoder.layers: the files hold 2"),
+    "width": (config("text_config", hidden_size=64), "config.json asks for [64"),
+    "mlp": (config("text_config", intermediate_size=50), "gate_proj.weight is [48, 32], config.json asks for [50, 32]"),
+    "image size": (config("vision_config", image_size=[28, 28]), "image_size [28, 28] is not supported; give one"),
+    "patch size": (config("vision_config", patch_size=[14, 14]), "patch_size [14, 14] is not supported; give one"),
+    "number as text": (config("text_config", hidden_size="32"), "hidden_size '32' is not supported; give one"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_checkpoint(case, good, tmp_path):
+    damage, words = WRONG[case]
+    path = shutil.copytree(good, tmp_path / "model")
+    damage(path)
+    with pytest.raises(InputError) as caught:
+        load(path)
+    assert words in str(caught.value), str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert any(words in problem for problem in inspect(path).problems)
+
+
+def test_good_checkpoint(good):
+    found = inspect(good)
+    assert found.problems == []
+    assert (found.family, found.model_type, found.image_tokens) == ("LLaVA-1.5", "llava", 4)
+    assert (found.context, found.vocabulary) == (tiny.CONTEXT, tiny.CONFIG.text_config.vocab_size)
+    params = tiny.random_params(tiny.CONFIG)
+    assert sum(found.parameters.values()) == sum(leaf.size for leaf in _leaves(params))
+    assert found.parameters["vision_tower"] == sum(leaf.size for leaf in _leaves(params["vision_tower"]))
+    assert found.dtypes == {"F32": 4 * sum(found.parameters.values())}
+    assert len(found.files) == 5
+
+
+def _leaves(tree: Any) -> list[np.ndarray]:
+    return [tree] if isinstance(tree, np.ndarray) else [leaf for part in tree.values() for leaf in _leaves(part)]
+
+
+def test_inspection_tells_every_problem(good, tmp_path):
+    path = shutil.copytree(good, tmp_path / "model")
+    lose_shard(path)
+    config("text_config", intermediate_size=50)(path)
+    (path / "tokenizer.json").unlink()
+    problems = inspect(path).problems
+    for words in ("named by the index and not there", "config.json asks for [50, 32]", "no tokenizer"):
+        assert any(words in problem for problem in problems), problems
+    assert sum("asks for" in problem for problem in problems) == 4
+    assert not any(problem.endswith("is missing") for problem in problems)

@@ -1,0 +1,73 @@
+"""Decoding on a mesh: the target split over devices, the draft on each, the tokens those of one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.cli import main
+from jaxspec.sharding import make_mesh
+from tests.end_to_end import tiny
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return tiny.save_pair(tmp_path_factory.mktemp("pair"))
+
+
+def decode(target: LoadedModel, draft: LoadedModel) -> tuple[Engine, list[tuple[int, ...]]]:
+    engine = Engine(target, draft, EngineConfig(views=("M", "T"), gamma=3))
+    page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    prompts = [engine.encoder.prompt(text, [page]) for text in ("Hi", "What is this?")]
+    return engine, [result.tokens for result in engine.generate([Request(prompt, NEW) for prompt in prompts])]
+
+
+def test_a_mesh_changes_no_token(pair):
+    draft = LoadedModel.load(pair[1])
+    alone, expected = decode(LoadedModel.load(pair[0]), draft)
+    assert alone.mesh is None
+    mesh = make_mesh(model=2)
+    target = LoadedModel.load(pair[0], mesh=mesh)
+    engine, tokens = decode(target, draft)
+    assert tokens == expected
+    assert engine.mesh == mesh
+
+
+@pytest.mark.parametrize(("model", "heads"), [(2, 1), (4, 2)])
+def test_what_each_device_holds(pair, model, heads):
+    """Over two devices all is split; over four the two kv heads, and so the cache, stay whole."""
+    target, draft = LoadedModel.load(pair[0], mesh=make_mesh(model=model)), LoadedModel.load(pair[1])
+    engine, alone = Engine(target, draft), Engine(LoadedModel.load(pair[0]), draft)
+    gate = target.params["language_model"]["model"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
+    assert gate.addressable_shards[0].data.shape == (32, 48 // model)
+    request = Request(engine.encoder.prompt("Hi", []), NEW)
+    state = engine.prefill([request])
+    assert {shard.data.shape[2] for shard in state.target.k[0].addressable_shards} == {heads}
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.drafter, state.tokens)))
+
+    report, whole = engine.memory_report([request]), alone.memory_report([request])
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(target.params))
+    assert report.target_weights == held < whole.target_weights
+    assert report.draft_weights == whole.draft_weights
+    keys = sum(leaf.addressable_shards[0].data.nbytes for leaf in (*state.target.k, *state.target.v))
+    lengths = state.target.length.nbytes + state.target.shift.nbytes
+    assert report.target_cache == keys + lengths
+
+
+def test_command_line(pair, capsys):
+    arguments = ["generate", "--target", str(pair[0]), "--prompt", "Hi", "--max-new-tokens", str(NEW)]
+    main(arguments)
+    alone = capsys.readouterr().out
+    main([*arguments, "--model-parallel", "2"])
+    out, err = capsys.readouterr()
+    assert out == alone
+    assert "on 2 devices in" in err
+    with pytest.raises(SystemExit):
+        main([*arguments, "--model-parallel", "9"])
+    assert "9 model devices asked for and there are 8" in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Two processes load one checkpoint onto one mesh: each holds, and reads, only its half."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.checkpoints.huggingface import load
+from tests.conftest import ROOT
+from tests.end_to_end import tiny
+
+CHILD = """
+import json, sys
+import jax
+import numpy as np
+address, number, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+jax.config.update("jax_platforms", "cpu")
+jax.distributed.initialize(address, 2, number)
+from pathlib import Path
+from jaxspec.checkpoints.huggingface import load, read_config
+from jaxspec.checkpoints.tensor_files import StoredTensor
+from jaxspec.models import abstract_params
+from jaxspec.sharding import make_mesh, shardings
+read = StoredTensor.read
+counted = []
+def counting(self, box=None):
+    out = read(self, box)
+    counted.append(out.nbytes)
+    return out
+StoredTensor.read = counting
+config = read_config(Path(path))
+found = load(path, shardings=shardings(config, abstract_params(config), make_mesh(model=2)))
+mlp = found.params["language_model"]["model"]["layers_1"]["mlp"]
+parts = {name: mlp[name]["kernel"].addressable_shards[0].data for name in ("gate_proj", "down_proj")}
+answer = {name: np.asarray(part).tolist() for name, part in parts.items()}
+print(json.dumps(answer | {"read": sum(counted), "held": found.report.nbytes}))
+"""
+
+
+def test_each_process_reads_its_half(tmp_path: Path) -> None:
+    path = tiny.save(tmp_path / "model", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, address, str(number), str(path)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for number in range(2)
+    ]
+    answers = []
+    for child in children:
+        out, err = child.communicate(timeout=120)
+        assert child.returncode == 0, err
+        answers.append(json.loads(out.splitlines()[-1]))
+    whole = load(path)
+    mlp = whole.params["language_model"]["model"]["layers_1"]["mlp"]
+    for name, axis in (("gate_proj", 1), ("down_proj", 0)):
+        halves = np.split(np.asarray(mlp[name]["kernel"]), 2, axis)
+        for answer, half in zip(answers, halves):
+            np.testing.assert_array_equal(np.asarray(answer[name], np.float32), half)
+    for answer in answers:
+        # Norms, biases and positions are whole on both; at these widths they are a quarter of the model.
+        assert answer["read"] == answer["held"] < 0.7 * whole.report.nbytes

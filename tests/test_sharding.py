@@ -1,0 +1,101 @@
+"""The table of shardings: every parameter of every family has one row, and its split divides."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxspec.config import LlamaConfig, text_config
+from jaxspec.errors import InputError
+from jaxspec.models import FAMILIES, abstract_params
+from jaxspec.sharding import (
+    TABLE,
+    abstract_mesh,
+    bytes_per_device,
+    constrain,
+    logical_axes,
+    make_mesh,
+    mesh_of,
+    replicated,
+    shardings,
+    spec,
+)
+
+
+def paths(model_type: str) -> dict[str, tuple[int, ...]]:
+    """Parameter path -> shape of a family's default model, and of one with every bias it knows."""
+    found = {}
+    for biased in (False, True):
+        flags = {"attention_bias": biased, "mlp_bias": biased, "multimodal_projector_bias": biased}
+        flags |= {"enable_bias": biased, "word_embed_proj_dim": 512 if biased else None, "sliding_window": None}
+        raw = {"model_type": model_type, **flags, "text_config": flags}
+        config = FAMILIES[model_type].config.from_hf(raw)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(abstract_params(config))[0]:
+            found["/".join(key.key for key in path)] = leaf.shape
+    return found
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_parameter_matches_one_row(model_type):
+    for path, shape in paths(model_type).items():
+        matching = [pattern for pattern, _ in TABLE if re.fullmatch(pattern, path)]
+        assert len(matching) == 1, (path, matching)
+        axes = logical_axes(path)
+        assert len(axes) in (0, len(shape)), (path, axes, shape)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model", [2, 3, 8])
+def test_splits_divide_or_fall_back(model_type, model):
+    mesh = abstract_mesh(model=model, fsdp=2)
+    config = FAMILIES[model_type].config()
+    params = abstract_params(config, jnp.bfloat16)
+    places = shardings(config, params, mesh)
+    jax.tree.map(lambda leaf, place: place.shard_shape(leaf.shape), params, places)  # raises where it does not divide
+    whole = sum(leaf.size * 2 for leaf in jax.tree.leaves(params))
+    held = bytes_per_device(params, places)
+    assert whole / (2 * model) <= held < whole
+    if text_config(config).num_key_value_heads % model == 0:  # then nearly all of a model divides
+        assert held < 1.1 * whole / (2 * model)
+
+
+def test_heads_are_split_whole():
+    """Two kv heads over four devices: the columns would divide, the heads do not."""
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    layer = "model/layers_0/self_attn"
+    assert spec(config, f"{layer}/q_proj/kernel", (64, 64), abstract_mesh(model=4)) == P(None, "model")
+    assert spec(config, f"{layer}/k_proj/kernel", (64, 32), abstract_mesh(model=4)) == P(None, None)
+    assert spec(config, f"{layer}/k_proj/kernel", (64, 32), abstract_mesh(model=2)) == P(None, "model")
+    assert spec(config, f"{layer}/o_proj/kernel", (64, 64), abstract_mesh(model=4, fsdp=2)) == P("model", "fsdp")
+
+
+def test_an_unknown_parameter_is_refused():
+    with pytest.raises(ValueError, match="0 rows match 'model/layers_0/gate'"):
+        logical_axes("model/layers_0/gate")
+
+
+def test_constrain():
+    x = jnp.zeros((8, 4))
+    assert constrain(x, "batch", "heads") is x
+    mesh = make_mesh(model=2, data=2, devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        split = jax.jit(lambda x: constrain(x, "batch", "heads"))(x)
+        odd = jax.jit(lambda x: constrain(x[:7, :3], "batch", "heads"))(x)
+    assert {shard.data.shape for shard in split.addressable_shards} == {(4, 2)}
+    assert {shard.data.shape for shard in odd.addressable_shards} == {(7, 3)}
+
+
+def test_mesh():
+    mesh = make_mesh(model=4)
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "model": 4}
+    assert mesh_of({"a": jax.device_put(np.zeros(4), replicated(mesh))}) == mesh
+    assert mesh_of({"a": jnp.zeros(4)}) is None
+    for wrong in (0, math.prod(make_mesh().shape.values()) + len(jax.devices())):
+        with pytest.raises(InputError, match=f"{wrong} model devices asked for"):
+            make_mesh(model=wrong)
