@@ -51,8 +51,6 @@ class QwenVisionConfig:
     def __post_init__(self) -> None:
         if self.hidden_act != "silu":
             raise InputError(f"vision config: hidden_act {self.hidden_act!r} is not supported; supported: 'silu'")
-        if not isinstance(self.patch_size, int) or not isinstance(self.temporal_patch_size, int):
-            raise InputError("vision config: patch_size and temporal_patch_size must be one number each")
         if self.window_groups < 1:
             raise InputError(
                 f"vision config: window_size {self.window_size} is smaller than a merge group of "

@@ -24,7 +24,18 @@ from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.models import FAMILIES, LanguageModel, build, text_params  # noqa: E402
 from tests.end_to_end import tiny as pair  # noqa: E402
-from tests.parity import tiny  # noqa: E402
+from tests.parity import qwen_vl, tiles, tiny  # noqa: E402
+
+MODELS = {
+    "llama": tiny.llama,
+    "mistral": tiny.mistral,
+    "qwen2": tiny.qwen2,
+    "opt": tiny.opt,
+    "llava": tiny.llava,
+    "llava_next": tiles.llava_next,
+    "llava_onevision": tiles.onevision,
+    "qwen2_5_vl": qwen_vl.model,
+}
 
 
 def equal(a: Any, b: Any) -> None:
@@ -59,13 +70,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_family_has_a_tiny_model():
-    assert tiny.MODELS.keys() == FAMILIES.keys()
+    assert MODELS.keys() == FAMILIES.keys()
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_round_trip_bit_for_bit(model_type, tmp_path):
     """transformers -> jaxspec -> transformers: the same tensors under the same names, from shards too."""
-    model = tiny.MODELS[model_type]()
+    model = MODELS[model_type]()
     export(tiny.write(tmp_path / "theirs", model), tmp_path / "ours", max_shard_bytes=20_000)
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
     again = reload(tmp_path / "ours", type(model))

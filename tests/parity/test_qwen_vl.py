@@ -268,7 +268,7 @@ def test_defaults_are_those_of_transformers():
         ({"vision_config": {"hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
         ({"vision_config": {"window_size": 20}}, "window_size 20 is smaller than a merge group of 2 x 14 pixels"),
         ({"vision_config": {"num_heads": 3}}, "num_heads 3 does not cut hidden_size 3584"),
-        ({"vision_config": {"patch_size": [14, 14]}}, "patch_size and temporal_patch_size must be one number"),
+        ({"vision_config": {"patch_size": [14, 14]}}, "patch_size .* is not supported; give one whole number"),
         ({"vision_config": {"rope_parameters": {"rope_theta": 5.0}}}, "rope_theta 5.0 is not supported"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, r"mrope_section \[16, 24\] must be 3 numbers"),
         ({"use_sliding_window": True, "max_window_layers": 2}, "sliding_window 4096 is smaller than"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -200,7 +199,3 @@ def padded(rows: list[list[int]], width: int = 0) -> tuple[np.ndarray, np.ndarra
 
 def assert_close(ours: Any, theirs: Any, what: str = "") -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=TOLERANCE, atol=TOLERANCE, err_msg=what)
-
-
-MODELS: dict[str, Callable[[], Any]] = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "opt": opt, "llava": llava}
-"""A tiny model of every family, for the tests that each must pass."""
