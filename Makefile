@@ -12,7 +12,7 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c cons
 .PHONY: demo test lint clean
 
 demo: $(VENV)/.demo
-	$(VENV)/bin/python eval/block_efficiency.py mini --limit 10 --out runs/mini
+	$(VENV)/bin/python eval/block_efficiency.py mini --limit 10 --trace --out runs/mini
 
 test: lint
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile

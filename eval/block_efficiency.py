@@ -3,7 +3,8 @@
     python eval/block_efficiency.py mini --out runs/mini
     python eval/block_efficiency.py mini --limit 10 --gamma 3
 
-Writes results.json, records.jsonl and table.md (and figures, with the `plots` extra) into --out.
+Writes results.json, records.jsonl, table.md and report.html (and figures, with the `plots` extra) into --out. With
+--trace the page shows who wrote each token of the first answers, and more figures are drawn.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jaxspec.evaluation.block_efficiency import measure
 from jaxspec.evaluation.command import load_models, parse_command
+from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.figures import draw_all
+from jaxspec.evaluation.html import SHOWN, write_html
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import block_efficiency_table
 from jaxspec.runtime import input_errors
@@ -28,7 +33,7 @@ class Options:
     """What this script takes besides the preset's fields."""
 
     out: Path = Path("runs/eval")
-    """Directory for results.json, records.jsonl, table.md and figures."""
+    """Directory for results.json, records.jsonl, table.md, report.html and figures."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -37,12 +42,23 @@ def main(args: Sequence[str] | None = None) -> None:
     out = options.out
     models = load_models(config)
     rows, records = measure(config, *models)
-    title, header, cells, notes = block_efficiency_table(config, rows)
-    write_results(out, describe_run(preset), rows, records, markdown(title, header, cells, notes))
-    show(title, header, cells, notes)
+    run, table = describe_run(preset), block_efficiency_table(config, rows)
+    write_results(out, run, rows, records, markdown(*table))
+    show(*table)
     figures = draw_all(config, rows, records, out)
-    files = ["results.json", "records.jsonl", "table.md", *(figure.name for figure in figures)]
+    write_html(out / "report.html", run, table, figures, records, _asked(config))
+    files = ["results.json", "records.jsonl", "table.md", "report.html", *(figure.name for figure in figures)]
     print(f"wrote {', '.join(files)} to {out}", file=sys.stderr)
+
+
+def _asked(config: EvalConfig) -> dict[tuple[str, str, int], tuple[str, Sequence[Any]]]:
+    """(set, sample, turn) -> the question and the sample's images; of those that the page shows."""
+    return {
+        (name, sample.id, turn): (sample.turns[turn - 1][0], sample.images)
+        for name in config.sets
+        for turn in config.turns
+        for sample in islice(config.samples(name, turns=turn), SHOWN)
+    }
 
 
 if __name__ == "__main__":

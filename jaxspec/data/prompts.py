@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,12 @@ class PromptEncoder:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """What each token adds to the text; nothing, for a part of a letter that later ones complete."""
+        texts = [self.tokenizer.decode(tokens[:i], skip_special_tokens=True) for i in range(len(tokens) + 1)]
+        whole = [text.rstrip("\ufffd") for text in texts]
+        return [after[len(before) :] for before, after in pairwise(whole)]
 
     def _place(self, question: str, images: int) -> str:
         if VIDEO in question and self.tokenizer.get_vocab().get(VIDEO) is not None:

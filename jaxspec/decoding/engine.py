@@ -28,6 +28,7 @@ from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, place
+from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import VIEWS, Row, View, needs_captioner, parse_views, parse_weights, rewrite, stack_rows
@@ -67,6 +68,8 @@ class EngineConfig:
     image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512)
     """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
     new_buckets: tuple[int, ...] = (16, 64, 128, 256, 512, 1024, 2048)
+    trace: bool = False
+    """Tell of each token where it came from, in `Result.trace`."""
 
     def __post_init__(self) -> None:
         if self.gamma < 1:
@@ -133,6 +136,9 @@ class Result:
     """Likewise, the whole loop after prefill."""
     batch: int
     """Requests in that batch."""
+    trace: dict[str, list[Any]] | None = None
+    """Of each new token its text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
+    whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
     caption_ms: float = 0.0
     """What captioning the request's images took, when that was done: captions kept on disk count as much as new
     ones. Neither in `prefill_ms` nor in `decode_ms`."""
@@ -195,7 +201,7 @@ class Engine:
         weighting = parse_weighting(self.config.weighting)
         if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
             raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
-        self.program = Speculator(target, drafter, weighting, shares)
+        self.program = Speculator(target, drafter, weighting, shares, self.config.trace)
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""
@@ -321,7 +327,7 @@ class Engine:
         begun = time.perf_counter()
         state = jax.block_until_ready(decode(params, state, options))
         end = time.perf_counter()
-        tokens, count, stats = jax.device_get((state.tokens, state.count, state.stats))
+        tokens, count, stats, trace = jax.device_get((state.tokens, state.count, state.stats, state.trace))
         return [
             Result(
                 text=self.encoder.decode(tokens[i, : count[i]]),
@@ -336,6 +342,7 @@ class Engine:
                 prefill_ms=1e3 * (prefilled - start),
                 decode_ms=1e3 * (end - begun),
                 batch=len(requests),
+                trace=trace and trace_record(trace, i, count[i], self.encoder.pieces(tokens[i, : count[i]])),
             )
             for i in range(len(requests))
         ]

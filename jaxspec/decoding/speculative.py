@@ -12,6 +12,7 @@ from jaxspec.cache import keep_path
 from jaxspec.decoding.autoregressive import prefill_target
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
+from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
@@ -35,6 +36,8 @@ class Speculator:
     weighting: Weighting
     shares_tower: bool = False
     """The draft reads the target's image features, because the two towers are the same."""
+    traces: bool = False
+    """Keep where each token came from."""
 
     @property
     def spare_slots(self) -> int:
@@ -53,7 +56,8 @@ class Speculator:
         drafter = self.drafter.prefill(params["drafter"], batch, shared, slots)
         assert batch.weights is not None
         weighting = self.weighting.init(batch.weights)
-        return init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
+        state = init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
+        return state.replace(trace=init_trace(batch.weights, new_slots)) if self.traces else state
 
     def decode(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
         """Blocks of one draft and one target pass until every row is done."""
@@ -66,13 +70,14 @@ class Speculator:
         gamma = self.drafter.gamma
         last = newest(state)
         previous = jnp.take_along_axis(state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1)[:, 0]
+        weights = self.weighting.weights(state.weighting, step_keys(options, state.count, WEIGHTS_STREAM))
         with jax.named_scope("draft"):
             draft, drafter = self.drafter.draft(
                 params["drafter"],
                 state.drafter,
                 jnp.stack([previous, last], axis=1),
                 state.count,
-                self.weighting.weights(state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)),
+                weights,
                 options,
             )
         with jax.named_scope("extend"):
@@ -97,5 +102,9 @@ class Speculator:
             # Not `p`: filters and greedy rows' one-hots hide how near a view was.
             weighting = self.weighting.observe(state.weighting, soft[:, :gamma], draft.view_probs, valid)
             state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
+            count = state.count
             state, emitted = commit(state, draft.tokens, verdict, options)
+            if state.trace is not None:
+                trace = extend_trace(state.trace, count, state.tokens, draft, verdict, weights, valid)
+                state = state.replace(trace=trace)
             return state.replace(drafter=self.drafter.commit(drafter, emitted, kept))

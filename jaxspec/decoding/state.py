@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.trace import Trace
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import CACHE_AXES, constrain
@@ -55,6 +56,8 @@ class DecodeState(struct.PyTreeNode):
     drafter: Any
     weighting: Any
     stats: DecodeStats
+    trace: Trace | None = None
+    """Of programs that keep one."""
 
 
 def place(state: DecodeState) -> DecodeState:

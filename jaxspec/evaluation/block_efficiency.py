@@ -71,6 +71,7 @@ def measure(
                     place
                     | {"sample": q.sample, "tokens": len(r.tokens), "identical": r.tokens == a.tokens, "text": r.text}
                     | acceptance_metrics([r.stats])
+                    | ({"trace": r.trace} if r.trace else {})
                     for q, r, a in zip(questions, results, reference, strict=True)
                 ]
                 bar.update()

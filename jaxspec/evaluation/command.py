@@ -50,7 +50,8 @@ def parse_command(
     )
     if unknown:
         word = unknown[0].partition("=")[0]
-        raise InputError(f"{word}: no such option; {nearest(word, ['--' + name.replace('_', '-') for name in given])}")
+        known = ["--" + name.replace("_", "-") for name in given if name != "rows"]
+        raise InputError(f"{word}: no such option; {nearest(word, known)}")
     config, own = ({f.name: getattr(found, f.name) for f in fields(part)} for part in (EvalConfig, options))
     return preset, EvalConfig(**config), options(**own)
 

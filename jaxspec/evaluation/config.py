@@ -57,6 +57,8 @@ class EvalConfig:
     tiles: bool = True
     """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does."""
     seed: int = 0
+    trace: bool = False
+    """Keep of every token who wrote it: for figures of weights and overlap, and the answers in report.html."""
     prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)
     """Few and coarse buckets compile less and pad more."""
@@ -75,6 +77,7 @@ class EvalConfig:
             prompt_buckets=self.prompt_buckets,
             image_buckets=self.image_buckets,
             new_buckets=(self.max_new_tokens,),
+            trace=self.trace,
         )
 
     def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
