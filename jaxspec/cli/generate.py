@@ -56,6 +56,8 @@ class Generate:
     """Drafted tokens a block; of a tree, on its longest path."""
     tree: str | None = None
     """Draft a tree, not a chain: 2 (children of every node), 2:32 (cut to 32 nodes), chains:2, or dynamic:4:24."""
+    adaptive_gamma: bool = False
+    """Draft up to --gamma tokens a block, as many as pay on this device, and none where no draft does."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int = 0
@@ -83,7 +85,16 @@ def run(args: Generate) -> str:
     """What the command prints. All that can be checked without the models is checked before they are read."""
     weights = None if args.weights is None else _numbers("--weights", args.weights)
     views = tuple(args.views.split(","))
-    config = EngineConfig(views, weights, args.weighting, args.gamma, args.tree, args.context, batch_size=1)
+    config = EngineConfig(
+        views,
+        weights,
+        args.weighting,
+        args.gamma,
+        args.tree,
+        adaptive_gamma=args.adaptive_gamma,
+        context=args.context,
+        batch_size=1,
+    )
     shows_captions = args.draft is not None and needs_captioner(parse_views(views), args.captioner)
     images = [load_image(path) for path in args.image]
     place_images(args.prompt, len(images))

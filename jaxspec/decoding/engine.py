@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -21,6 +22,7 @@ from jaxspec.config import LvlmConfig, text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.block_length import BLOCKS, lengths_up_to, measure_costs
 from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
@@ -60,6 +62,10 @@ class EngineConfig:
     tree: str | None = None
     """A token tree instead of a chain: `2` or `2:32` (every node has 2 children, cut to 32 nodes), `chains:2`, or
     `dynamic:4:24`; see `jaxspec.decoding.tree`."""
+    adaptive_gamma: bool = False
+    """Choose the length of each block, up to `gamma`, from times measured at a bucket's first use and the running
+    acceptance; and decode plainly where drafts do not pay. Which drafts are made then depends on the clock: greedy
+    answers do not change, sampled ones differ from run to run."""
     context: ContextPolicy = "extrapolate"
     """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
     batch_size: int = 8
@@ -80,6 +86,8 @@ class EngineConfig:
             raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
         if self.tree is not None:
             parse_tree(self.tree, self.gamma)
+            if self.adaptive_gamma:
+                raise InputError(f"adaptive_gamma: chooses the length of chains, and tree is {self.tree!r}; give one")
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 
@@ -201,7 +209,15 @@ class Engine:
         weighting = parse_weighting(self.config.weighting)
         if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
             raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
-        self.program = Speculator(target, drafter, weighting, shares, self.config.trace)
+        self.program = Speculator(
+            target,
+            drafter,
+            weighting,
+            shares,
+            lengths_up_to(self.config.gamma) if self.config.adaptive_gamma else (),
+            self.config.trace,
+        )
+        self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""
@@ -319,6 +335,8 @@ class Engine:
     def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result]:
         batch, options = self._inputs(requests, rows, sizes)
         params = self._params(requests)
+        if batch.costs is not None:
+            batch = batch.replace(costs=self._measured_costs(sizes, params, batch, options))
         prefill = _executable(run_prefill, self.mesh, self.program, params, batch, options, sizes.new)
         start = time.perf_counter()
         state = jax.block_until_ready(prefill(params, batch, options))
@@ -347,6 +365,28 @@ class Engine:
             for i in range(len(requests))
         ]
 
+    def _measured_costs(self, sizes: Sizes, params: Params, batch: PromptBatch, options: Sampling) -> np.ndarray:
+        """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
+        key = sizes, len(options.temperature)
+        if key not in self._costs:
+            assert isinstance(self.program, Speculator)
+            few = min(sizes.new, BLOCKS * (self.config.gamma + 1))
+            limits = jnp.full_like(options.max_new_tokens, few)
+            endless = options.replace(max_new_tokens=limits, eos=jnp.full_like(options.eos, -1))
+
+            def run(costs: np.ndarray) -> tuple[float, int]:
+                given = batch.replace(costs=jax.device_put(costs, self._everywhere))
+                prefill = _executable(run_prefill, self.mesh, self.program, params, given, endless, sizes.new)
+                state = prefill(params, given, endless)
+                decode = _executable(run_decode, self.mesh, self.program, params, state, endless)
+                jax.block_until_ready(state)
+                start = time.perf_counter()
+                state = jax.block_until_ready(decode(params, state, endless))
+                return 1e3 * (time.perf_counter() - start), int(state.stats.steps.max())
+
+            self._costs[key] = measure_costs(self.program.lengths, run)
+        return jax.device_put(self._costs[key], self._everywhere)
+
     def _params(self, requests: list[Request]) -> Params:
         """The parameters; those of a recorded target are the answers to these requests."""
         if not isinstance(self.target, RecordedTarget):
@@ -371,6 +411,7 @@ class Engine:
                 views=prompts[1:],
                 view_images=image_inputs(self.draft, pictures, sizes.view_units) if own else None,
                 weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
+                costs=np.ones(len(self.program.lengths), np.float32) if self.program.lengths else None,
             )
         return jax.device_put(batch, self._everywhere), self._options(requests, len(rows))
 

@@ -124,6 +124,7 @@ def abstract_inputs(
                 ),
                 view_images=images(drafter.model, sizes.view_units) if own else None,
                 weights=jnp.zeros((batch, len(drafter.views))),
+                costs=jnp.zeros(len(program.lengths)) if program.lengths else None,
             )
         real = jnp.zeros(batch)
         keys = jax.random.split(jax.random.key(0), batch)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import keep_path
-from jaxspec.decoding.autoregressive import prefill_target
+from jaxspec.decoding.autoregressive import Autoregressive, prefill_target
+from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
 from jaxspec.decoding.trace import extend_trace, init_trace
@@ -17,7 +19,7 @@ from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, filtered, tempered
-from jaxspec.typing import Params
+from jaxspec.typing import Array, Params
 from jaxspec.verification import along_path, verify
 
 WEIGHTS_STREAM = 1 << 20
@@ -36,6 +38,9 @@ class Speculator:
     weighting: Weighting
     shares_tower: bool = False
     """The draft reads the target's image features, because the two towers are the same."""
+    lengths: tuple[int, ...] = ()
+    """Tokens that a block may draft, 0 first and `gamma` last, to be chosen from anew for each; of a chain only.
+    Without, every block drafts `gamma`."""
     traces: bool = False
     """Keep where each token came from."""
 
@@ -57,13 +62,39 @@ class Speculator:
         assert batch.weights is not None
         weighting = self.weighting.init(batch.weights)
         state = init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
+        if self.lengths:
+            assert batch.costs is not None
+            state = state.replace(length=init_length(batch.costs, len(first)))
         return state.replace(trace=init_trace(batch.weights, new_slots)) if self.traces else state
 
     def decode(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
         """Blocks of one draft and one target pass until every row is done."""
+        if self.lengths:
+            return self._decode_adaptively(params, state, options)
         return jax.lax.while_loop(
             lambda state: ~jnp.all(state.done), lambda state: self.block(params, state, options), state
         )
+
+    def _decode_adaptively(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+        """Blocks of chosen lengths, until every row is done or plain decoding is expected to be faster."""
+
+        def choose(state: DecodeState) -> Array:
+            assert state.length is not None
+            return state.length.choose(self.lengths, state.done)
+
+        def of_length(gamma: int) -> Callable[[DecodeState], DecodeState]:
+            speculator = replace(self, drafter=replace(self.drafter, gamma=gamma))
+            return lambda state: speculator.block(params, state, options)
+
+        def step(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
+            state = jax.lax.switch(carry[1] - 1, [of_length(gamma) for gamma in self.lengths[1:]], carry[0])
+            return state, choose(state)
+
+        # Once plain, plain to the end: the draft would have to read again all that it has missed.
+        state, _ = jax.lax.while_loop(
+            lambda carry: ~jnp.all(carry[0].done) & (carry[1] > 0), step, (state, choose(state))
+        )
+        return Autoregressive(self.target).decode(params, state, options)
 
     def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
         """One block for all rows: each accepts as many tokens as its own verdict says."""
@@ -102,8 +133,10 @@ class Speculator:
             # Not `p`: filters and greedy rows' one-hots hide how near a view was.
             weighting = self.weighting.observe(state.weighting, soft[:, :gamma], draft.view_probs, valid)
             state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
-            count = state.count
+            count, done = state.count, state.done
             state, emitted = commit(state, draft.tokens, verdict, options)
+            if state.length is not None:
+                state = state.replace(length=state.length.observe(gamma, verdict.count, done))
             if state.trace is not None:
                 trace = extend_trace(state.trace, count, state.tokens, draft, verdict, weights, valid)
                 state = state.replace(trace=trace)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.block_length import BlockLength
 from jaxspec.decoding.trace import Trace
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
@@ -28,6 +29,8 @@ class PromptBatch(struct.PyTreeNode):
     """Units for the draft's own tower; None when it reads the target's features, or none."""
     weights: Float[Array, "B R"] | None = None
     """Initial weights of the views."""
+    costs: Float[Array, " K"] | None = None
+    """What blocks of each length cost, for programs that choose it."""
 
 
 class DecodeStats(struct.PyTreeNode):
@@ -56,6 +59,8 @@ class DecodeState(struct.PyTreeNode):
     drafter: Any
     weighting: Any
     stats: DecodeStats
+    length: BlockLength | None = None
+    """Of programs that choose how many tokens to draft."""
     trace: Trace | None = None
     """Of programs that keep one."""
 
@@ -122,12 +127,13 @@ def commit(
     live = ~state.done
     accepted = jnp.minimum(verdict.count, emitted)
     stats = state.stats
+    width = drafted.shape[1]  # of this block; others may be longer
     stats = DecodeStats(
         steps=stats.steps + live,
         emitted=stats.emitted + emitted,
-        drafted_at=stats.drafted_at + (live[:, None] & (places[:-1] < room[:, None])),
-        accepted_at=stats.accepted_at + (places[:-1] < accepted[:, None]),
-        histogram=stats.histogram + (live[:, None] & (places == accepted[:, None])),
+        drafted_at=stats.drafted_at.at[:, :width].add(live[:, None] & (places[:-1] < room[:, None])),
+        accepted_at=stats.accepted_at.at[:, :width].add(places[:-1] < accepted[:, None]),
+        histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted[:, None])),
     )
     count = state.count + emitted
     state = state.replace(

@@ -66,7 +66,7 @@ def measure(
                     passes[row.name] = time_passes(engine, requests[: config.batch_size])
                 place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(row.views)}
                 place |= {"weighting": str(parse_weighting(row.weighting))} | block_fields(engine.config) | shared
-                rows.append(place | _pool(config, results, reference, passes.get(row.name)))
+                rows.append(place | _pool(config, results, reference, passes.get(row.name), row.adaptive_gamma))
                 records += [
                     place
                     | {"sample": q.sample, "tokens": len(r.tokens), "identical": r.tokens == a.tokens, "text": r.text}
@@ -105,7 +105,9 @@ def next_question(encoder: PromptEncoder, before: Question, answer: Result, aske
     return Question(sample.id, encoder.follow_up(before.prompt, answer.tokens, asked, new))
 
 
-def _pool(config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes | None) -> Record:
+def _pool(
+    config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes | None, adaptive: bool
+) -> Record:
     """Metrics over all answers; times only of a target that runs (`passes` is None of a recorded one)."""
     metrics = acceptance_metrics([r.stats for r in results])
     same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
@@ -114,7 +116,8 @@ def _pool(config: EvalConfig, results: list[Result], reference: list[Result], pa
         return metrics
     length = metrics["mean_acceptance_length"]
     times = {"draft_ms": passes.draft_ms, "verify_ms": passes.verify_ms, "target_ms": passes.target_ms}
-    predicted = {} if length is None else {
+    # Eq. (1) is for blocks of one length.
+    predicted = {} if length is None or adaptive else {
         "speedup_predicted": predicted_speedup(length, config.gamma, passes.draft_ms, passes.target_ms),
         "speedup_predicted_with_verify": predicted_speedup(
             length, config.gamma, passes.draft_ms, passes.target_ms, passes.verify_ms

@@ -26,7 +26,8 @@ class Row:
     weights: tuple[float, ...] | None = None
     weighting: str = "static"
     tree: str | None = None
-    """As in `EngineConfig`."""
+    """As in `EngineConfig`, like the next."""
+    adaptive_gamma: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class EvalConfig:
             weighting=row.weighting,
             gamma=self.gamma,
             tree=row.tree,
+            adaptive_gamma=row.adaptive_gamma,
             batch_size=self.batch_size,
             prompt_buckets=self.prompt_buckets,
             image_buckets=self.image_buckets,

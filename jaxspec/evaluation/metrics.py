@@ -38,13 +38,15 @@ class Block(Protocol):
     def gamma(self) -> int: ...
     @property
     def tree(self) -> str | None: ...
+    @property
+    def adaptive_gamma(self) -> bool: ...
 
 
 def block_fields(block: Block) -> dict[str, Any]:
     """The fields of a record that say how a block is drafted. `tree_nodes` are the tokens drafted in one."""
     spec = None if block.tree is None else parse_tree(block.tree, block.gamma)
     return {
-        "drafter": "tree" if spec else "chain",
+        "drafter": "tree" if spec else "adaptive chain" if block.adaptive_gamma else "chain",
         "gamma": block.gamma,
         "tree": block.tree,
         "tree_width": spec.width if spec else 1,

@@ -1,0 +1,75 @@
+"""Adaptive J: how many tokens the next block drafts, from what blocks cost here and how the drafts have fared.
+
+Lengths come from a short list, each a branch of the one compiled program. When no length is expected to beat plain
+decoding, the answer is finished without the draft: so speculation costs little where it cannot pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.typing import Array, Bool, Float, Int
+
+CHOICES = (1, 2, 3, 5, 7, 10, 15, 20)
+MEMORY = 0.9
+"""By how much what a block told still counts one block later: about ten blocks are remembered."""
+PRIOR = (4.0, 5.0)
+"""Accepted and tried tokens that a row starts out with: an optimist, so that every answer begins with drafts."""
+REPEATS, BLOCKS = 3, 4
+
+
+class BlockLength(struct.PyTreeNode):
+    """What the choice rests on. Costs are the batch's; acceptance is each row's own."""
+
+    costs: Float[Array, " K"]
+    """Time of a block of each length, in any unit; the first is a plain step's."""
+    accepted: Float[Array, " B"]
+    tried: Float[Array, " B"]
+
+    def choose(self, lengths: tuple[int, ...], done: Bool[Array, " B"]) -> Int[Array, ""]:
+        """Index of the length with the most expected tokens a time, over the rows that are not done.
+
+        A block of g drafts is expected to give 1 + a + ... + a^g tokens, a being the row's running acceptance
+        (Leviathan et al. 2023, Eq. 1).
+        """
+        alpha = self.accepted / self.tried
+        powers = jnp.cumsum(alpha[:, None] ** jnp.arange(max(lengths) + 1), axis=1)
+        expected = jnp.where(done[:, None], 0.0, powers[:, jnp.asarray(lengths)]).sum(0)
+        return jnp.argmax(expected / self.costs)
+
+    def observe(self, drafted: int, count: Int[Array, " B"], done: Bool[Array, " B"]) -> BlockLength:
+        """After a block of `drafted` tokens of which `count` were accepted; rows that were done learn nothing."""
+        accepted = MEMORY * self.accepted + count
+        tried = MEMORY * self.tried + count + (count < drafted)
+        return self.replace(
+            accepted=jnp.where(done, self.accepted, accepted), tried=jnp.where(done, self.tried, tried)
+        )
+
+
+def init_length(costs: Float[Array, " K"], batch: int) -> BlockLength:
+    """The state before the first block."""
+    accepted, tried = (jnp.full(batch, value) for value in PRIOR)
+    return BlockLength(costs, accepted, tried)
+
+
+def lengths_up_to(gamma: int) -> tuple[int, ...]:
+    """The lengths to choose from, 0 being plain decoding."""
+    return (0, *(g for g in CHOICES if g < gamma), gamma)
+
+
+def measure_costs(lengths: tuple[int, ...], run: Callable[[np.ndarray], tuple[float, int]]) -> np.ndarray:
+    """Time of a block of each length: the least of a few runs.
+
+    `run` decodes a little under the costs it is given and returns the time and the number of blocks; each length in
+    turn is made to look free, so that it alone is chosen.
+    """
+    costs = np.zeros(len(lengths), np.float32)
+    for i in range(len(lengths)):
+        free = np.where(np.arange(len(lengths)) == i, 1e-9, 1.0).astype(np.float32)
+        measured = [run(free) for _ in range(REPEATS)]
+        costs[i] = min(time / max(blocks, 1) for time, blocks in measured)
+    return costs

@@ -1,0 +1,95 @@
+"""Chosen block lengths: the choice against its formula, and answers that do not depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding.block_length import MEMORY, PRIOR, init_length, lengths_up_to, measure_costs
+from jaxspec.decoding.engine import EngineConfig
+from jaxspec.errors import InputError
+from tests.decoding import tiny
+
+LENGTHS = lengths_up_to(5)
+NEW = 25
+TARGET, PARAMS = tiny.lvlm(16, 2, seed=3)
+GOOD, BAD = tiny.noisy(PARAMS, 0.02), tiny.noisy(PARAMS, 3.0)
+
+
+def test_lengths():
+    assert LENGTHS == (0, 1, 2, 3, 5)
+    assert lengths_up_to(1) == (0, 1)
+    assert lengths_up_to(4) == (0, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 0.7, 0.95])
+@pytest.mark.parametrize("draft_cost", [0.02, 0.3, 0.9])
+def test_the_choice_has_the_best_rate(alpha, draft_cost):
+    costs = np.asarray([1.0] + [g * draft_cost + 1.1 for g in LENGTHS[1:]], np.float32)
+    length = init_length(jnp.asarray(costs), 2).replace(accepted=jnp.asarray([alpha, 0.5]), tried=jnp.ones(2))
+    chosen = int(length.choose(LENGTHS, jnp.asarray([False, True])))
+    rates = [sum(alpha**i for i in range(g + 1)) / cost for g, cost in zip(LENGTHS, costs)]
+    assert chosen == int(np.argmax(rates))
+
+
+def test_memory_fades():
+    length = init_length(jnp.ones(2), 3).observe(5, jnp.asarray([5, 2, 0]), jnp.asarray([False, False, True]))
+    accepted, tried = PRIOR
+    np.testing.assert_allclose(length.accepted, [MEMORY * accepted + 5, MEMORY * accepted + 2, accepted])
+    np.testing.assert_allclose(length.tried, [MEMORY * tried + 5, MEMORY * tried + 3, tried])
+
+
+def test_costs_are_the_least_of_each_length_alone():
+    seen = []
+
+    def run(costs: np.ndarray) -> tuple[float, int]:
+        seen.append(int(costs.argmin()))
+        return 10.0 * (seen[-1] + 1) + len(seen), 5
+
+    costs = measure_costs((0, 1, 3), run)
+    assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    np.testing.assert_allclose(costs, [11 / 5, 24 / 5, 37 / 5])
+
+
+@pytest.fixture(scope="module")
+def decode():
+    """One compiled program for all drafts and costs: (draft, costs) -> (tokens of each row, histogram)."""
+    program = replace(tiny.speculator(TARGET, TARGET, ("M", "T"), 5), lengths=LENGTHS)
+    batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T"))
+    options = tiny.sampling(3, new=[NEW, 9, NEW])
+    step = jax.jit(lambda params, batch: program.decode(params, program.prefill(params, batch, options, NEW), options))
+
+    def run(draft, costs):
+        state = step({"target": PARAMS, "drafter": draft}, batch.replace(costs=jnp.asarray(costs, jnp.float32)))
+        return tiny.outputs(state), np.asarray(state.stats.histogram), state
+
+    plain = tiny.run_plain(TARGET, {"target": PARAMS}["target"], batch, options, NEW)
+    return run, tiny.outputs(plain)
+
+
+COSTS = {"equal": [1, 1, 1, 1, 1], "drafts cost": [1, 2, 3, 4, 6], "plain is free": [1e-9, 1, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("draft", ["good", "bad"])
+def test_answers_are_the_targets(decode, costs, draft):
+    run, plain = decode
+    answers, histogram, state = run(GOOD if draft == "good" else BAD, COSTS[costs])
+    assert answers == plain
+    drafted = np.asarray(state.stats.drafted_at).sum(0)
+    if costs == "plain is free":
+        assert drafted.sum() == 0
+    elif costs == "equal" and draft == "good":
+        assert drafted[4] > 0
+        assert histogram[:, 2:].sum() > 0
+    elif costs == "drafts cost" and draft == "bad":
+        assert drafted[0] < np.asarray(state.stats.steps).sum()  # given up along the way
+
+
+def test_trees_have_no_length_to_choose():
+    with pytest.raises(InputError, match="adaptive_gamma: chooses the length of chains, and tree is '2'"):
+        EngineConfig(tree="2", adaptive_gamma=True)
