@@ -28,6 +28,8 @@ class Row:
     tree: str | None = None
     """As in `EngineConfig`, like the next."""
     adaptive_gamma: bool = False
+    published: tuple[float, ...] = ()
+    """What a paper reports for this row as the average over sets, a number a turn; for models of the same names."""
 
 
 @dataclass(frozen=True)

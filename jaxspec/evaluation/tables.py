@@ -15,7 +15,8 @@ Table = tuple[str, list[str], list[list[str]], list[str]]
 def block_efficiency_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
     """(title, header, cells, notes): a line per row of views and turn, a column per set, and the plain averages."""
     title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
-    header = ["views", "turn", *config.sets, "avg", "speed-up", "predicted", "identical"]
+    told = any(row.published for row in config.rows)
+    header = ["views", "turn", *config.sets, "avg", *["paper"] * told, "speed-up", "predicted", "identical"]
     cells = []
     for turn in config.turns:
         for row in config.rows:
@@ -27,6 +28,7 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -
                     str(turn),
                     *(_number(r["mean_acceptance_length"]) for r in found),
                     _mean(found, "mean_acceptance_length"),
+                    *[_number(dict(enumerate(row.published, 1)).get(turn))] * told,
                     _mean(found, "speedup_measured"),
                     _mean(found, "speedup_predicted_with_verify"),
                     f"{100 * np.mean([r['token_identity_rate'] for r in found]):.1f}%",

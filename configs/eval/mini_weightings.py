@@ -1,0 +1,27 @@
+"""The shipped mini models: every weighting and window, as in TABED's Tables 5 and 8, and a block length that adapts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.eval import mini
+from jaxspec.evaluation.config import Row
+
+config = replace(
+    mini.config,
+    rows=(
+        *(
+            Row(weighting, ("M", "T"), weighting=weighting)
+            for weighting in (
+                "static",
+                "random",
+                "random:draw=uniform",
+                *(f"grid:measure={measure}" for measure in ("kl", "tvd", "matches", "matches_kl", "matches_tvd")),
+                *(f"grid:window={window}" for window in (1, 4, 16)),
+                *("inverse_error_power", "inverse_error_softmax", "hard_match", "adaboost"),
+                *("em", "hedge", "exponentiated_gradient"),
+            )
+        ),
+        Row("MT*, adaptive J", ("M", "T"), weighting="mt-paper", adaptive_gamma=True),
+    ),
+)
