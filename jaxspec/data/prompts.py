@@ -68,6 +68,12 @@ class PromptEncoder:
         text = self._opening(question, len(images))
         return Prompt(np.asarray([*self._bos(text), *self._ids(text)], np.int32), tuple(images))
 
+    def raw(self, text: str, images: Sequence[Any] = ()) -> Prompt:
+        """The text as it is, after BOS where the tokeniser puts one: for models that no chat template was made for."""
+        ids = self._ids(self._place(text, len(images)))
+        bos = self.tokenizer.bos_token_id
+        return Prompt(np.asarray(ids if bos is None else [bos, *ids], np.int32), tuple(images))
+
     def follow_up(self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()) -> Prompt:
         """The next turn: the prompt, the answer's own ids, and another question."""
         answer = [token for token in answer if token != self.image_token]  # a model may write one: no image of ours

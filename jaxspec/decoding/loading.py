@@ -63,7 +63,8 @@ class LoadedModel:
             places = shardings(config, abstract_params(config), mesh)
         found = huggingface.load(path, dtype=dtype, shardings=places)
         processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
-        model = cls(found.config, found.params, load_tokenizer(found.path), processor, found.report)
+        config = with_stop_tokens(found.config, found.path)
+        model = cls(config, found.params, load_tokenizer(found.path), processor, found.report)
         model = model if tiles else model.without_tiles()
         return model if beside is None else model.sharing_tower(beside)
 
@@ -110,6 +111,19 @@ class LoadedModel:
         """How its tower reads images; None for text models."""
         reader = family_of(self.config.model_type).images
         return reader and reader(self.config, self.image_processor)
+
+
+def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
+    """The configuration with generation_config.json's end-of-sequence ids, where it has any, as in transformers.
+
+    Chat models name the token that ends a turn there, and often nowhere else.
+    """
+    file = path / "generation_config.json"
+    stop = huggingface.read_json(file).get("eos_token_id") if file.is_file() else None
+    if stop is None:
+        return config
+    text = replace(text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop)
+    return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
 
 
 def image_inputs(

@@ -39,6 +39,13 @@ def test_placeholders_may_stand_anywhere_but_must_match():
         ENCODER.prompt("<image>\nSame?")
 
 
+def test_raw_text_gets_no_template():
+    prompt = ENCODER.raw("A mint <image> page", ["image"])
+    assert prompt.tokens[0] == TOKENIZER.bos_token_id
+    assert text(prompt.tokens[1:]) == "A mint <image> page"
+    assert (prompt.tokens == ENCODER.image_token).sum() == 1
+
+
 def test_follow_up_keeps_the_answers_own_ids():
     first = ENCODER.prompt("What is here?", ["image"])
     answer = [700, 6, 900]  # ids that no tokeniser would choose for their own text

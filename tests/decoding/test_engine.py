@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxspec.config import text_config
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
@@ -179,3 +182,14 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
 def test_bad_configurations(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         replace(CONFIG, **change)
+
+
+@pytest.mark.parametrize("stop", [[2, 7], 9, None])
+def test_generation_config_says_where_answers_end(tmp_path: Path, target: LoadedModel, stop: Any) -> None:
+    """As in transformers: its ids stand instead of config.json's."""
+    path = tiny.save(tmp_path / "model", tiny.CONFIG, target.params)
+    file = path / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": stop}))
+    own = text_config(tiny.CONFIG).eos_token_id
+    expected = own if stop is None else tuple(stop) if isinstance(stop, list) else stop
+    assert text_config(LoadedModel.load(path).config).eos_token_id == expected
