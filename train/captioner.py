@@ -14,8 +14,8 @@ from configs.models.mini import CAPTIONER
 from configs.train import mini
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.loader import DialogueBatches
+from jaxspec.training.config import TrainConfig
 from jaxspec.training.lvlm import train_lvlm
-from jaxspec.training.trainer import TrainConfig
 from train.export import encoder, export
 
 

@@ -12,8 +12,8 @@ import tyro
 from configs.models.mini import TARGET
 from configs.train import mini
 from jaxspec.data.loader import DialogueBatches
+from jaxspec.training.config import TrainConfig
 from jaxspec.training.lvlm import train_lvlm
-from jaxspec.training.trainer import TrainConfig
 from train import tower
 from train.export import encoder, export
 

@@ -22,7 +22,9 @@ from configs.train import mini
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
 from jaxspec.models.vision import VisionTower
-from jaxspec.training.trainer import Batch, TrainConfig, fit
+from jaxspec.training.batches import Batch
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 
 CELL_OF_TOKEN = np.asarray([(y // 2) * 2 + x // 2 for y in range(4) for x in range(4)])

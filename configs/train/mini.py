@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.trainer import TrainConfig
+from jaxspec.training.config import TrainConfig
 
 TOWER = TrainConfig(steps=2600, batch=128, learning_rate=1e-3, warmup=200, weight_decay=0.02)
 TARGET = TrainConfig(

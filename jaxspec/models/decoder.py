@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, write
 from jaxspec.config import RotaryConfig
-from jaxspec.models.layers import INIT, GatedMLP, RMSNorm, attend, dense, rotary_frequencies, rotate
+from jaxspec.models.layers import INIT, GatedMLP, RMSNorm, attend, call_layer, dense, rotary_frequencies, rotate
 from jaxspec.typing import Array, Bool, Float, Int
 
 LayerCache = tuple[Array, Array]
@@ -83,7 +83,7 @@ def run_layers(
     """Layer after layer, each with its own pair of cache leaves; `places` is what a layer knows of positions."""
     keys, values = [], []
     for i, layer in enumerate(layers):
-        x, pair = layer(x, *places, cache and (cache.k[i], cache.v[i]), live)
+        x, pair = call_layer(layer, x, *places, cache and (cache.k[i], cache.v[i]), live)
         if pair is not None:
             keys.append(pair[0])
             values.append(pair[1])

@@ -6,6 +6,10 @@ Activations keep the parameters' dtype; norms, rotary angles, attention scores a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,12 +17,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import RotaryConfig
+from jaxspec.sharding import constrain
 from jaxspec.typing import Array, Bool, Float, Int
 
 QUERY_BLOCK = 512
 """Queries whose scores exist at once: a 4k prompt never holds an S x S matrix."""
 
 INIT = nn.initializers.normal(0.02)
+
+_REMAT: ContextVar[bool] = ContextVar("remat", default=False)
+
+
+@contextmanager
+def remat_layers(on: bool) -> Iterator[None]:
+    """Within it, what is traced keeps only the inputs of layers for the gradient, and computes the rest anew."""
+    token = _REMAT.set(on)
+    try:
+        yield
+    finally:
+        _REMAT.reset(token)
+
+
+def call_layer(layer: Callable[..., Any], x: Array, *rest: Any) -> Any:
+    """layer(x, *rest), with x split by rows over a mesh, and as `remat_layers` says."""
+    x = constrain(x, "batch", *[None] * (x.ndim - 1))
+    if not _REMAT.get():
+        return layer(x, *rest)
+    return nn.remat(lambda layer, x: layer(x, *rest))(layer, x)  # pyright: ignore[reportCallIssue]
 
 
 class RMSNorm(nn.Module):

@@ -15,7 +15,7 @@ import numpy as np
 from jaxspec.config import QwenVisionConfig, QwenVLConfig
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import TEXT, Pool, merge
-from jaxspec.models.layers import INIT, QUERY_BLOCK, GatedMLP, RMSNorm, dense, rotate
+from jaxspec.models.layers import INIT, QUERY_BLOCK, GatedMLP, RMSNorm, call_layer, dense, rotate
 from jaxspec.typing import Array, Float, Int
 
 EPSILON, ROPE_THETA = 1e-6, 10000.0
@@ -140,7 +140,7 @@ class VisionTower(nn.Module):
         rotary, image = window_contents(self.config, place)
         x = self.patch_embed(patches)
         for block in self.blocks:
-            x = block(x, rotary, image)
+            x = call_layer(block, x, rotary, image)
         return x
 
 

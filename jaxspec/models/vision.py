@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import VisionConfig
-from jaxspec.models.layers import INIT, LayerNorm, dense
+from jaxspec.models.layers import INIT, LayerNorm, call_layer, dense
 from jaxspec.typing import Array, Float
 
 PAGE_BLOCK = 16
@@ -104,7 +104,7 @@ class Encoder(nn.Module):
     def __call__(self, x: Array) -> tuple[Array, ...]:
         states = [x]
         for layer in self.layers:
-            states.append(layer(states[-1]))
+            states.append(call_layer(layer, states[-1]))
         return tuple(states)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import jax
 
 from jaxspec.config import LlavaConfig
 from jaxspec.models import build, init_params
+from jaxspec.sharding import shardings
+from jaxspec.training.batches import Batch, BatchIterator
+from jaxspec.training.config import TrainConfig
 from jaxspec.training.losses import next_token_loss
-from jaxspec.training.trainer import Batch, TrainConfig, fit
+from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 
 
@@ -19,15 +23,16 @@ def train_lvlm(
     config: LlavaConfig,
     stage: TrainConfig,
     tower: Params,
-    batches: Callable[[int], Batch],
+    batches: BatchIterator | Callable[[int], Batch],
     directory: Path,
 ) -> Params:
     """Trains projector and decoder from scratch on top of a given tower; resumes from `directory`."""
     module = build(config)
 
     def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        logits: Any = module.apply({"params": params}, batch["tokens"], batch["pixels"])
+        pixels = batch["pixels"].astype(stage.dtype)
+        logits: Any = module.apply({"params": params}, batch["tokens"], pixels)
         return next_token_loss(logits, batch["tokens"], batch["mask"])
 
     params = {**init_params(config, jax.random.key(stage.seed)), "vision_tower": tower}
-    return fit(stage, params, loss_fn, batches, directory)
+    return fit(stage, params, loss_fn, batches, directory, places=partial(shardings, config, params))

@@ -2,71 +2,83 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxspec.models.layers import remat_layers
+from jaxspec.sharding import constrain
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.optimizer import Flat, merge
 from jaxspec.typing import Array, Params
 
 LossFn = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
+"""(parameters, batch) -> (mean loss, metrics). The metric `tokens` is how many positions the means are over."""
 
 
 class TrainState(struct.PyTreeNode):
     step: Array
-    params: dict[str, Array]
-    """The trainable parameters, flat: 'language_model/lm_head/kernel' -> array."""
+    params: Flat
+    """The trainable parameters, float32."""
     opt_state: optax.OptState
 
 
-def partition(params: Params, frozen: Sequence[str]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Flat (trainable, frozen) parameters; a path is frozen if any of the regexes matches from its start."""
-    flat: dict[str, Array] = dict(flatten_dict(params, sep="/"))  # pyright: ignore[reportArgumentType, reportAssignmentType]
-    held = {k: v for k, v in flat.items() if any(re.match(pattern, k) for pattern in frozen)}
-    return {k: v for k, v in flat.items() if k not in held}, held
+def init_state(params: Flat, optimizer: optax.GradientTransformation) -> TrainState:
+    """Of copies of the parameters: a state is donated step after step, and the caller's arrays must outlive it."""
+    params = {path: jnp.array(leaf, jnp.float32, copy=True) for path, leaf in params.items()}
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def merge(trainable: dict[str, Array], held: dict[str, Array]) -> Params:
-    return unflatten_dict({**trainable, **held}, sep="/")
+def in_dtype(tree: Any, dtype: Any) -> Any:
+    """The tree with its floating leaves in a dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def make_optimizer(
-    learning_rate: float, steps: int, warmup: int, weight_decay: float, clip: float
-) -> optax.GradientTransformation:
-    """AdamW with linear warm-up, cosine decay to a tenth, and clipping by global norm; decay on matrices only."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, learning_rate, min(warmup, steps // 2), steps, learning_rate / 10
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(clip),
-        optax.adamw(schedule, b2=0.98, weight_decay=weight_decay, mask=_is_matrix),
-    )
+def gradient(
+    loss_fn: LossFn, config: TrainConfig, trainable: Flat, held: Flat, batch: Any
+) -> tuple[Flat, dict[str, Array]]:
+    """Gradient of the mean loss over a batch, and the metrics; computed in the configuration's dtype and parts.
+
+    Parts of a batch are weighted by the `tokens` that they count, so that the gradient is that of the whole.
+    """
+
+    def whole(batch: Any) -> tuple[Flat, dict[str, Array]]:
+        def loss(trainable: Flat) -> tuple[Array, dict[str, Array]]:
+            with remat_layers(config.remat):
+                return loss_fn(merge(in_dtype(trainable, config.dtype), held), batch)
+
+        return jax.grad(loss, has_aux=True)(trainable)
+
+    if config.accumulate == 1:
+        return whole(batch)
+
+    def weighted(part: Any) -> tuple[Array, Any]:
+        grads, metrics = whole(jax.tree.map(lambda x: constrain(x, "batch", *[None] * (x.ndim - 1)), part))
+        weight = metrics.get("tokens", jnp.ones(()))
+        return weight, jax.tree.map(lambda x: x.astype(jnp.float32) * weight, (grads, metrics))
+
+    # Every n-th row, not n-ths of the rows: so each device's own rows make up its share of every part.
+    parts = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, config.accumulate, *x.shape[1:]), 0, 1), batch)
+    shapes = jax.eval_shape(weighted, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    add = partial(jax.tree.map, jnp.add)
+    (total, sums), _ = jax.lax.scan(lambda carry, part: (add(carry, weighted(part)), None), zeros, parts)
+    grads, metrics = jax.tree.map(lambda x: x / jnp.maximum(total, 1e-9), sums)
+    return grads, metrics | ({"tokens": total} if "tokens" in metrics else {})
 
 
-def _is_matrix(params: dict[str, Array]) -> dict[str, bool]:
-    return {k: v.ndim > 1 for k, v in params.items()}
+def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, config: TrainConfig) -> Callable[..., Any]:
+    """(state, frozen, batch) -> (state, metrics), to be compiled with the state donated."""
 
-
-def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    """A jitted (state, frozen, batch) -> (state, metrics); the state is donated."""
-
-    def step(state: TrainState, held: dict[str, Array], batch: Any) -> tuple[TrainState, dict[str, Array]]:
-        def loss(trainable: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            return loss_fn(merge(trainable, held), batch)
-
-        grads, metrics = jax.grad(loss, has_aux=True)(state.params)
+    def step(state: TrainState, held: Flat, batch: Any) -> tuple[TrainState, dict[str, Array]]:
+        grads, metrics = gradient(loss_fn, config, state.params, held, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        metrics = metrics | {"grad_norm": optax.global_norm(grads)}
-        return TrainState(state.step + 1, params, opt_state), metrics
+        return TrainState(state.step + 1, params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}
 
-    return jax.jit(step, donate_argnums=0)
-
-
-def init_state(params: dict[str, Array], optimizer: optax.GradientTransformation) -> TrainState:
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    return step

@@ -1,105 +1,151 @@
-"""The training loop: prefetched batches, progress, metrics, checkpoints, exact resume.
+"""The training loop: batches read ahead, metrics, evaluations, checkpoints, exact resume on any mesh.
 
-A batch is a pure function of its step, so a run killed at any moment and started again continues with the
-same data and ends with the same parameters.
+A checkpoint holds the state and the place in the data after the same step, so a run killed at any moment and
+started again continues with the next batch and ends with the same parameters.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+import optax
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
-from jaxspec.training.step import LossFn, init_state, make_optimizer, make_step, merge, partition
+from jaxspec.errors import InputError
+from jaxspec.training.batches import Batch, BatchIterator, StepBatches, read_ahead
+from jaxspec.training.config import RUNTIME, TrainConfig
+from jaxspec.training.measured import MeasuredStep
+from jaxspec.training.metrics import MetricsLog
+from jaxspec.training.optimizer import make_optimizer, merge, partition
+from jaxspec.training.placement import Places, like_parameters, on_host, placed_on, process_share, put, put_batch
+from jaxspec.training.preemption import Preempted, Preemption
+from jaxspec.training.step import Flat, LossFn, TrainState, in_dtype, init_state
 from jaxspec.typing import Params
 
-Batch = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Hyperparameters of one stage."""
-
-    steps: int
-    """Optimiser steps."""
-    batch: int
-    """Samples a step."""
-    learning_rate: float = 1e-3
-    """Peak rate of AdamW."""
-    warmup: int = 100
-    """Steps of linear warm-up; cosine decay to a tenth follows."""
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    """Largest global gradient norm."""
-    frozen: tuple[str, ...] = ()
-    """Regexes of parameter paths that do not train."""
-    seed: int = 0
-    """Of the initial parameters and of the data."""
-    save_every: int = 200
-    log_every: int = 20
+Evaluate = Callable[[Params], Mapping[str, float]]
+"""Parameters on the host -> metrics of the half-trained model; every process calls it with the same parameters."""
 
 
 def fit(
     config: TrainConfig,
     params: Params,
     loss_fn: LossFn,
-    batch_fn: Callable[[int], Batch],
+    batches: BatchIterator | Callable[[int], Batch],
     directory: Path,
+    *,
+    places: Places | None = None,
+    evaluate: Evaluate | None = None,
 ) -> Params:
-    """Trains from `params`, or from the newest checkpoint in `directory`, and returns the trained parameters.
+    """Trains from `params`, or from the newest checkpoint in `directory`; returns the parameters, on the host.
 
     Args:
-      loss_fn: (params, batch) -> (loss, metrics), traced.
-      batch_fn: step -> numpy batch; pure.
+      params: numpy or JAX arrays; frozen ones are returned as they came.
+      loss_fn: (params, batch) -> (loss, metrics), traced; see `LossFn`.
+      batches: an iterator over this process's rows, or a pure function of the step that makes a whole batch.
       directory: receives `metrics.jsonl`, `train_config.json` and Orbax checkpoints.
+      places: where parameters lie on the mesh; None: whole on every device.
+      evaluate: called every `config.evaluate_every` steps, and after the last; its metrics are logged.
+
+    Raises:
+      InputError: mesh, patterns or directory do not fit, or the directory holds the state of another run.
+      Preempted: SIGTERM came; all is saved.
+      FloatingPointError: the loss is no longer a number; the newest checkpoint is from before.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "train_config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
+    mesh = config.mesh.make(config.batch)
+    data: Any = batches if hasattr(batches, "get_state") else StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]
     trainable, held = partition(params, config.frozen)
-    optimizer = make_optimizer(config.learning_rate, config.steps, config.warmup, config.weight_decay, config.clip)
-    step_fn = make_step(loss_fn, optimizer)
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        state = checkpoints.restore(jax.jit(init_state, static_argnums=1)(trainable, optimizer))
+    optimizer = make_optimizer(config, trainable)
+    with Checkpoints(config.checkpoints or directory / "checkpoints", config.keep) as checkpoints:
+        _claim(directory, config, resumes=checkpoints.latest_step() is not None)
+        state, fixed = _place(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
+        state, place = checkpoints.restore(state)
+        if place is not None:
+            data.set_state(place)
         start = int(state.step)
         if start:
-            print(f"resuming {directory} at step {start} of {config.steps}")
-        bar = tqdm(total=config.steps, initial=start, unit="step", desc=directory.name, smoothing=0.1)
-        since, clock = start, time.perf_counter()
-        with (directory / "metrics.jsonl").open("a") as log:
-            for step, batch in _prefetch(batch_fn, start, config.steps):
-                state, metrics = step_fn(state, held, batch)
-                done = step + 1
-                if done % config.log_every == 0 or done == config.steps:
-                    values = {k: float(v) for k, v in metrics.items()}
-                    now = time.perf_counter()
-                    rate = (done - since) / (now - clock)
-                    since, clock = done, now
-                    values |= {"step": done, "samples_per_second": rate * config.batch}
-                    log.write(json.dumps(values) + "\n")
-                    log.flush()
+            _say(f"resuming {directory} at step {start} of {config.steps}")
+        step = MeasuredStep(config, loss_fn, optimizer, fixed, mesh, jax.tree.map(lambda x: x.sharding, state))
+        bar = tqdm(
+            total=config.steps, initial=start, unit="step", desc=directory.name, smoothing=0.1,
+            disable=jax.process_index() > 0,
+        )  # fmt: skip
+        ahead = closing(read_ahead(data, config.steps - start, partial(put_batch, mesh=mesh)))
+        with Preemption() as preemption, MetricsLog(directory, config, start) as log, bar, ahead as ready:
+            for done in range(start + 1, config.steps + 1):
+                asked = time.perf_counter()
+                batch, place = next(ready)
+                state = step(state, batch, time.perf_counter() - asked)
+                last, told = done == config.steps, preemption.reached(done)
+                logs, saves, evaluates = (
+                    every > 0 and (last or done % every == 0)
+                    for every in (config.log_every, config.save_every, config.evaluate_every)
+                )
+                if logs:
+                    values = step.read(done)
+                    log.write(done, values)
                     bar.set_postfix({k: f"{v:.3f}" for k, v in values.items() if k in ("loss", "accuracy")})
-                if done % config.save_every == 0 or done == config.steps:
-                    checkpoints.save(done, state)
+                if saves or told or evaluates:
+                    with step.pause(done):
+                        if evaluate and evaluates:
+                            log.write(done, evaluate(merge(on_host(state.params), held)))
+                        if saves or told:
+                            checkpoints.save(done, state, place, wait=last or told)
                 bar.update()
-        bar.close()
-    return merge(state.params, held)
+                if told and not last:
+                    _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
+                    raise Preempted
+    return merge(on_host(state.params), held)
 
 
-def _prefetch(batch_fn: Callable[[int], Batch], start: int, stop: int, depth: int = 4) -> Iterator[tuple[int, Any]]:
-    """Batches of the steps [start, stop), made in a thread `depth` steps ahead."""
-    with ThreadPoolExecutor(1) as pool:
-        ahead: deque[Any] = deque()
-        for step in range(start, stop):
-            while len(ahead) < depth and step + len(ahead) < stop:
-                ahead.append(pool.submit(batch_fn, step + len(ahead)))
-            yield step, ahead.popleft().result()
+def _claim(directory: Path, config: TrainConfig, resumes: bool) -> None:
+    """Writes `train_config.json`. Refuses to go on with a run of other hyperparameters."""
+    path = directory / "train_config.json"
+    mine = json.loads(json.dumps(asdict(config)))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if resumes and path.exists():
+            theirs = json.loads(path.read_text())
+            for name in sorted(mine.keys() - RUNTIME):
+                if theirs.get(name) != mine[name]:
+                    raise InputError(
+                        f"{directory}: holds a run with {name} {theirs.get(name)!r}, and now it is {mine[name]!r}; "
+                        "go on with that, or train in another directory"
+                    )
+        if jax.process_index() == 0:
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(mine, indent=1) + "\n")
+            os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be written: {error.strerror}; give another directory") from error
+
+
+def _place(
+    trainable: Flat,
+    held: Flat,
+    optimizer: optax.GradientTransformation,
+    where: Mapping[str, Any],
+    mesh: Mesh,
+    dtype: str,
+) -> tuple[TrainState, Flat]:
+    """(first state, frozen parameters) on the mesh. Frozen ones are held in what is computed in, and only so."""
+    init = partial(init_state, optimizer=optimizer)
+    places = like_parameters(jax.eval_shape(init, trainable), where, mesh)
+    state = jax.jit(init, out_shardings=places)({path: put(leaf, where[path]) for path, leaf in trainable.items()})
+    return state, {path: put(in_dtype(leaf, dtype), where[path]) for path, leaf in held.items()}
+
+
+def _say(line: str) -> None:
+    if jax.process_index() == 0:
+        print(line, file=sys.stderr)

@@ -1,0 +1,95 @@
+"""What a run reports: one JSON line a measured step always; TensorBoard and Weights & Biases where asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.errors import InputError
+from jaxspec.training.config import TrainConfig
+
+
+class MetricsLog:
+    """Writes `metrics.jsonl` and what else is asked for, in the first process only; a context manager."""
+
+    def __init__(self, directory: Path, config: TrainConfig, start: int) -> None:
+        """Goes on from step `start`: what an interrupted run wrote beyond it is taken back."""
+        self._file: Any = None
+        self._others: list[Any] = []
+        if jax.process_index():
+            return
+        path = directory / "metrics.jsonl"
+        kept = [line for line in path.read_text().splitlines(True) if _step(line) <= start] if path.exists() else []
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(kept))
+        os.replace(temporary, path)
+        self._file = path.open("a")
+        if config.tensorboard:
+            self._others.append(_TensorBoard(directory / "tensorboard", start))
+        if config.wandb:
+            self._others.append(_Wandb(directory, config))
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in (self._file, *self._others):
+            if part is not None:
+                part.close()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One line of a step's metrics, on disk when this returns."""
+        if self._file is None:
+            return
+        self._file.write(json.dumps({**values, "step": step}) + "\n")
+        self._file.flush()
+        for part in self._others:
+            part.write(step, values)
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics; of half a line, infinity."""
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return float("inf")
+
+
+class _TensorBoard:
+    def __init__(self, directory: Path, start: int) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise InputError("tensorboard: not installed; pip install 'jaxspec[tensorboard]'") from None
+        self._writer = SummaryWriter(str(directory), purge_step=start + 1)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, directory: Path, config: TrainConfig) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise InputError("wandb: not installed; pip install 'jaxspec[wandb]'") from None
+        name = directory.absolute().as_posix().strip("/").replace("/", "-")
+        self._run = wandb.init(
+            project=config.wandb, name=directory.name, id=name[-64:], resume="allow", dir=str(directory),
+            config=vars(config),
+        )  # fmt: skip
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
