@@ -46,7 +46,7 @@ class MeasuredStep:
 
     def __call__(self, state: TrainState, batch: dict[str, Array], waited: float) -> TrainState:
         """One step. `waited` is for how many seconds the batch was waited for; they count if no step ran then."""
-        before = self._metrics
+        before: dict[str, Any] = self._metrics
         idle = all(value.is_ready() for value in before.values())
         if self._work is None:
             self._work = self._count(state, batch)

@@ -1,0 +1,66 @@
+"""A tiny LVLM whose heads, widths and vocabulary divide over eight devices, and batches that are a function of the step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
+from jaxspec.models import init_params
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.lvlm import train_lvlm
+
+BATCH, WIDTH, IMAGE = 16, 12, 5
+
+CONFIG = LlavaConfig(
+    LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        max_position_embeddings=32,
+    ),
+    VisionConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
+    ),
+    image_token_index=IMAGE,
+)
+
+STAGE = TrainConfig(
+    steps=20, batch=BATCH, learning_rate=3e-3, warmup=4, log_every=1, save_every=10, frozen=("vision_tower",)
+)
+
+
+def batch(step: int) -> dict[str, np.ndarray]:
+    """Rows of one image and counting tokens, of different lengths."""
+    rng = np.random.default_rng((7, step))
+    tokens = (rng.integers(8, 40, (BATCH, 1)) + np.arange(WIDTH)).astype(np.int32)
+    tokens[:, 1:5] = IMAGE
+    mask = np.arange(WIDTH) < rng.integers(7, WIDTH + 1, (BATCH, 1))
+    mask[:, :5] = False
+    return {"tokens": tokens, "mask": mask, "pixels": rng.normal(size=(BATCH, 1, 8, 8, 3)).astype(np.float32)}
+
+
+def train(stage: TrainConfig, directory: Path, batches=batch):
+    tower = init_params(CONFIG, jax.random.key(9))["vision_tower"]
+    return train_lvlm(CONFIG, stage, tower, batches, directory)
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(directory: Path) -> np.ndarray:
+    """The losses of steps 1, 2, ...; each step was logged once."""
+    lines = metrics(directory)
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    return np.asarray([line["loss"] for line in lines])
