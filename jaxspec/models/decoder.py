@@ -14,7 +14,17 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, TreeMask, write
 from jaxspec.config import RotaryConfig
-from jaxspec.models.layers import INIT, GatedMLP, RMSNorm, attend, call_layer, dense, rotary_frequencies, rotate
+from jaxspec.models.layers import (
+    INIT,
+    GatedMLP,
+    RMSNorm,
+    attend,
+    call_layer,
+    dense,
+    look_up,
+    rotary_frequencies,
+    rotate,
+)
 from jaxspec.typing import Array, Bool, Float, Int
 
 LayerCache = tuple[Array, Array]
@@ -126,7 +136,7 @@ class CausalLM(nn.Module):
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""
-        return self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
+        return look_up(self.model.embed_tokens, jnp.clip(tokens, 0, self.config.vocab_size - 1))
 
     def hidden(
         self,

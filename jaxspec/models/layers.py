@@ -77,6 +77,12 @@ class LayerNorm(nn.Module):
         return wide.astype(x.dtype)
 
 
+def look_up(table: nn.Embed, rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Rows of an embedding, which a mesh that splits them by columns gathers first, and not what was looked up."""
+    whole = constrain(table.embedding, "vocab", None)
+    return constrain(jnp.take(whole, rows, axis=0), "batch", None, None)
+
+
 def dense(features: int, bias: bool, name: str | None = None) -> nn.Dense:
     return nn.Dense(features, use_bias=bias, kernel_init=INIT, name=name)
 

@@ -15,8 +15,21 @@ from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch, BatchIterator
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.losses import next_token_loss
+from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
+
+
+def lvlm_loss(config: LlavaConfig) -> LossFn:
+    """The next-token loss of batches {tokens [B,L], mask [B,L], pixels [B,I,Y,X,3]}."""
+    module = build(config)
+
+    def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        dtype = params["multi_modal_projector"]["linear_1"]["kernel"].dtype
+        logits: Any = module.apply({"params": params}, batch["tokens"], batch["pixels"].astype(dtype))
+        return next_token_loss(logits, batch["tokens"], batch["mask"])
+
+    return loss_fn
 
 
 def train_lvlm(
@@ -27,12 +40,5 @@ def train_lvlm(
     directory: Path,
 ) -> Params:
     """Trains projector and decoder from scratch on top of a given tower; resumes from `directory`."""
-    module = build(config)
-
-    def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        pixels = batch["pixels"].astype(stage.dtype)
-        logits: Any = module.apply({"params": params}, batch["tokens"], pixels)
-        return next_token_loss(logits, batch["tokens"], batch["mask"])
-
     params = {**init_params(config, jax.random.key(stage.seed)), "vision_tower": tower}
-    return fit(stage, params, loss_fn, batches, directory, places=partial(shardings, config, params))
+    return fit(stage, params, lvlm_loss(config), batches, directory, places=partial(shardings, config, params))

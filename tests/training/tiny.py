@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.models import init_params
+from jaxspec.models import abstract_params
+from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.lvlm import train_lvlm
+from jaxspec.training.lvlm import lvlm_loss
+from jaxspec.training.trainer import fit
+from jaxspec.typing import Params
 
 BATCH, WIDTH, IMAGE = 16, 12, 5
 
@@ -20,14 +25,14 @@ CONFIG = LlavaConfig(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=8,
         max_position_embeddings=32,
     ),
     VisionConfig(
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         image_size=8,
         patch_size=4,
@@ -50,9 +55,19 @@ def batch(step: int) -> dict[str, np.ndarray]:
     return {"tokens": tokens, "mask": mask, "pixels": rng.normal(size=(BATCH, 1, 8, 8, 3)).astype(np.float32)}
 
 
-def train(stage: TrainConfig, directory: Path, batches=batch):
-    tower = init_params(CONFIG, jax.random.key(9))["vision_tower"]
-    return train_lvlm(CONFIG, stage, tower, batches, directory)
+def params() -> Params:
+    """Random ones, made without a compiler."""
+    rng = np.random.default_rng(0)
+
+    def draw(path: Any, leaf: Any) -> np.ndarray:
+        norm = path[-1].key == "weight"
+        return np.asarray(norm + (not norm) * rng.normal(size=leaf.shape) * 0.1, np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, abstract_params(CONFIG))
+
+
+def train(stage: TrainConfig, directory: Path, batches: Any = batch) -> Params:
+    return fit(stage, params(), lvlm_loss(CONFIG), batches, directory, places=partial(shardings, CONFIG, params()))
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:
