@@ -8,6 +8,9 @@ that the supported Python versions install.
 from __future__ import annotations
 
 import json
+import logging
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +27,9 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 from jaxspec.errors import InputError
 
 State = TypeVar("State")
+
+# Orbax's threads print a traceback for every failed write; here it becomes the one line of an InputError.
+logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.getMessage())
 
 
 class Checkpoints:
@@ -113,17 +119,12 @@ class Checkpoints:
             raise InputError(f"checkpoints: cannot write {self._directory}: {reason}; mend that, {left}") from error
 
 
-def _file_error(error: BaseException | None) -> str | None:
-    """What the operating system said, if that is the cause; TensorStore wraps it in a ValueError."""
-    seen = 0
-    while error is not None and seen < 8:
-        if isinstance(error, OSError) and error.strerror:
-            return error.strerror
-        _, found, rest = str(error).partition("OS error ")
-        if found:
-            return rest.partition(": ")[2].partition(" [")[0].strip("]' ") or "the operating system refused"
-        error, seen = error.__cause__ or error.__context__, seen + 1
-    return None
+def _file_error(error: Exception) -> str | None:
+    """What the operating system said, if that is the cause; TensorStore gives its number in a ValueError."""
+    if isinstance(error, OSError):
+        return error.strerror
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return code and os.strerror(int(code[1]))
 
 
 def _gather(place: Any) -> dict[str, list[Any]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.sharding import MESH_AXES
-from jaxspec.training.optimizer import flatten
+from jaxspec.training.optimizer import Flat, flatten
+from jaxspec.training.step import TrainState, in_dtype, init_state
 from jaxspec.typing import Params
 
 Places = Callable[[Mesh], Params]
@@ -41,6 +44,21 @@ def put(leaf: Any, place: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, place, lambda index: host[index])
 
 
+def place_state(
+    trainable: Flat,
+    held: Flat,
+    optimizer: optax.GradientTransformation,
+    where: Mapping[str, Any],
+    mesh: Mesh,
+    dtype: str,
+) -> tuple[TrainState, Flat]:
+    """(first state, frozen parameters) on the mesh. Frozen ones are held in what is computed in, and only so."""
+    init = partial(init_state, optimizer=optimizer)
+    places = like_parameters(jax.eval_shape(init, trainable), where, mesh)
+    state = jax.jit(init, out_shardings=places)({path: put(leaf, where[path]) for path, leaf in trainable.items()})
+    return state, {path: put(in_dtype(leaf, dtype), where[path]) for path, leaf in held.items()}
+
+
 def rows_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Of every array of a batch: its first axis over the mesh's data and fsdp devices."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"]))
@@ -52,8 +70,8 @@ def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Arra
     return {name: jax.make_array_from_process_local_data(rows, value) for name, value in batch.items()}
 
 
-def process_share(mesh: Mesh) -> tuple[int, int]:
-    """(i, n): this process feeds the i-th of n equal parts of each batch.
+def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
+    """(i, n): this process (or another) feeds the i-th of n equal parts of each batch.
 
     Processes that the `model` axis spans together feed the same part, so n may be less than their number.
     """
@@ -63,7 +81,7 @@ def process_share(mesh: Mesh) -> tuple[int, int]:
         for process in {device.process_index for device in mesh.devices.flat}
     }
     parts = sorted(set(fed.values()))
-    return parts.index(fed[jax.process_index()]), len(parts)
+    return parts.index(fed[jax.process_index() if process is None else process]), len(parts)
 
 
 def on_host(tree: Any) -> Any:

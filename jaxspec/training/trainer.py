@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import optax
-from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
@@ -29,9 +27,9 @@ from jaxspec.training.config import RUNTIME, TrainConfig
 from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.optimizer import make_optimizer, merge, partition
-from jaxspec.training.placement import Places, like_parameters, on_host, placed_on, process_share, put, put_batch
+from jaxspec.training.placement import Places, on_host, place_state, placed_on, process_share, put_batch
 from jaxspec.training.preemption import Preempted, Preemption
-from jaxspec.training.step import Flat, LossFn, TrainState, in_dtype, init_state
+from jaxspec.training.step import LossFn
 from jaxspec.typing import Params
 
 Evaluate = Callable[[Params], Mapping[str, float]]
@@ -69,7 +67,7 @@ def fit(
     optimizer = make_optimizer(config, trainable)
     with Checkpoints(config.checkpoints or directory / "checkpoints", config.keep) as checkpoints:
         _claim(directory, config, resumes=checkpoints.latest_step() is not None)
-        state, fixed = _place(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
+        state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
         state, place = checkpoints.restore(state)
         if place is not None:
             data.set_state(place)
@@ -129,21 +127,6 @@ def _claim(directory: Path, config: TrainConfig, resumes: bool) -> None:
             os.replace(temporary, path)
     except OSError as error:
         raise InputError(f"{directory}: cannot be written: {error.strerror}; give another directory") from error
-
-
-def _place(
-    trainable: Flat,
-    held: Flat,
-    optimizer: optax.GradientTransformation,
-    where: Mapping[str, Any],
-    mesh: Mesh,
-    dtype: str,
-) -> tuple[TrainState, Flat]:
-    """(first state, frozen parameters) on the mesh. Frozen ones are held in what is computed in, and only so."""
-    init = partial(init_state, optimizer=optimizer)
-    places = like_parameters(jax.eval_shape(init, trainable), where, mesh)
-    state = jax.jit(init, out_shardings=places)({path: put(leaf, where[path]) for path, leaf in trainable.items()})
-    return state, {path: put(in_dtype(leaf, dtype), where[path]) for path, leaf in held.items()}
 
 
 def _say(line: str) -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from jaxspec.checkpoints.orbax import Checkpoints
-from jaxspec.errors import InputError
-from jaxspec.models import init_params
-from jaxspec.sharding import make_mesh
 from jaxspec.training.config import MeshConfig
-from jaxspec.training.placement import process_share
 from tests.training import tiny
 
 ONE = MeshConfig(data=1)
@@ -55,3 +50,54 @@ def test_goes_on_with_other_devices(alone, tmp_path):
         tiny.train(replace(tiny.STAGE, mesh=MeshConfig(data=4, fsdp=2)), tmp_path, dies)
     tiny.train(replace(tiny.STAGE, mesh=MeshConfig(data=1, model=4)), tmp_path)
     np.testing.assert_allclose(tiny.losses(tmp_path), tiny.losses(alone[0]), rtol=1e-5)
+
+
+def test_each_device_holds_its_share():
+    """The optimiser's state is split as the parameters are; without a place, all is whole everywhere."""
+    mesh = make_mesh(model=2, fsdp=4)
+    trainable, held = partition(tiny.params(), ("vision_tower",))
+    optimizer = make_optimizer(tiny.STAGE, trainable)
+    places = partial(shardings, tiny.CONFIG, tiny.params())
+    name = "language_model/model/layers_0/mlp/gate_proj/kernel"
+    for found, rows, columns in ((places, 4, 2), (None, 1, 1)):
+        state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, tiny.params(), found), mesh, "bfloat16")
+        adam = next(part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part))
+        for leaf in (state.params[name], adam.mu[name], adam.nu[name]):
+            assert leaf.addressable_shards[0].data.shape == (32 // rows, 64 // columns)
+            assert leaf.dtype == np.float32
+        assert adam.mu.keys() == state.params.keys() == trainable.keys()  # nothing for what is frozen
+        assert {leaf.dtype.name for leaf in fixed.values()} == {"bfloat16"}
+
+
+def is_adam(part) -> bool:
+    return hasattr(part, "mu")
+
+
+def test_mesh_of_a_batch():
+    assert dict(MeshConfig().make(12).shape) == {"data": 4, "fsdp": 1, "model": 1}  # of eight devices, what divides
+    assert dict(MeshConfig(fsdp=2).make(12).shape) == {"data": 2, "fsdp": 2, "model": 1}
+    assert dict(MeshConfig(model=2).make(1).shape) == {"data": 1, "fsdp": 1, "model": 2}
+    with pytest.raises(InputError, match="a batch of 6 does not divide over 2 data x 2 fsdp"):
+        MeshConfig(data=2, fsdp=2).make(6)
+    with pytest.raises(InputError, match="4 data x 4 fsdp x 1 model devices asked for"):
+        MeshConfig(data=4, fsdp=4).make(16)
+
+
+def test_process_share():
+    """Two of four processes share rows where the model axis spans them."""
+
+    class Device:
+        def __init__(self, number):
+            self.process_index = number // 2
+
+    class FakeMesh:
+        def __init__(self, *shape):
+            self.devices = np.asarray([Device(i) for i in range(8)]).reshape(shape)
+            self.shape = {"model": shape[-1]}
+
+    def shares(*shape):
+        return [process_share(FakeMesh(*shape), process) for process in range(4)]
+
+    assert shares(8, 1, 1) == shares(2, 4, 1) == shares(4, 1, 2) == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert shares(2, 1, 4) == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert shares(1, 1, 8) == [(0, 1)] * 4

@@ -1,19 +1,26 @@
-"""The loop: it learns, leaves frozen parameters alone, and resumes to the same bits."""
+"""The loop: it learns, trains what it is told at the rate it is told, reports, and resumes to the same bits."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import resource
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.errors import InputError
+from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
-from jaxspec.training.trainer import TrainConfig, fit
+from jaxspec.training.trainer import fit
 
-STAGE = TrainConfig(steps=6, batch=8, learning_rate=0.1, warmup=1, save_every=2, log_every=1, frozen=("frozen",))
+STAGE = TrainConfig(
+    steps=6, batch=8, learning_rate=0.1, warmup=1, save_every=2, log_every=1, frozen=("frozen",), mesh=MeshConfig(1)
+)
 
 
 def params():
@@ -35,18 +42,19 @@ def leaves(tree):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-def test_interrupted_run_ends_like_an_uninterrupted_one(tmp_path):
-    straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
-    steps = []
-
-    def dies_at_four(step):
-        steps.append(step)
-        if step == 4:
+def dies_at(last):
+    def batch(step):
+        if step == last:
             raise KeyboardInterrupt
         return batches(step)
 
+    return batch
+
+
+def test_interrupted_run_ends_like_an_uninterrupted_one(tmp_path):
+    straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
     with pytest.raises(KeyboardInterrupt):
-        fit(STAGE, params(), loss_fn, dies_at_four, tmp_path / "cut")
+        fit(STAGE, params(), loss_fn, dies_at(4), tmp_path / "cut")
     seen = []
     resumed = fit(STAGE, params(), loss_fn, lambda step: seen.append(step) or batches(step), tmp_path / "cut")
     assert min(seen) in (2, 4)  # from a checkpoint, not from the start
@@ -80,3 +88,211 @@ def test_next_token_loss_counts_the_masked_tokens_only():
     assert float(loss) == pytest.approx(np.mean(expected), rel=1e-5)
     hits = [logits[b, t].argmax() == label for b, t, label in picks]
     assert float(metrics["accuracy"]) == pytest.approx(np.mean(hits))
+
+
+@dataclass
+class Counting:
+    """An iterator that says where it is as Grain's do, and remembers what it gave."""
+
+    place: int = 0
+
+    def __post_init__(self):
+        self.given = []
+
+    def __next__(self):
+        self.given.append(self.place)
+        self.place += 1
+        return batches(self.place - 1)
+
+    def get_state(self):
+        return {"next_index": self.place}
+
+    def set_state(self, state):
+        self.place = state["next_index"]
+
+
+def test_an_iterator_goes_on_where_its_batches_were_used(tmp_path):
+    """It has read ahead of the last checkpoint, and is put back to it."""
+
+    class Dies(Counting):
+        def __next__(self):
+            if self.place == 5:
+                raise KeyboardInterrupt
+            return super().__next__()
+
+    straight = fit(STAGE, params(), loss_fn, batches, tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        fit(STAGE, params(), loss_fn, Dies(), tmp_path / "cut")
+    resumed = Counting()
+    ended = fit(STAGE, params(), loss_fn, resumed, tmp_path / "cut")
+    assert resumed.given == list(range(resumed.given[0], 6))
+    assert resumed.given[0] in (2, 4)
+    np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
+
+
+def test_data_that_ends_too_soon_is_refused(tmp_path):
+    class Ends(Counting):
+        def __next__(self):
+            if self.place == 3:
+                raise StopIteration
+            return super().__next__()
+
+    with pytest.raises(InputError, match="data: ended before the last step"):
+        fit(STAGE, params(), loss_fn, Ends(), tmp_path)
+
+
+def test_rates_by_path(tmp_path):
+    """AdamW's first step is the rate itself, whatever the gradient."""
+    start = {part: {"kernel": np.zeros((3, 1), np.float32)} for part in ("fast", "slow", "still")}
+
+    def loss(params, batch):
+        kernel = params["fast"]["kernel"] + params["slow"]["kernel"] + params["still"]["kernel"]
+        value = jnp.mean((batch["x"] @ kernel - batch["y"]) ** 2)
+        return value, {"loss": value}
+
+    stage = replace(STAGE, steps=1, rates=(("slow", 0.2), ("s", 7.0)), frozen=("still",), weight_decay=0.0)
+    stage = replace(stage, warmup=0)
+    moved = {part: np.abs(leaf["kernel"]) for part, leaf in fit(stage, start, loss, batches, tmp_path).items()}
+    np.testing.assert_allclose(moved["fast"], 0.1, rtol=1e-4)
+    np.testing.assert_allclose(moved["slow"], 0.02, rtol=1e-4)
+    assert not moved["still"].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frozen": ("tower",)}, "frozen: 'tower' matches no parameter; the paths begin with frozen, line"),
+        ({"frozen": (".",)}, "frozen: . match every parameter"),
+        ({"rates": (("head", 2.0),)}, "rates: 'head' matches no parameter; the paths begin with line"),
+        ({"wandb": "mine"}, "wandb: not installed"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        fit(replace(STAGE, **change), params(), loss_fn, batches, tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"accumulate": 3}, {"steps": 0}, {"dtype": "float8"}])
+def test_configurations_are_checked(change):
+    with pytest.raises(InputError, match=next(iter(change))):
+        replace(STAGE, **change)
+
+
+def test_a_batch_in_parts_is_the_same_step(tmp_path):
+    """The parts count other numbers of tokens, and the mean is over all of them."""
+
+    def loss(params, batch):
+        error = (batch["x"] @ params["line"]["kernel"] - batch["y"])[:, 0] ** 2
+        weight = (batch["x"][:, 0] > 0).astype(jnp.float32)
+        value = (error * weight).sum() / jnp.maximum(weight.sum(), 1)
+        return value, {"loss": value, "tokens": weight.sum()}
+
+    start = {"line": params()["line"]}
+    stage = replace(STAGE, frozen=(), clip=1e9)
+    whole = fit(stage, start, loss, batches, tmp_path / "whole")
+    parts = fit(replace(stage, accumulate=4), start, loss, batches, tmp_path / "parts")
+    np.testing.assert_allclose(parts["line"]["kernel"], whole["line"]["kernel"], rtol=1e-5)
+    for a, b in zip(log(tmp_path / "whole"), log(tmp_path / "parts"), strict=True):
+        assert (a["loss"], a["tokens"], a["grad_norm"]) == pytest.approx((b["loss"], b["tokens"], b["grad_norm"]))
+
+
+def log(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_bfloat16_computes_and_float32_remembers(tmp_path):
+    """Updates of a thousandth of the weight would be lost in bfloat16."""
+    seen = set()
+
+    def loss(params, batch):
+        seen.update(leaf.dtype.name for leaf in jax.tree.leaves(params))
+        value = jnp.mean(batch["x"] @ params["line"]["kernel"].astype(jnp.float32)) * params["frozen"]["kernel"][0, 0]
+        return value, {"loss": value}
+
+    start = {"line": {"kernel": np.ones((3, 1), np.float32)}, "frozen": params()["frozen"]}
+    stage = replace(STAGE, dtype="bfloat16", learning_rate=1e-3, weight_decay=0.0)
+    ended = fit(stage, start, loss, lambda step: {"x": np.ones((8, 3), np.float32)}, tmp_path)
+    assert seen == {"bfloat16"}
+    moved = ended["line"]["kernel"] - 1
+    assert ended["line"]["kernel"].dtype == np.float32
+    assert (moved < -1e-3).all()
+    assert (moved > -6e-3).all()
+
+
+def test_reports(tmp_path):
+    """Every line has speeds but the first, whose step was compiled; TensorBoard has the same."""
+    asked = []
+
+    def evaluate(params):
+        asked.append(params["line"]["kernel"].copy())
+        return {"held_out": float(len(asked))}
+
+    stage = replace(STAGE, evaluate_every=4, tensorboard=True)
+    ended = fit(stage, params(), loss_fn, batches, tmp_path, evaluate=evaluate)
+    assert [line["held_out"] for line in log(tmp_path) if "held_out" in line] == [1.0, 2.0]  # after 4 and the last
+    np.testing.assert_array_equal(asked[-1], ended["line"]["kernel"])
+    first, *others = [line for line in log(tmp_path) if "loss" in line]
+    always = {"loss", "grad_norm", "learning_rate", "step"}
+    assert first.keys() == always
+    for line in others:
+        speeds = {"step_ms", "samples_per_second", "model_flops_per_second", "data_wait"}
+        assert line.keys() == always | speeds  # no `mfu` of a CPU
+        assert 0 <= line["data_wait"] <= 1
+        assert line["samples_per_second"] == pytest.approx(8e3 / line["step_ms"])
+        # A product of [8,3] and [3,1], and its gradient by the latter.
+        assert line["model_flops_per_second"] == pytest.approx(2 * 2 * 8 * 3 * 1e3 / line["step_ms"])
+    assert [path.name for path in (tmp_path / "tensorboard").iterdir()]
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
+    def poisoned(step):
+        return {name: value * (np.nan if step == 2 else 1) for name, value in batches(step).items()}
+
+    with pytest.raises(FloatingPointError, match="step 3: loss is nan"):
+        fit(STAGE, params(), loss_fn, poisoned, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
+
+
+def test_another_run_is_not_gone_on_with(tmp_path):
+    fit(replace(STAGE, steps=4), params(), loss_fn, batches, tmp_path)
+    with pytest.raises(InputError, match="holds a run with steps 4, and now it is 6"):
+        fit(STAGE, params(), loss_fn, batches, tmp_path)
+
+
+@contextmanager
+def full_disk():
+    """No file may grow over 64 KiB, as if there were no more room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
+    kernel = np.random.default_rng(0).normal(size=(3, 20_000)).astype(np.float32)
+    start = {"line": {"kernel": kernel}, "frozen": params()["frozen"]}
+    straight = fit(STAGE, start, loss_fn, batches, tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        fit(STAGE, start, loss_fn, dies_at(3), tmp_path / "cut")
+    with pytest.raises(InputError) as refused, full_disk():
+        fit(STAGE, start, loss_fn, batches, tmp_path / "cut")
+    line = str(refused.value)
+    assert "\n" not in line
+    assert f"cannot write {tmp_path}/cut/checkpoints: File too large" in line
+    assert "step 2 is whole" in line
+    given = []
+    ended = fit(STAGE, start, loss_fn, lambda step: given.append(step) or batches(step), tmp_path / "cut")
+    assert given == [2, 3, 4, 5]
+    np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc"])
+def test_a_directory_that_cannot_be_written(place, tmp_path):
+    if place == "a file":
+        (tmp_path / "file").write_text("")
+        place = tmp_path / "file"
+    with pytest.raises(InputError, match=f"cannot write {place}/run/checkpoints: ") as refused:
+        fit(STAGE, params(), loss_fn, batches, Path(place) / "run")
+    assert "\n" not in str(refused.value)

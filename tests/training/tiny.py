@@ -1,4 +1,4 @@
-"""A tiny LVLM whose heads, widths and vocabulary divide over eight devices, and batches that are a function of the step."""
+"""A tiny LVLM that divides over eight devices, and batches that are a function of the step."""
 
 from __future__ import annotations
 

@@ -1,0 +1,45 @@
+"""Two processes train one model on one mesh: the losses of a single device, through a SIGTERM to one of them."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.training.config import MeshConfig
+from tests.training import child, tiny
+from tests.training.child import Child
+
+
+def pair(directory: Path) -> list[Child]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    return [Child("lvlm", directory, address, 2, index) for index in range(2)]
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    tiny.train(replace(tiny.STAGE, mesh=MeshConfig(data=1)), tmp_path / "one")
+    told = pair(tmp_path / "two")
+    # Both stand before the gate when one is told, and pass it when both know.
+    for run in told:
+        run.await_line(lambda line: line == f"batch {child.GATE}\n")
+    told[1].process.send_signal(signal.SIGTERM)
+    for run in told:
+        run.await_line(lambda line: "Received preemption notice" in line)
+    first, second = end(told, 128 + signal.SIGTERM)
+    step = int(first.partition("told to end; step ")[2].split()[0])
+    assert step < tiny.STAGE.steps
+    assert "told to end" not in second  # the first process speaks for all
+    first, second = end(pair(tmp_path / "two"), 0)
+    assert f"resuming {tmp_path / 'two'} at step {step} of" in first
+    np.testing.assert_allclose(tiny.losses(tmp_path / "two"), tiny.losses(tmp_path / "one"), rtol=1e-5)
+
+
+def end(runs: list[Child], code: int) -> list[str]:
+    for run in runs:
+        run.open_gate()
+    return [run.end(code) for run in runs]

@@ -1,0 +1,125 @@
+"""Training in processes of their own, to be told to end or killed, and how a test drives them over pipes.
+
+A child prints a line when it asks for a batch, and when it has begun to write a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.orbax import Checkpoints
+from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.trainer import fit
+from tests.conftest import ROOT
+from tests.training import tiny
+
+LINE = TrainConfig(steps=60, batch=4, warmup=2, save_every=8, log_every=1, mesh=MeshConfig(data=1))
+LVLM = replace(tiny.STAGE, mesh=MeshConfig(data=2, fsdp=2))
+GATE = 12
+"""The first batch of the LVLM that waits for a line on standard input."""
+
+
+class Child:
+    """A running child of these arguments (see `main`); threads read all that it says, so that it never waits."""
+
+    def __init__(self, *arguments: object) -> None:
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "0"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.training.child", *map(str, arguments)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        self.said: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream,))
+            for stream in (self.process.stdout, self.process.stderr)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: Any) -> None:
+        for line in stream:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def await_line(self, wanted: Callable[[str], bool]) -> None:
+        """Reads on to the next line that is wanted."""
+        while (line := self._lines.get(timeout=300)) is not None:
+            self.said.append(line)
+            if wanted(line):
+                return
+        raise AssertionError("the child ended without such a line:\n" + "".join(self.said[-30:]))
+
+    def open_gate(self) -> None:
+        """Closes its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def end(self, code: int) -> str:
+        """Waits for its end, with this exit code, and returns all that it said."""
+        for reader in self._readers:
+            reader.join()
+        while not self._lines.empty():
+            self.said.append(self._lines.get() or "")
+        assert self.process.wait() == code, "".join(self.said[-30:])
+        return "".join(self.said)
+
+
+def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
+    """Two megabytes of parameters, so that writing them takes a while; its metrics say which batch a step saw."""
+
+    def batch(step: int) -> dict[str, np.ndarray]:
+        announce(step)
+        x = np.random.default_rng(step).normal(size=(4, 512)).astype(np.float32)
+        return {"x": x, "step": np.full(4, step, np.float32)}
+
+    def loss(params: Any, batch: Any) -> Any:
+        value = jnp.mean((batch["x"] @ params["line"]["kernel"] - 1) ** 2)
+        return value, {"loss": value, "batch": batch["step"].mean()}
+
+    return fit(LINE, {"line": {"kernel": np.zeros((512, 1024), np.float32)}}, loss, batch, directory)
+
+
+def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
+    """The tiny LVLM over the devices of all processes."""
+
+    def batch(step: int) -> dict[str, np.ndarray]:
+        announce(step)
+        if step >= GATE:
+            sys.stdin.readline()
+        return tiny.batch(step)
+
+    return tiny.train(LVLM, directory, batch)
+
+
+def main(model: str, directory: str, address: str = "", count: str = "1", index: str = "0") -> None:
+    save = Checkpoints.save
+
+    def announced(self: Checkpoints, step: int, *args: Any, **options: Any) -> None:
+        save(self, step, *args, **options)
+        print("saving", step, flush=True)
+
+    Checkpoints.save = announced
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    jax.config.update("jax_num_cpu_devices", 2 if address else 1)
+    if address:
+        jax.distributed.initialize(address, int(count), int(index))
+    train = {"line": train_line, "lvlm": train_lvlm}[model]
+    train(Path(directory), lambda step: print("batch", step, flush=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
