@@ -25,7 +25,7 @@ from jaxspec.training.trainer import fit
 from tests.conftest import ROOT
 from tests.training import tiny
 
-LINE = TrainConfig(steps=60, batch=4, warmup=2, save_every=8, log_every=1, mesh=MeshConfig(data=1))
+LINE = TrainConfig(steps=80, batch=4, warmup=2, save_every=8, log_every=1, mesh=MeshConfig(data=1))
 LVLM = replace(tiny.STAGE, mesh=MeshConfig(data=2, fsdp=2))
 GATE = 12
 """The first batch of the LVLM that waits for a line on standard input."""
