@@ -141,9 +141,11 @@ def mesh_of(params: Params) -> Mesh | None:
     return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
 
 
-def on_mesh(mesh: Mesh | None) -> AbstractContextManager[Any]:
+def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
     """Where `constrain` is to be obeyed: programs are traced within it."""
-    return nullcontext() if mesh is None else jax.set_mesh(mesh)
+    if mesh is None:
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
 
 
 def constrain(x: Array, *axes: str | None) -> Array:

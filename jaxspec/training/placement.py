@@ -17,7 +17,7 @@ from jaxspec.training.optimizer import Flat, flatten
 from jaxspec.training.step import TrainState, in_dtype, init_state
 from jaxspec.typing import Params
 
-Places = Callable[[Mesh], Params]
+Places = Callable[[Any], Params]
 """Mesh -> pytree like the parameters, of their shardings: `partial(shardings, config, params)` for one model."""
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.errors import InputError
-from jaxspec.sharding import abstract_mesh, on_mesh
+from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.flops import matmul_flops
 from jaxspec.training.optimizer import make_optimizer, partition
@@ -44,22 +42,19 @@ class Plan:
 
 def plan_training(
     config: TrainConfig,
+    mesh: Mesh | AbstractMesh,
     params: Params,
     loss_fn: LossFn,
     batch: Mapping[str, jax.ShapeDtypeStruct],
-    places: Callable[[AbstractMesh], Params] | None = None,
-    platform: str = "tpu",
+    places: Places | None = None,
 ) -> Plan:
-    """Lowers the step of `fit` for a mesh of `config.mesh`, whose `data` must be given; nothing is allocated.
+    """Lowers the step of `fit` for a mesh; nothing is allocated.
 
     Args:
+      mesh: in place of `config.mesh`. An abstract one (`jaxspec.sharding.abstract_mesh`) is taken to be of TPUs.
       params: shapes (`jaxspec.models.abstract_params`).
       batch: shapes of a whole batch.
     """
-    sizes = config.mesh
-    if sizes.data is None:
-        raise InputError("mesh.data: a plan needs the number of devices; give it")
-    mesh = abstract_mesh(sizes.model, sizes.fsdp, sizes.data)
     trainable, held = partition(params, config.frozen)
     where = placed_on(mesh, params, places)
     optimizer = make_optimizer(config, trainable)
@@ -70,14 +65,15 @@ def plan_training(
     batch = {name: _placed(leaf, rows) for name, leaf in batch.items()}
     step = jax.jit(make_step(loss_fn, optimizer, config), donate_argnums=0)
     with on_mesh(mesh):
-        lowered = step.trace(state, fixed, batch).lower(lowering_platforms=(platform,))
+        traced = step.trace(state, fixed, batch)
+        lowered = traced.lower(lowering_platforms=("tpu",)) if isinstance(mesh, AbstractMesh) else traced.lower()
     once = replace(config, accumulate=1, remat=False)
     return Plan(
         mesh=dict(mesh.shape),
         frozen=_held(fixed),
         trained=_held(state.params),
         optimizer=_held(state.opt_state),
-        gradient=_held(in_dtype_shapes(state.params, config.dtype)),
+        gradient=_held(state.params),
         batch=_held(batch),
         flops=matmul_flops(partial(gradient, loss_fn, once), state.params, fixed, batch),
         lowered=lowered,
@@ -85,9 +81,7 @@ def plan_training(
 
 
 def _placed(tree: Any, places: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree, places
-    )
+    return jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree, places)
 
 
 def _held(tree: Any) -> int:

@@ -1,0 +1,61 @@
+"""Plans: what a step would hold on slices that are not there, and how it is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.sharding import abstract_mesh
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.flops import matmul_flops, peak_flops
+from train import plan
+
+
+@pytest.mark.parametrize(("model", "fsdp"), [(1, 16), (4, 16)])
+def test_a_7b_target_teaches_a_68m_draft(model, fsdp):
+    """The step lowers for 16 and for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a trained
+    one, eight of its moments, four of its gradient."""
+    config = TrainConfig(steps=1, batch=256, frozen=plan.FROZEN, dtype="bfloat16", remat=True)
+    found = plan.plan(config, abstract_mesh(model, fsdp), 1024)
+    devices = model * fsdp
+    assert f"mhlo.num_partitions = {devices}" in found.lowered.as_text()[:2000]
+    assert found.frozen == pytest.approx(2 * (7_063_427_072 + 303_507_456) / devices, rel=0.03)
+    trained = 4 * 68e6 / devices
+    assert (found.trained, found.gradient) == pytest.approx((trained, trained), rel=0.1)
+    assert found.optimizer == pytest.approx(2 * found.trained, rel=1e-4)
+    assert found.batch == 256 // fsdp * (1024 * 5 + 336 * 336 * 3 * 2)
+    # Two operations a parameter and token of the teacher's decoder, and what attention and towers take.
+    assert 1 < found.flops / (2 * 6.7e9 * 256 * 1024) < 1.3
+
+
+def test_operations_are_counted():
+    x, w = jnp.zeros((8, 3)), jnp.zeros((3, 5))
+    product = 2 * 8 * 3 * 5
+
+    def layers(x, w):
+        unread = x @ w
+        turned, _ = jax.lax.scan(lambda carry, _: (carry @ w @ w.T, None), x, None, length=4)
+        del unread
+        return jax.lax.cond(x[0, 0] > 0, lambda: turned @ w, lambda: jnp.zeros((8, 5)))
+
+    assert matmul_flops(layers, x, w) == (8 + 1) * product
+    assert matmul_flops(jax.grad(lambda w, x: (x @ w).sum()), w, x) == product  # of the weights; the sum is not read
+    assert matmul_flops(jax.jit(lambda x, w: x @ w), x, w) == product
+    kernel, pages = jnp.zeros((4, 4, 3, 6)), jnp.zeros((2, 8, 8, 3))
+
+    def convolve(pages, kernel):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(pages, kernel, (4, 4), "VALID", dimension_numbers=numbers)
+
+    assert matmul_flops(convolve, pages, kernel) == 2 * (2 * 2 * 2 * 6) * (4 * 4 * 3)
+
+
+def test_peaks():
+    kinds = {"NVIDIA H100 80GB HBM3": 989e12, "TPU v5 lite": 197e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12}
+    for kind, peak in kinds.items():
+        assert peak_flops(type("Device", (), {"device_kind": kind})) == peak
+    assert peak_flops(jax.devices("cpu")[0]) is None
