@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxspec.sharding import abstract_mesh
