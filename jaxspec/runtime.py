@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 import threading
@@ -29,6 +30,29 @@ def setup_runtime(dtype: str | None = None) -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
     if dtype in (None, "float32"):
         jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def join_cluster(place: str) -> None:
+    """Makes this process one of several that compute together; to be called before anything touches a device.
+
+    Args:
+      place: empty, it is alone; `auto`, TPU slices, SLURM and Open MPI say who belongs together; else
+        `HOST:PORT,COUNT,INDEX`, where process 0 can be reached, how many there are, and which one this is.
+
+    Raises InputError for another form, or where `auto` finds nothing.
+    """
+    if not place:
+        return
+    if place == "auto":
+        try:
+            jax.distributed.initialize()
+        except ValueError as error:
+            raise InputError("cluster: auto finds no TPU, SLURM or Open MPI job; give HOST:PORT,COUNT,INDEX") from error
+        return
+    found = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", place)
+    if found is None or int(found[3]) >= int(found[2]):
+        raise InputError(f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX with INDEX from 0 to COUNT - 1")
+    jax.distributed.initialize(found[1], int(found[2]), int(found[3]))
 
 
 def cache_directory() -> Path:

@@ -14,6 +14,7 @@ from configs.models.mini import CAPTIONER
 from configs.train import mini
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.loader import DialogueBatches
+from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.lvlm import train_lvlm
 from train.export import encoder, export
@@ -24,6 +25,7 @@ def main(
     tower_of: Path = Path("jaxspec/assets/mini/draft"),
     runs: Path = Path("runs/train"),
     out: Path = Path("runs/train/captioner/hf"),
+    cluster: str = "",
 ) -> None:
     """Trains the captioner; a run that was stopped goes on where it was.
 
@@ -31,7 +33,10 @@ def main(
       tower_of: the model whose vision tower it takes, a Hugging Face directory.
       runs: checkpoints and metrics go to RUNS/captioner.
       out: the finished model, a Hugging Face directory.
+      cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
+    join_cluster(cluster)
+    setup_runtime(train.dtype)
     batches = DialogueBatches(
         encoder(), CAPTIONER, train.batch, train.seed, mini.CAPTIONER_BUCKETS, images=(1,), kinds=("caption",)
     )
@@ -40,4 +45,5 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    with input_errors("captioner"):
+        tyro.cli(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from transformers import CLIPImageProcessor
 
@@ -21,14 +22,26 @@ def encoder() -> PromptEncoder:
     return PromptEncoder(make_tokenizer(), IMAGE_TOKEN)
 
 
-def export(config: LlavaConfig, params: Params, out: Path) -> None:
-    """Writes the Hugging Face directory `out`."""
+def image_processor() -> CLIPImageProcessor:
     size = TOWER.image_size
-    processor = CLIPImageProcessor(
+    return CLIPImageProcessor(
         size={"shortest_edge": size},
         crop_size={"height": size, "width": size},
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    huggingface.save(out, config, params, tokenizer=encoder().tokenizer, image_processor=processor, dtype=jnp.bfloat16)
+
+
+def export(config: LlavaConfig, params: Params, out: Path) -> None:
+    """Writes the Hugging Face directory `out`; of several processes, the first does."""
+    if jax.process_index():
+        return
+    huggingface.save(
+        out,
+        config,
+        params,
+        tokenizer=encoder().tokenizer,
+        image_processor=image_processor(),
+        dtype=jnp.dtype("bfloat16"),
+    )
     print(f"wrote {out}")

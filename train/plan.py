@@ -42,6 +42,8 @@ DRAFT = LlavaConfig(
     TOWER,
 )
 FROZEN = ("teacher", "draft/vision_tower")
+SEQUENTIAL = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+"""Schedules for memory, as accelerators do."""
 MODELS = {"teacher": TARGET, "draft": DRAFT}
 
 
@@ -104,7 +106,7 @@ def main(
         found = plan(config, mesh, length)
         parts = [found.frozen, found.trained, found.optimizer, found.gradient, found.batch, found.total]
         if compile:
-            parts.append(found.lowered.compile().memory_analysis().temp_size_in_bytes - found.gradient)
+            parts.append(found.lowered.compile(SEQUENTIAL).memory_analysis().temp_size_in_bytes - found.gradient)
         axes = " x ".join(f"{size} {name}" for name, size in mesh.shape.items() if size > 1)
         sizes = " ".join(f"{human_bytes(part):>11}" for part in parts)
         print(f"{count:>8} {axes:>20} {sizes} {found.flops / 1e12:>13.0f}", flush=True)

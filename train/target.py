@@ -12,6 +12,7 @@ import tyro
 from configs.models.mini import TARGET
 from configs.train import mini
 from jaxspec.data.loader import DialogueBatches
+from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.lvlm import train_lvlm
 from train import tower
@@ -23,17 +24,22 @@ def main(
     tower_train: TrainConfig = mini.TOWER,
     runs: Path = Path("runs/train"),
     out: Path = Path("runs/train/target/hf"),
+    cluster: str = "",
 ) -> None:
     """Trains tower and target; a run that was stopped goes on where it was.
 
     Args:
       runs: checkpoints and metrics go to RUNS/tower and RUNS/target.
       out: the finished model, a Hugging Face directory.
+      cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
+    join_cluster(cluster)
+    setup_runtime(train.dtype)
     batches = DialogueBatches(encoder(), TARGET, train.batch, train.seed, mini.TARGET_BUCKETS, images=(2, 5))
     params = train_lvlm(TARGET, train, tower.main(tower_train, runs / "tower"), batches, runs / "target")
     export(TARGET, params, out)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    with input_errors("target"):
+        tyro.cli(main)

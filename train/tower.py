@@ -22,6 +22,7 @@ from configs.train import mini
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
 from jaxspec.models.vision import VisionTower
+from jaxspec.runtime import input_errors
 from jaxspec.training.batches import Batch
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
@@ -79,4 +80,5 @@ def main(train: TrainConfig = mini.TOWER, out: Path = Path("runs/train/tower")) 
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    with input_errors("tower"):
+        tyro.cli(main)

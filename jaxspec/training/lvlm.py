@@ -16,7 +16,7 @@ from jaxspec.training.batches import Batch, BatchIterator
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.step import LossFn
-from jaxspec.training.trainer import fit
+from jaxspec.training.trainer import Evaluate, fit
 from jaxspec.typing import Array, Params
 
 
@@ -38,7 +38,9 @@ def train_lvlm(
     tower: Params,
     batches: BatchIterator | Callable[[int], Batch],
     directory: Path,
+    evaluate: Evaluate | None = None,
 ) -> Params:
-    """Trains projector and decoder from scratch on top of a given tower; resumes from `directory`."""
+    """Trains projector and decoder from scratch on top of a given tower, as `fit` does."""
     params = {**init_params(config, jax.random.key(stage.seed)), "vision_tower": tower}
-    return fit(stage, params, lvlm_loss(config), batches, directory, places=partial(shardings, config, params))
+    places = partial(shardings, config, params)
+    return fit(stage, params, lvlm_loss(config), batches, directory, places=places, evaluate=evaluate)

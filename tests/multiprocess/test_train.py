@@ -18,7 +18,7 @@ def pair(directory: Path) -> list[Child]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    return [Child("lvlm", directory, address, 2, index) for index in range(2)]
+    return [Child("lvlm", directory, f"{address},2,{index}") for index in range(2)]
 
 
 def test_two_processes(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.orbax import Checkpoints
+from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.trainer import fit
 from tests.conftest import ROOT
@@ -43,8 +44,7 @@ class Child:
         self.said: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._readers = [
-            threading.Thread(target=self._read, args=(stream,))
-            for stream in (self.process.stdout, self.process.stderr)
+            threading.Thread(target=self._read, args=(stream,)) for stream in (self.process.stdout, self.process.stderr)
         ]
         for reader in self._readers:
             reader.start()
@@ -104,7 +104,7 @@ def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
     return tiny.train(LVLM, directory, batch)
 
 
-def main(model: str, directory: str, address: str = "", count: str = "1", index: str = "0") -> None:
+def main(model: str, directory: str, cluster: str = "") -> None:
     save = Checkpoints.save
 
     def announced(self: Checkpoints, step: int, *args: Any, **options: Any) -> None:
@@ -114,9 +114,8 @@ def main(model: str, directory: str, address: str = "", count: str = "1", index:
     Checkpoints.save = announced
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
-    jax.config.update("jax_num_cpu_devices", 2 if address else 1)
-    if address:
-        jax.distributed.initialize(address, int(count), int(index))
+    jax.config.update("jax_num_cpu_devices", 2 if cluster else 1)
+    join_cluster(cluster)
     train = {"line": train_line, "lvlm": train_lvlm}[model]
     train(Path(directory), lambda step: print("batch", step, flush=True))
 
