@@ -156,6 +156,16 @@ def constrain(x: Array, *axes: str | None) -> Array:
     return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
 
 
+def shard_count(axis: str, size: int) -> int:
+    """Parts that `constrain` splits an axis of this size into; 1 outside a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return 1
+    (name,) = partition(mesh, (axis,), (size,))
+    names = (name,) if isinstance(name, str) else name or ()
+    return math.prod(mesh.shape[part] for part in names)
+
+
 def bytes_per_device(params: Params, places: Any) -> int:
     """Bytes of (abstract) parameters that the most loaded device holds."""
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxspec.config import LlamaConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES, abstract_params
+from jaxspec.models.vision import _attend
 from jaxspec.sharding import (
     TABLE,
     abstract_mesh,
@@ -23,6 +26,7 @@ from jaxspec.sharding import (
     logical_axes,
     make_mesh,
     mesh_of,
+    on_mesh,
     replicated,
     shardings,
     spec,
@@ -109,3 +113,18 @@ def test_mesh():
     for wrong in (0, math.prod(make_mesh().shape.values()) + len(jax.devices())):
         with pytest.raises(InputError, match=f"{wrong} model devices asked for"):
             make_mesh(model=wrong)
+
+
+def test_many_pages_stay_where_they_are():
+    """A tower reads its pages in blocks; over a mesh each device reads its own."""
+    mesh = make_mesh(data=4, fsdp=2)
+    q, k, v = (jnp.asarray(np.random.default_rng(i).normal(size=(8 * 20, 3, 4)), jnp.float32) for i in range(3))
+    attend = jax.jit(partial(_attend, 2))
+    expected = attend(q, k, v)
+    rows = NamedSharding(mesh, P(("data", "fsdp")))
+    with on_mesh(mesh):
+        compiled = attend.lower(*(jax.device_put(x, rows) for x in (q, k, v))).compile()
+    text = compiled.as_text()
+    assert "while" in text
+    assert "all-gather" not in text
+    np.testing.assert_allclose(compiled(*(jax.device_put(x, rows) for x in (q, k, v))), expected, rtol=1e-6)

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.models import abstract_params, build
 from jaxspec.runtime import human_bytes, input_errors
-from jaxspec.sharding import abstract_mesh, make_mesh, shardings
+from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.plan import Plan, plan_training
 from jaxspec.typing import Array, Params
@@ -42,8 +42,6 @@ DRAFT = LlavaConfig(
     TOWER,
 )
 FROZEN = ("teacher", "draft/vision_tower")
-SEQUENTIAL = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
-"""Schedules for memory, as accelerators do."""
 MODELS = {"teacher": TARGET, "draft": DRAFT}
 
 
@@ -83,9 +81,8 @@ def main(
     length: int = 1024,
     accumulate: int = 1,
     dtype: str = "bfloat16",
-    compile: bool = False,
 ) -> None:
-    """Lowers the training step for slices of some sizes and prints what each device holds.
+    """Lowers the training step for slices of some sizes and prints what each device holds, besides activations.
 
     Args:
       devices: sizes of the slices to plan for.
@@ -93,20 +90,14 @@ def main(
       batch: samples a step.
       length: tokens of a sample, its image's 576 included.
       accumulate: parts that a batch is computed in.
-      compile: compile for as many CPU devices, and print activations as XLA plans them there. Takes minutes.
     """
-    if compile:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", max(devices))
-    columns = ("frozen", "trained", "optimizer", "gradient", "batch", "together") + ("activations",) * compile
+    columns = ("frozen", "trained", "optimizer", "gradient", "batch", "together")
     print(f"{'devices':>8} {'mesh':>20} " + " ".join(f"{name:>11}" for name in columns) + f"{'TFLOP a step':>14}")
     for count in devices:
-        mesh = (make_mesh if compile else abstract_mesh)(model, count // model)
+        mesh = abstract_mesh(model, count // model)
         config = TrainConfig(steps=1, batch=batch, frozen=FROZEN, accumulate=accumulate, dtype=dtype, remat=True)
         found = plan(config, mesh, length)
-        parts = [found.frozen, found.trained, found.optimizer, found.gradient, found.batch, found.total]
-        if compile:
-            parts.append(found.lowered.compile(SEQUENTIAL).memory_analysis().temp_size_in_bytes - found.gradient)
+        parts = (found.frozen, found.trained, found.optimizer, found.gradient, found.batch, found.total)
         axes = " x ".join(f"{size} {name}" for name, size in mesh.shape.items() if size > 1)
         sizes = " ".join(f"{human_bytes(part):>11}" for part in parts)
         print(f"{count:>8} {axes:>20} {sizes} {found.flops / 1e12:>13.0f}", flush=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import VisionConfig
 from jaxspec.models.layers import INIT, LayerNorm, call_layer, dense
+from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
 PAGE_BLOCK = 16
@@ -71,12 +72,14 @@ class SelfAttention(nn.Module):
 def _attend(
     heads: int, q: Float[Array, "B Q D"], k: Float[Array, "B P D"], v: Float[Array, "B P D"]
 ) -> Float[Array, "B Q D"]:
-    """Every query reads all of its page. Many pages go in blocks of `PAGE_BLOCK`."""
+    """Every query reads all of its page. Many pages go in blocks of `PAGE_BLOCK`; on a mesh, each device's own do."""
     split = tuple(x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
-    if len(q) <= PAGE_BLOCK:
+    devices = shard_count("batch", len(q))
+    if len(q) <= PAGE_BLOCK * devices:
         return _attend_block(*split).reshape(q.shape)
-    out = jax.lax.map(lambda page: _attend_block(*(x[None] for x in page))[0], split, batch_size=PAGE_BLOCK)
-    return out.reshape(q.shape)
+    pages = tuple(jnp.swapaxes(x.reshape(devices, -1, *x.shape[1:]), 0, 1) for x in split)
+    out = jax.lax.map(lambda page: _attend_block(*page), pages, batch_size=PAGE_BLOCK)
+    return jnp.swapaxes(out, 0, 1).reshape(q.shape)
 
 
 def _attend_block(q: Array, k: Array, v: Array) -> Array:
