@@ -14,7 +14,7 @@ from configs.models.mini import DRAFT
 from configs.train import mini
 from jaxspec.data.loader import DialogueBatches
 from jaxspec.data.picturebook import TWINS, test_set
-from jaxspec.decoding.engine import LoadedModel, Request
+from jaxspec.decoding.engine import EngineConfig, LoadedModel, Request
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
@@ -25,11 +25,11 @@ from train.export import encoder, export, image_processor
 
 
 def held_out(target: Path, samples: int = 4) -> HeldOut:
-    """The draft in the engine, on the first samples of every twin's test split."""
-    model = LoadedModel.load(target, jnp.dtype("float32"))
-    made = encoder()
+    """The draft in the engine, on the first samples of every twin's test split, all in one bucket."""
+    model, made = LoadedModel.load(target, jnp.dtype("float32")), encoder()
     requests = [Request(first_question(made, s).prompt, 64) for name in TWINS for s in test_set(name, samples)]
-    return HeldOut(model, LoadedModel(DRAFT, {}, made.tokenizer, image_processor()), tuple(requests))
+    engine = EngineConfig(batch_size=16, prompt_buckets=(384,), image_buckets=(6,))
+    return HeldOut(model, LoadedModel(DRAFT, {}, made.tokenizer, image_processor()), tuple(requests), engine)
 
 
 def main(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxspec.training.config import TrainConfig
+from jaxspec.training.config import MeshConfig, TrainConfig
 
 TOWER = TrainConfig(steps=2600, batch=128, learning_rate=1e-3, warmup=200, weight_decay=0.02)
 TARGET = TrainConfig(
@@ -14,7 +14,8 @@ DRAFT = TrainConfig(steps=500, batch=64, learning_rate=3e-3, warmup=100, weight_
 CAPTIONER = replace(DRAFT, steps=600)
 
 TOWER_DEBUG, TARGET_DEBUG, DRAFT_DEBUG, CAPTIONER_DEBUG = (
-    replace(stage, steps=2, batch=2, save_every=1, log_every=1) for stage in (TOWER, TARGET, DRAFT, CAPTIONER)
+    replace(stage, steps=2, batch=2, save_every=1, log_every=1, mesh=MeshConfig(data=1))
+    for stage in (TOWER, TARGET, DRAFT, CAPTIONER)
 )
 
 TARGET_BUCKETS = (96, 128, 160, 288)
