@@ -1,6 +1,7 @@
 # make demo   block-efficiency table of the shipped mini models, into runs/mini/
 # make test   lint, types and tests
-# Both make .venv first where it is absent, and install into it what constraints.txt pins.
+# make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
+# All make .venv first where it is absent, and install into it what constraints.txt pins.
 
 PYTHON ?= python3
 # On Linux the index's own torch brings gigabytes of CUDA, so only the CPU build is asked for.
@@ -9,7 +10,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test models lint clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/python eval/block_efficiency.py mini --limit 10 --trace --out runs/mini
@@ -17,12 +18,21 @@ demo: $(VENV)/.demo
 test: lint
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+models: $(VENV)/.train
+	$(VENV)/bin/python train/target.py
+	$(VENV)/bin/python train/draft.py
+	$(VENV)/bin/python train/captioner.py --tower-of runs/train/draft/hf
+	for recipe in mini_large mini_text; do \
+	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf || exit; done
+	for recipe in mini_pooled mini_distilled; do \
+	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf --start runs/train/draft/hf || exit; done
+
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright
 
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis $(VENV)/.demo $(VENV)/.test
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis $(VENV)/.demo $(VENV)/.train $(VENV)/.test
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
@@ -35,6 +45,11 @@ $(VENV)/bin/python:
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing jaxspec into $(VENV): 1 to 3 minutes the first time"
 	@$(PIP) -e '.[plots]'
+	@touch $@
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing jaxspec and its training tools into $(VENV): 1 to 3 minutes the first time"
+	@$(PIP) -e '.[train]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
