@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
+import pytest
 
 from jaxspec.training.config import MeshConfig
 from tests.training import child, tiny
@@ -22,7 +25,8 @@ def pair(directory: Path) -> list[Child]:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    tiny.train(replace(tiny.STAGE, mesh=MeshConfig(data=1)), tmp_path / "one")
+    single = replace(tiny.STAGE, mesh=MeshConfig(data=1))
+    expected = tiny.train(single, tmp_path / "one")
     told = pair(tmp_path / "two")
     # Both stand before the gate when one is told, and pass it when both know.
     for run in told:
@@ -37,6 +41,9 @@ def test_two_processes(tmp_path: Path) -> None:
     first, second = end(pair(tmp_path / "two"), 0)
     assert f"resuming {tmp_path / 'two'} at step {step} of" in first
     np.testing.assert_allclose(tiny.losses(tmp_path / "two"), tiny.losses(tmp_path / "one"), rtol=1e-5)
+    # One process takes over what two have saved.
+    finished = tiny.train(single, tmp_path / "two", lambda step: pytest.fail("asked for data"))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), finished, expected)
 
 
 def end(runs: list[Child], code: int) -> list[str]:

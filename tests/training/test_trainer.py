@@ -11,11 +11,16 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
+from jaxspec.training.measured import MeasuredStep
+from jaxspec.training.optimizer import make_optimizer
+from jaxspec.training.step import init_state
 from jaxspec.training.trainer import fit
 
 STAGE = TrainConfig(
@@ -244,6 +249,30 @@ def test_reports(tmp_path):
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()]
 
 
+def test_waiting_counts_when_nothing_runs():
+    """A batch that is late while a step runs keeps no device waiting."""
+    stage = replace(STAGE, frozen=(), steps=9)
+    step = MeasuredStep(stage, loss_fn, make_optimizer(stage, FLAT), {}, MeshConfig(1).make(8), None)
+    state = init_state(FLAT, make_optimizer(stage, FLAT))
+    state = step(state, batches(0), 100.0)  # compiles, and is not timed
+    state = step(jax.block_until_ready(state), batches(1), 3.0)
+    found = step.read(2)
+    assert found["data_wait"] * found["step_ms"] == pytest.approx(3e3)
+    step._metrics["loss"] = Busy()
+    step(state, batches(2), 3.0)
+    assert step.read(3)["data_wait"] == 0
+
+
+FLAT = {"line/kernel": jnp.zeros((3, 1)), "frozen/kernel": jnp.ones((2, 2))}
+
+
+class Busy:
+    """A metric of a step that still runs."""
+
+    def is_ready(self) -> bool:
+        return False
+
+
 def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     def poisoned(step):
         return {name: value * (np.nan if step == 2 else 1) for name, value in batches(step).items()}
@@ -251,6 +280,21 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     with pytest.raises(FloatingPointError, match="step 3: loss is nan"):
         fit(STAGE, params(), loss_fn, poisoned, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
+
+
+@pytest.mark.parametrize(("places", "found"), [([5, 5], 5), ([5, 6], None)])
+def test_places_of_other_numbers_of_processes(places, found, tmp_path):
+    """One process goes on for two where both had come as far."""
+    state = {"a": jnp.arange(3)}
+    with Checkpoints(tmp_path) as checkpoints:
+        parts = {"state": ocp.args.StandardSave(state), "data": ocp.args.JsonSave({"processes": places})}
+        checkpoints._manager.save(1, args=ocp.args.Composite(**parts))
+    with Checkpoints(tmp_path) as checkpoints:
+        if found is not None:
+            assert checkpoints.restore(state)[1] == found
+            return
+        with pytest.raises(InputError, match="step 1 was saved by 2 processes at different places"):
+            checkpoints.restore(state)
 
 
 def test_another_run_is_not_gone_on_with(tmp_path):
