@@ -65,7 +65,10 @@ def verify(p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Arr
 
 
 def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
-    """Verifies a chain against the target's distributions at the J drafted places and the one after them."""
+    """Verifies a chain against the target's distributions at the J drafted places and the one after them.
+
+    Without the latter, `p` being [B, J, V], there is no bonus: the next token of a row that accepts all is rubbish.
+    """
     assert draft.probs is not None
     length = draft.tokens.shape[1]
     accept_keys, next_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
@@ -76,7 +79,7 @@ def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Boo
     stands = jnp.cumprod(u * q_x < p_x, axis=1, dtype=jnp.int32)
     count = stands.sum(axis=1)
     at = count[:, None, None]
-    p_next = jnp.take_along_axis(p, at, axis=1)[:, 0]
+    p_next = jnp.take_along_axis(p, jnp.minimum(at, p.shape[1] - 1), axis=1)[:, 0]
     q_next = jnp.take_along_axis(draft.probs, jnp.minimum(at, length - 1), axis=1)[:, 0]
     return Verdict(count, draw(next_keys, _residual(p_next, q_next, count == length), greedy))
 

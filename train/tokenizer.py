@@ -1,9 +1,9 @@
-"""Makes the mini models' tokeniser: a byte-fallback BPE over picturebook's language, in Llama's style."""
+"""Makes the trained models' tokenisers: byte-fallback BPE in Llama's style, the mini models' over picturebook."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -12,11 +12,21 @@ from configs.models.mini import VOCABULARY
 from jaxspec.data.picturebook import train_sample
 from jaxspec.data.prompts import PLACEHOLDER
 
-SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", PLACEHOLDER)
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 
 def make_tokenizer(samples: int = 4000) -> PreTrainedTokenizerFast:
-    """Trains on the texts of the first training samples; the same tokeniser on every machine."""
+    """The mini models', of the texts of the first training samples."""
+    return train_tokenizer(_texts(samples), VOCABULARY, (PLACEHOLDER,))
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, extra: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """A tokeniser of so many tokens, the same on every machine.
+
+    Args:
+      extra: special tokens besides Llama's.
+    """
+    special = (*SPECIAL, *extra)
     core = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -30,23 +40,23 @@ def make_tokenizer(samples: int = 4000) -> PreTrainedTokenizerFast:
         [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first"), decoders.Fuse()]
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[AddedToken(t, special=True, normalized=False) for t in SPECIAL]
+        vocab_size=vocabulary,
+        special_tokens=[AddedToken(t, special=True, normalized=False) for t in special]
         + [f"<0x{byte:02X}>" for byte in range(256)],
         initial_alphabet=[chr(c) for c in range(33, 127)] + ["\n"],
         show_progress=False,
     )
-    core.train_from_iterator(_texts(samples), trainer)
+    core.train_from_iterator(texts, trainer)
     spec = json.loads(core.to_str())
     # The trainer only takes byte pieces as special tokens, which decoding would leave out.
-    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in SPECIAL]
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in special]
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
         unk_token="<unk>",
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
-        extra_special_tokens={"image_token": PLACEHOLDER},
+        extra_special_tokens={"image_token": PLACEHOLDER} if PLACEHOLDER in extra else {},
         clean_up_tokenization_spaces=False,
     )
 

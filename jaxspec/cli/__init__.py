@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from jaxspec.cli import export, generate, inspect
+from jaxspec.cli import collaborate, export, generate, inspect
 from jaxspec.runtime import input_errors
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     with input_errors("jaxspec"):
         if isinstance(command, generate.Generate):
-            print(generate.run(command))
+            print((collaborate if command.collaborate is not None else generate).run(command))
         elif isinstance(command, export.Export):
             print(export.run(command))
         elif not inspect.run(command):

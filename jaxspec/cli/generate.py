@@ -1,4 +1,4 @@
-"""`jaxspec generate`: answers a prompt about images."""
+"""`jaxspec generate`: answers a prompt about images, as one model would, or as several do together."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, place_images
 from jaxspec.decoding.captioners import load_captioner
+from jaxspec.decoding.collaboration import Method
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.views import needs_captioner, parse_views
@@ -29,22 +30,24 @@ from jaxspec.sharding import make_mesh
 
 @dataclass(frozen=True)
 class Generate:
-    """Answers a prompt about images as the target would; a draft makes it faster, never different."""
+    """Answers a prompt about images as the target would; a draft makes it faster, never different. Or answers it as
+    several models do together (--collaborate)."""
 
-    target: str
-    """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, -NeXT,
-    -OneVision) or a text model (Llama, Mistral, Qwen2, OPT)."""
     prompt: str
     """The question. Images stand where it says <image>, or in front of it if it says so nowhere."""
+    target: str | None = None
+    """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, -NeXT,
+    -OneVision) or a text model (Llama, Mistral, Qwen2, OPT)."""
     draft: str | None = None
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser; without, plain decoding."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file; give the option once an image, in order."""
     tiles: bool = True
     """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does: so the released TABED code ran it."""
-    views: str = "M"
-    """How the draft is shown the prompt, comma-separated: M (as is), T (text only), C (captions for images), P
-    (image tokens pooled to a quarter), P36 (pooled to 36), and the variants T-literal, T-special, P-1d, P-after."""
+    views: str | None = None
+    """How the draft is shown the prompt, comma-separated: M (as is; the default), T (text only), C (captions for
+    images), P (image tokens pooled to a quarter), P36 (pooled to 36), and the variants T-literal, T-special, P-1d,
+    P-after. With --collaborate, how each model is."""
     captioner: str | None = None
     """For view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or file:CAPTIONS.jsonl."""
     weights: str | None = None
@@ -77,14 +80,27 @@ class Generate:
     """Likewise of the draft."""
     model_parallel: int = 1
     """Devices that the target is split over; the draft is on each."""
+    collaborate: str | None = None
+    """Instead of --target and --draft: directories or hub ids of models that write together, comma-separated."""
+    combine: str = "weighted"
+    """With --collaborate, what they write from: weighted:0.6,0.4, contrastive:mu=0.1, contrastive:beta=0.5, or
+    logits:1.5,-0.5."""
+    method: Method = "alternating"
+    """With --collaborate, who proposes: all by turns, one model (naive; speculative, with a bonus token), or none."""
+    gammas: str | None = None
+    """With --collaborate, the draft length of each model, as 5,1; by default 1 each."""
+    proposer: int = 0
+    """With --collaborate, which model proposes first and after rejections, from 0."""
     json: bool = False
     """Print one JSON object with text, tokens and stats instead of the text."""
 
 
 def run(args: Generate) -> str:
     """What the command prints. All that can be checked without the models is checked before they are read."""
-    weights = None if args.weights is None else _numbers("--weights", args.weights)
-    views = tuple(args.views.split(","))
+    if args.target is None:
+        raise InputError("--target: no model is named; give a directory or hub id, or several with --collaborate")
+    weights = None if args.weights is None else numbers("--weights", args.weights)
+    views = tuple((args.views or "M").split(","))
     config = EngineConfig(
         views,
         weights,
@@ -97,15 +113,7 @@ def run(args: Generate) -> str:
     )
     shows_captions = args.draft is not None and needs_captioner(parse_views(views), args.captioner)
     images = [load_image(path) for path in args.image]
-    place_images(args.prompt, len(images))
-    request = Request(
-        Prompt(np.zeros(0, np.int32)),  # replaced as soon as there is a tokeniser
-        args.max_new_tokens,
-        args.temperature,
-        args.top_k,
-        args.top_p,
-        args.seed,
-    )
+    request = request_of(args)
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
     models = [(args.target, args.revision)] + ([] if args.draft is None else [(args.draft, args.draft_revision)])
     paths = [huggingface.locate(*model) for model in models]
@@ -162,8 +170,17 @@ def describe(result: Result, request: Request, engine: Engine) -> dict[str, Any]
     )
 
 
-def _numbers(option: str, text: str) -> tuple[float, ...]:
+def request_of(args: Generate) -> Request:
+    """The checked request, with a prompt to be replaced as soon as there is a tokeniser."""
+    place_images(args.prompt, len(args.image))
+    return Request(
+        Prompt(np.zeros(0, np.int32)), args.max_new_tokens, args.temperature, args.top_k, args.top_p, args.seed
+    )
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """The numbers of a comma-separated list."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"{option}: {text!r} is no list of numbers; give one a view, as 0.5,0.5") from None
+        raise InputError(f"{option}: {text!r} is no list of numbers; separate them by commas") from None

@@ -1,4 +1,4 @@
-"""Training batches of picturebook dialogues, as a pure function of (seed, step).
+"""Training batches of picturebook dialogues, and of texts, as a pure function of (seed, step).
 
 Samples of a group of steps are sorted by length, so that a batch is padded to the bucket of its own longest row
 and not to that of the longest row there is.
@@ -72,3 +72,34 @@ def _group(batches: DialogueBatches, group: int) -> list[Row]:
         copies = np.where(tokens == batches.config.image_token_index, batches.config.image_tokens, 1)
         rows.append((np.repeat(tokens, copies), np.repeat(mask, copies), sample.images))
     return sorted(rows, key=lambda row: len(row[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class TextBatches:
+    """Calling it with a step gives {tokens [B,L], mask [B,L]} of texts of token ids; every epoch is shuffled anew.
+
+    The mask marks what is no padding. Rows are cut at the largest bucket.
+    """
+
+    rows: tuple[np.ndarray, ...]
+    batch: int
+    seed: int
+    buckets: tuple[int, ...]
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        group, place = divmod(step, GROUP)
+        count = GROUP * self.batch
+        chosen = sorted((self._row(group * count + i) for i in range(count)), key=len)
+        order = np.random.default_rng((self.seed, 1, group)).permutation(GROUP)
+        rows = [row[: max(self.buckets)] for row in chosen[order[place] * self.batch :][: self.batch]]
+        tokens, length = pad_rows(rows, bucket(max(map(len, rows)), self.buckets, "training row"))
+        return {"tokens": tokens, "mask": np.arange(tokens.shape[1]) < length[:, None]}
+
+    def _row(self, number: int) -> np.ndarray:
+        epoch, place = divmod(number, len(self.rows))
+        return self.rows[_shuffled(self.seed, epoch, len(self.rows))[place]]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(seed: int, epoch: int, size: int) -> np.ndarray:
+    return np.random.default_rng((seed, 0, epoch)).permutation(size)

@@ -6,25 +6,37 @@ temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxspec.config import LvlmConfig, text_config
-from jaxspec.data.images import to_rgb
-from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
+from jaxspec.config import text_config
+from jaxspec.data.prompts import bucket
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.block_length import BLOCKS, lengths_up_to, measure_costs
 from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.drafters import ContextPolicy
+from jaxspec.decoding.host import (
+    BATCH_BUCKETS,
+    IMAGE_BUCKETS,
+    NEW_BUCKETS,
+    PROMPT_BUCKETS,
+    Request,
+    Result,
+    image_units,
+    in_batches,
+    prompt_encoder,
+    prompt_row,
+    run_timed,
+    sampling_options,
+    with_rgb,
+)
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.replay import RecordedTarget
@@ -33,11 +45,10 @@ from jaxspec.decoding.state import DecodeState, PromptBatch, place
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
-from jaxspec.decoding.views import VIEWS, Row, View, needs_captioner, parse_views, parse_weights, rewrite, stack_rows
+from jaxspec.decoding.views import VIEWS, Row, needs_captioner, parse_views, parse_weights, stack_rows
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
-from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
 from jaxspec.typing import Params
@@ -45,7 +56,6 @@ from jaxspec.typing import Params
 __all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
 
 Program = Autoregressive | Speculator
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,10 @@ class EngineConfig:
     """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
     batch_size: int = 8
     """Most requests in one program."""
-    prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512)
+    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
+    image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
-    new_buckets: tuple[int, ...] = (16, 64, 128, 256, 512, 1024, 2048)
+    new_buckets: tuple[int, ...] = NEW_BUCKETS
     trace: bool = False
     """Tell of each token where it came from, in `Result.trace`."""
 
@@ -93,33 +103,6 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
-class Request:
-    """One prompt and how to decode it."""
-
-    prompt: Prompt
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    """0 is greedy."""
-    top_k: int = 0
-    """0 keeps all tokens."""
-    top_p: float = 1.0
-    """1 keeps all tokens."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens: {self.max_new_tokens}; give 1 or more")
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more")
-        if self.top_k < 0:
-            raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or more")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
-        if not 0 <= self.seed < 2**32:
-            raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
-
-
-@dataclass(frozen=True)
 class RowStats:
     """Counts of one request, as numpy; see `DecodeStats` for what they mean."""
 
@@ -130,28 +113,6 @@ class RowStats:
     histogram: np.ndarray
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one request gave."""
-
-    text: str
-    tokens: tuple[int, ...]
-    """New tokens, EOS included where it was reached."""
-    stats: RowStats
-    prefill_ms: float
-    """Of the batch that the request ran in; compilation not counted."""
-    decode_ms: float
-    """Likewise, the whole loop after prefill."""
-    batch: int
-    """Requests in that batch."""
-    trace: dict[str, list[Any]] | None = None
-    """Of each new token its text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
-    whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
-    caption_ms: float = 0.0
-    """What captioning the request's images took, when that was done: captions kept on disk count as much as new
-    ones. Neither in `prefill_ms` nor in `decode_ms`."""
-
-
 @partial(jax.jit, static_argnames=("program", "new_slots"))
 def run_prefill(program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
     return place(program.prefill(params, batch, options, new_slots))
@@ -160,6 +121,9 @@ def run_prefill(program: Program, params: Params, batch: PromptBatch, options: S
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def run_decode(program: Program, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
     return place(program.decode(params, state, options))
+
+
+STEPS = run_prefill, run_decode
 
 
 @dataclass
@@ -182,7 +146,7 @@ class Engine:
         check_vocabulary("target", self.target, spare=0)
         views = parse_views(self.config.views)
         self._captioned = self.draft is not None and needs_captioner(views, self.captioner)
-        self.encoder = self._encoder()
+        self.encoder = prompt_encoder(self.target)
         self.params = {"target": self.target.params}
         self.mesh = mesh_of(self.target.params)
         self._everywhere = self.mesh and replicated(self.mesh)
@@ -219,18 +183,14 @@ class Engine:
         )
         self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
 
-    def generate(self, requests: Sequence[Request]) -> list[Result]:
+    def generate(self, requests: Sequence[Request]) -> list[Result[RowStats]]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""
-        groups: dict[Sizes, list[int]] = {}
         requests, captions, rows = self._read(requests)
-        for i, request in enumerate(requests):
-            groups.setdefault(self._sizes(request, rows[i]), []).append(i)
-        results: dict[int, Result] = {}
-        for sizes, members in groups.items():
-            for start in range(0, len(members), self.config.batch_size):
-                chosen = members[start : start + self.config.batch_size]
-                done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
-                results.update(zip(chosen, done, strict=True))
+        results: dict[int, Result[RowStats]] = {}
+        every = [self._sizes(*both) for both in zip(requests, rows, strict=True)]
+        for sizes, chosen in in_batches(every, self.config.batch_size):
+            done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
+            results.update(zip(chosen, done, strict=True))
         spent = [sum(caption.ms for caption in told) for told in captions]
         return [replace(results[i], caption_ms=spent[i]) for i in range(len(requests))]
 
@@ -253,12 +213,6 @@ class Engine:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
         return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
 
-    def _encoder(self) -> PromptEncoder:
-        config, tokenizer = self.target.config, self.target.tokenizer
-        if not isinstance(config, LvlmConfig):
-            return PromptEncoder(tokenizer)
-        return PromptEncoder(tokenizer, config.image_token_index, config.image_marks)
-
     def _read(self, requests: Sequence[Request]) -> tuple[list[Request], list[list[Caption]], list[list[Row]]]:
         """The requests as they will be decoded, the captions of each one's images, and its prompt in each form."""
         checked = [self._checked(request) for request in requests]
@@ -278,28 +232,17 @@ class Engine:
                 raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
             known = len(self.target.answer(request.prompt))
             request = replace(request, max_new_tokens=min(request.max_new_tokens, known))
-        images = tuple(to_rgb(image) for image in request.prompt.images)
-        return replace(request, prompt=replace(request.prompt, images=images))
+        return with_rgb(request)
 
     def _rows(self, request: Request, captions: list[Caption]) -> list[Row]:
         """The prompt as the target reads it, then in each view."""
         forms = [(self.target, VIEWS["M" if self.target.images else "T"])]
         if self.draft is not None:
             forms += [(self.draft, view) for view in parse_views(self.config.views)]
-        rows = [self._row(request, captions, model, view) for model, view in forms]
+        told = [caption.text for caption in captions]
+        rows = [prompt_row(self.encoder, model, view, request.prompt, told) for model, view in forms]
         self._check_context(request, rows)
         return rows
-
-    def _row(self, request: Request, captions: list[Caption], model: LoadedModel, view: View) -> Row:
-        prompt = request.prompt
-        shown: list[Slots | list[int]] = []
-        for image, caption in zip(prompt.images, captions, strict=True):
-            if view.reads_images:
-                assert model.images is not None
-                shown.append(model.images.slots((image.height, image.width), view.pool, len(prompt.images)))
-            else:
-                shown.append(view.substitute(self.encoder, caption.text))
-        return rewrite(prompt.tokens, self.encoder.image_token, shown)
 
     def _check_context(self, request: Request, rows: list[Row]) -> None:
         limit = text_config(self.target.config).max_position_embeddings
@@ -320,31 +263,19 @@ class Engine:
                 )
 
     def _sizes(self, request: Request, rows: list[Row]) -> Sizes:
-        def units(model: LoadedModel | None) -> int:
-            images, reader = request.prompt.images, model and model.images
-            count = sum(reader.units((x.height, x.width), len(images)) for x in images) if reader else 0
-            return bucket(count, self.config.image_buckets, "image units of one prompt")
-
         return Sizes(
             length=bucket(max(len(row) for row in rows), self.config.prompt_buckets, "prompt tokens"),
-            units=units(self.target),
-            view_units=units(self.draft),
+            units=image_units(self.target, request.prompt, self.config.image_buckets),
+            view_units=image_units(self.draft, request.prompt, self.config.image_buckets),
             new=bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens"),
         )
 
-    def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result]:
+    def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[RowStats]]:
         batch, options = self._inputs(requests, rows, sizes)
         params = self._params(requests)
         if batch.costs is not None:
             batch = batch.replace(costs=self._measured_costs(sizes, params, batch, options))
-        prefill = _executable(run_prefill, self.mesh, self.program, params, batch, options, sizes.new)
-        start = time.perf_counter()
-        state = jax.block_until_ready(prefill(params, batch, options))
-        prefilled = time.perf_counter()
-        decode = _executable(run_decode, self.mesh, self.program, params, state, options)
-        begun = time.perf_counter()
-        state = jax.block_until_ready(decode(params, state, options))
-        end = time.perf_counter()
+        state, *times = run_timed(STEPS, self.mesh, self.program, params, batch, options, sizes.new)
         tokens, count, stats, trace = jax.device_get((state.tokens, state.count, state.stats, state.trace))
         return [
             Result(
@@ -357,8 +288,8 @@ class Engine:
                     stats.accepted_at[i],
                     stats.histogram[i],
                 ),
-                prefill_ms=1e3 * (prefilled - start),
-                decode_ms=1e3 * (end - begun),
+                prefill_ms=times[0],
+                decode_ms=times[1],
                 batch=len(requests),
                 trace=trace and trace_record(trace, i, count[i], self.encoder.pieces(tokens[i, : count[i]])),
             )
@@ -376,13 +307,8 @@ class Engine:
 
             def run(costs: np.ndarray) -> tuple[float, int]:
                 given = batch.replace(costs=jax.device_put(costs, self._everywhere))
-                prefill = _executable(run_prefill, self.mesh, self.program, params, given, endless, sizes.new)
-                state = prefill(params, given, endless)
-                decode = _executable(run_decode, self.mesh, self.program, params, state, endless)
-                jax.block_until_ready(state)
-                start = time.perf_counter()
-                state = jax.block_until_ready(decode(params, state, endless))
-                return 1e3 * (time.perf_counter() - start), int(state.stats.steps.max())
+                state, _, spent = run_timed(STEPS, self.mesh, self.program, params, given, endless, sizes.new)
+                return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.lengths, run)
         return jax.device_put(self._costs[key], self._everywhere)
@@ -413,37 +339,5 @@ class Engine:
                 weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
                 costs=np.ones(len(self.program.lengths), np.float32) if self.program.lengths else None,
             )
-        return jax.device_put(batch, self._everywhere), self._options(requests, len(rows))
-
-    def _options(self, requests: list[Request], batch: int) -> Sampling:
-        def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
-            return np.asarray(values + [fill] * (batch - len(values)), dtype)
-
-        eos = text_config(self.target.config).eos_token_id
-        ids = (eos,) if isinstance(eos, int) else eos or ()
-        fields = {
-            "temperature": column([r.temperature for r in requests], np.float32, 0),
-            "top_k": column([r.top_k for r in requests], np.int32, 0),
-            "top_p": column([r.top_p for r in requests], np.float32, 1),
-            "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
-            "eos": np.asarray(ids or (-1,), np.int32),
-            # Not the configured default: under vmap, `rbg` draws one row's numbers from the first row's key.
-            "keys": jax.vmap(partial(jax.random.key, impl="threefry2x32"))(
-                column([r.seed for r in requests], np.uint32, 0)
-            ),
-        }
-        return Sampling(**jax.device_put(fields, self._everywhere))
-
-
-_EXECUTABLES: dict[Any, Any] = {}
-
-
-def _executable(step: Any, mesh: Mesh | None, program: Program, *args: Any) -> Any:
-    """`step` compiled for these shapes on this mesh, once a process. Ahead of time, so that no timing contains it."""
-    shapes = jax.tree.map(lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else x, args)
-    leaves, tree = jax.tree.flatten(shapes)
-    key = (step, mesh, program, tree, tuple(leaves))
-    if key not in _EXECUTABLES:
-        with on_mesh(mesh):
-            _EXECUTABLES[key] = step.lower(program, *args).compile()
-    return _EXECUTABLES[key]
+        options = sampling_options(requests, self.target.config, len(rows), self._everywhere)
+        return jax.device_put(batch, self._everywhere), options

@@ -174,16 +174,16 @@ def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
         )
 
 
-def check_words(target: Any, draft: Any) -> None:
-    """Refuses a draft's tokeniser whose ids mean other words than the target's tokeniser's."""
-    ours, theirs = target.get_vocab(), draft.get_vocab()
+def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "the target") -> None:
+    """Refuses another tokeniser whose ids mean other words than the first one's; the errors call them so."""
+    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     different = sorted((i, t) for t, i in theirs.items() if ours.get(t, i) != i)
     missing = len(ours.keys() ^ theirs.keys())
     if different or missing > SPARE_TOKENS:
         first = f"{missing} tokens are in one only"
         if different:
             first = f"{different[0][1]!r} is {different[0][0]} against {ours[different[0][1]]}"
-        raise InputError(f"draft tokeniser: differs from the target's: {first}; use a draft made for it")
+        raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:

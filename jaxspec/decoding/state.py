@@ -103,6 +103,17 @@ def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -
     return fold(fold(options.keys, count), jnp.full_like(count, stream))
 
 
+def cut(
+    block: Int[Array, "B T"], wanted: Int[Array, " B"], room: Int[Array, " B"], options: Sampling
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """How many of the first `wanted` tokens a row emits: none past its room or behind an EOS; and whether one is."""
+    places = jnp.arange(block.shape[1])
+    emitted = jnp.minimum(wanted, room)
+    ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
+    ended = jnp.any(ends, axis=1)
+    return jnp.where(ended, jnp.argmax(ends, axis=1) + 1, emitted), ended
+
+
 def commit(
     state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
 ) -> tuple[DecodeState, Int[Array, " B"]]:
@@ -115,10 +126,7 @@ def commit(
     padded = jnp.pad(drafted, ((0, 0), (0, 1)))
     block = jnp.where(places == verdict.count[:, None], verdict.next_token[:, None], padded)
     room = options.max_new_tokens - state.count
-    emitted = jnp.minimum(verdict.count + 1, room)
-    ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
-    ended = jnp.any(ends, axis=1)
-    emitted = jnp.where(ended, jnp.argmax(ends, axis=1) + 1, emitted)
+    emitted, ended = cut(block, verdict.count + 1, room, options)
     emitted = jnp.where(state.done, 0, emitted)
 
     rows = jnp.arange(block.shape[0])[:, None]

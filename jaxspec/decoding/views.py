@@ -98,10 +98,11 @@ def parse_views(names: Sequence[str]) -> tuple[View, ...]:
     """The named views, in order."""
     if not names or len(set(names)) < len(names):
         raise InputError(f"views: {','.join(names)!r} must name at least one view, each once")
-    return tuple(_parse_view(name) for name in names)
+    return tuple(parse_view(name) for name in names)
 
 
-def _parse_view(name: str) -> View:
+def parse_view(name: str) -> View:
+    """The view of a name; InputError for unknown ones."""
     pooled = re.fullmatch(r"P(\d+)?(-1d)?(-after)?", name)
     if pooled:
         tokens, flat, after = pooled.groups()

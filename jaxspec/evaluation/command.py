@@ -21,16 +21,23 @@ from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import setup_runtime
 
 Options = TypeVar("Options", bound=Any)
+Config = TypeVar("Config", bound=Any)
 
 
 def parse_command(
-    options: type[Options], description: str | None, args: Sequence[str] | None = None
-) -> tuple[str, EvalConfig, Options]:
+    options: type[Options],
+    description: str | None,
+    args: Sequence[str] | None = None,
+    kind: type[Config] = EvalConfig,
+    example: str = "mini",
+) -> tuple[str, Config, Options]:
     """(name of the preset, the preset with its overrides, the script's own options).
 
     Args:
-      options: dataclass of what the script takes besides `EvalConfig`'s fields; every field has a default.
+      options: dataclass of what the script takes besides the preset's fields; every field has a default.
       args: the words of the command line; None: the process's own.
+      kind: of presets that the script takes.
+      example: the preset whose defaults --help shows.
 
     Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and exits.
     """
@@ -39,21 +46,24 @@ def parse_command(
         known = preset_names("eval")
         if not {"-h", "--help"} & set(words):
             raise InputError(f"preset: none is named; give one of {', '.join(known)} before the options")
-        words = ["mini", *words]
+        words = [example, *words]
     preset, *rest = words
-    given = vars(load_preset("eval", preset)) | vars(options())
+    defaults = load_preset("eval", preset)
+    if not isinstance(defaults, kind):
+        raise InputError(f"preset {preset!r}: is for another script under eval/; give one such as {example!r}")
+    given = vars(defaults) | vars(options())
     # Checked when the parts are built, below: tyro would frame the message and lose its line.
     unchecked = {"__post_init__": lambda self: None, "__doc__": description}
-    whole = dataclass(frozen=True)(type("Command", (options, EvalConfig), unchecked))
+    whole = dataclass(frozen=True)(type("Command", (options, kind), unchecked))
     found, unknown = tyro.cli(
         whole, prog=f"{Path(sys.argv[0]).name} PRESET", args=rest, default=whole(**given), return_unknown_args=True
     )
     if unknown:
         word = unknown[0].partition("=")[0]
-        known = ["--" + name.replace("_", "-") for name in given if name != "rows"]
+        known = ["--" + name.replace("_", "-") for name in given if name not in ("rows", "pairings")]
         raise InputError(f"{word}: no such option; {nearest(word, known)}")
-    config, own = ({f.name: getattr(found, f.name) for f in fields(part)} for part in (EvalConfig, options))
-    return preset, EvalConfig(**config), options(**own)
+    config, own = ({f.name: getattr(found, f.name) for f in fields(part)} for part in (kind, options))
+    return preset, kind(**config), options(**own)
 
 
 def load_models(

@@ -12,7 +12,9 @@ import tyro
 from jaxspec.data.picturebook import FOLLOW_UPS
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import check_names, evaluation_set
+from jaxspec.decoding.collaboration import CollaborationConfig, Method
 from jaxspec.decoding.engine import EngineConfig
+from jaxspec.decoding.host import IMAGE_BUCKETS, PROMPT_BUCKETS
 from jaxspec.errors import InputError
 
 
@@ -86,22 +88,90 @@ class EvalConfig:
 
     def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
         """The first `limit` samples of a set, with one turn or two."""
-        return evaluation_set(name, self.limit, turns, self.follow_ups, self._places())
-
-    def _places(self) -> dict[str, Path]:
-        places = {}
-        for entry in self.data:
-            name, _, path = entry.partition("=")
-            if not path:
-                raise InputError(f"data: {entry!r} is not NAME=PATH, such as pope=data/pope.parquet")
-            places[name] = Path(path)
-        check_names(tuple(places))
-        return places
+        return evaluation_set(name, self.limit, turns, self.follow_ups, data_places(self.data))
 
     def __post_init__(self) -> None:
         check_names(self.sets)
-        self._places()
+        data_places(self.data)
         if self.limit < 1:
             raise InputError(f"limit: {self.limit} samples of each set; give 1 or more")
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Models that write together in one way: a part of the table of collaborative decoding."""
+
+    name: str
+    models: tuple[str, ...]
+    """Directories or hub ids."""
+    combine: str
+    """As in `CollaborationConfig`, like the next."""
+    temperature: float = 1.0
+    gammas: tuple[int, ...] = (5, 1)
+    proposer: int = 0
+    views: tuple[str, ...] | None = None
+    dial: tuple[tuple[float, str], ...] = ()
+    """Values of lambda or mu and what to combine there, for the grid of quality and speed."""
+
+
+@dataclass(frozen=True)
+class CollaborativeEvalConfig:
+    """An evaluation of collaborative decoding; presets as of `EvalConfig`."""
+
+    pairings: tyro.conf.Suppress[tuple[Pairing, ...]]
+    sets: tuple[str, ...]
+    """Names of picturebook's twins or of the papers' benchmarks."""
+    data: tuple[str, ...] = ()
+    """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
+    limit: int = 16
+    """Samples of each set, decoded one by one, as the paper does."""
+    held_out: int = 64
+    """Samples whose reference answers' likelihood is measured."""
+    repeats: int = 3
+    """Runs of everything, by turns, of whose times the median counts."""
+    max_new_tokens: int = 96
+    dtype: str = "float32"
+    seed: int = 0
+    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
+    image_buckets: tuple[int, ...] = IMAGE_BUCKETS
+
+    def collaboration(
+        self, pairing: Pairing, method: Method, gammas: tuple[int, ...], combine: str | None = None
+    ) -> CollaborationConfig:
+        """How one row of the table decodes."""
+        return CollaborationConfig(
+            combine or pairing.combine,
+            method,
+            gammas,
+            pairing.proposer,
+            pairing.views,
+            batch_size=1,
+            prompt_buckets=self.prompt_buckets,
+            image_buckets=self.image_buckets,
+            new_buckets=(self.max_new_tokens,),
+        )
+
+    def samples(self, name: str, limit: int) -> Sequence[Sample]:
+        """The first samples of a set, with one turn."""
+        return evaluation_set(name, limit, data=data_places(self.data))
+
+    def __post_init__(self) -> None:
+        check_names(self.sets)
+        data_places(self.data)
+        for field in ("limit", "held_out", "repeats"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{field}: {getattr(self, field)}; give 1 or more")
+
+
+def data_places(entries: Sequence[str]) -> dict[str, Path]:
+    """Where local copies of sets lie, from NAME=PATH each."""
+    places = {}
+    for entry in entries:
+        name, _, path = entry.partition("=")
+        if not path:
+            raise InputError(f"data: {entry!r} is not NAME=PATH, such as pope=data/pope.parquet")
+        places[name] = Path(path)
+    check_names(tuple(places))
+    return places

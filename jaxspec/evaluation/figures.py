@@ -43,14 +43,14 @@ def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Recor
         "overlap": lambda: overlap(records),
         "accepted_over_time": lambda: accepted_over_time(records),
     }
-    return [path for name, draw in drawings.items() if (path := _save(draw(), out / f"{name}.png"))]
+    return [path for name, draw in drawings.items() if (path := save(draw(), out / f"{name}.png"))]
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
     """Grouped bars: tokens per target pass of every row, by set, a panel a turn."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
-    figure, axes = _panels(len(config.turns), max(6.0, 0.28 * len(sets) * len(names) + 1.5), 2.6)
+    figure, axes = panels(len(config.turns), max(6.0, 0.28 * len(sets) * len(names) + 1.5), 2.6)
     bar = 0.8 / len(names)
     for axis, turn in zip(axes, config.turns):
         for i, name in enumerate(names):
@@ -68,7 +68,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
 
 def acceptance_by_position(rows: Sequence[Record]) -> Any:
     """Lines: the share of tokens accepted at each place of the block, given that all before them were."""
-    figure, (axis,) = _panels(1, 6.0, 3.2)
+    figure, (axis,) = panels(1, 6.0, 3.2)
     for i, name in enumerate(dict.fromkeys(row["row"] for row in rows)):
         by_place = zip(*(r["conditional_acceptance_rate_per_position"] for r in rows if r["row"] == name))
         known = [[rate for rate in place if rate is not None] for place in by_place]
@@ -88,7 +88,7 @@ def stage_times(rows: Sequence[Record]) -> Any:
     if not timed:
         return None
     names = list(dict.fromkeys(row["row"] for row in timed))
-    figure, (axis,) = _panels(1, 6.0, 0.32 * len(names) + 1.2)
+    figure, (axis,) = panels(1, 6.0, 0.32 * len(names) + 1.2)
     for y, name in enumerate(names):
         first = next(row for row in timed if row["row"] == name)
         drafting = first["gamma"] * first["draft_ms"]
@@ -112,7 +112,7 @@ def weight_trajectory(records: Sequence[Record]) -> Any:
     if not names:
         return None
     longest = max((r for r in learning if r["row"] == names[0]), key=lambda r: len(r["trace"]["place"]))
-    figure, axes = _panels(len(names), 8.0, 1.7)
+    figure, axes = panels(len(names), 8.0, 1.7)
     for axis, name in zip(axes, names):
         same = [r for r in learning if r["row"] == name and r["sample"] == longest["sample"]]
         record = next((r for r in same if r["turn"] == longest["turn"]), None)
@@ -150,7 +150,7 @@ def overlap(records: Sequence[Record]) -> Any:
     if not total:
         return None
     ranked = counts.most_common()
-    figure, (axis,) = _panels(1, max(5.0, 0.5 * len(ranked) + 1), 3.0)
+    figure, (axis,) = panels(1, max(5.0, 0.5 * len(ranked) + 1), 3.0)
     axis.bar(range(len(ranked)), [100 * n / total for _, n in ranked], color=COLOURS[0])
     labels = ["".join(v[0] for v, right in zip(views, who) if right) or "none" for who, _ in ranked]
     axis.set_xticks(range(len(ranked)), labels)
@@ -165,7 +165,7 @@ def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
     traced = _traced(records)
     if not traced:
         return None
-    figure, (axis,) = _panels(1, 6.0, 3.0)
+    figure, (axis,) = panels(1, 6.0, 3.0)
     for i, name in enumerate(dict.fromkeys(record["row"] for record in traced)):
         accepted, all_tokens = np.zeros(bins), np.zeros(bins)
         for record in traced:
@@ -204,19 +204,20 @@ def _legend(figure: Any, axis: Any, columns: int) -> None:
     figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside upper center")
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """A column of panels, each of that height in inches."""
+def panels(count: int, width: float, height: float, alike: bool = True) -> tuple[Any, list[Any]]:
+    """A column of panels, each of that height in inches; `alike`, over one range of values."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(
-        count, 1, figsize=(width, height * count + 0.3), sharey=True, squeeze=False, layout="constrained"
+        count, 1, figsize=(width, height * count + 0.3), sharey=alike, squeeze=False, layout="constrained"
     )
     for axis in axes[:, 0]:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes[:, 0])
 
 
-def _save(figure: Any, path: Path) -> Path | None:
+def save(figure: Any, path: Path) -> Path | None:
+    """Writes a PNG file and returns where; None where there is no figure."""
     if figure is None:
         return None
     import matplotlib.pyplot as plt

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxspec.decoding.collaboration import MemberCounts
 from jaxspec.decoding.tree import parse_tree
 
 
@@ -87,6 +88,27 @@ def predicted_speedup(
     """
     verify_ms = target_ms if verify_ms is None else verify_ms
     return block_efficiency / (gamma * draft_ms / target_ms + verify_ms / target_ms)
+
+
+def collaboration_metrics(rows: Sequence[MemberCounts]) -> dict[str, Any]:
+    """The fields of a record of collaborative decoding; lists are of models. Rates without a single trial are None.
+
+    `alpha` is the mean chance that a model's tested proposals had, of which `acceptance_rate` is what became of them.
+    `tokens_per_cycle` are those of one verification, or of one step of standard decoding.
+    """
+    totals = {
+        name: np.sum([getattr(row, name) for row in rows], axis=0)
+        for name in ("emitted", "verified", "calls", "tested", "accepted", "overlap")
+    }
+    tested = totals["tested"]
+    return {
+        "tokens_per_cycle": _ratio(totals["emitted"], totals["verified"]),
+        "calls_per_token": [_ratio(n, totals["emitted"]) for n in totals["calls"]],
+        "alpha": [_ratio(sum_, n) for sum_, n in zip(totals["overlap"], tested, strict=True)],
+        "acceptance_rate": [_ratio(n, of) for n, of in zip(totals["accepted"], tested, strict=True)],
+        "num_cycles": int(totals["verified"]),
+        "num_tested_proposals": tested.tolist(),
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from jaxspec.config import text_config
 from jaxspec.decoding import engine as engine_module
+from jaxspec.decoding import host
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
@@ -63,7 +64,7 @@ def outputs(results: list[Result]) -> list[tuple[int, ...]]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The table of compiled programs, empty."""
     fresh: dict[Any, Any] = {}
-    monkeypatch.setattr(engine_module, "_EXECUTABLES", fresh)
+    monkeypatch.setattr(host, "_EXECUTABLES", fresh)
     return fresh
 
 
@@ -119,7 +120,7 @@ def test_engines_of_one_program_share_it(
 def test_the_compiled_programs_move_nothing_between_host_and_device(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executable, guarded = engine_module._executable, []
+    executable, guarded = host.executable, []
 
     def watched(*args: Any) -> Callable[..., Any]:
         run = executable(*args)
@@ -131,7 +132,7 @@ def test_the_compiled_programs_move_nothing_between_host_and_device(
 
         return call
 
-    monkeypatch.setattr(engine_module, "_executable", watched)
+    monkeypatch.setattr(host, "executable", watched)
     engine.generate([request_of(engine, "Hi", images=1)])
     assert guarded == [engine_module.run_prefill, engine_module.run_decode]
 

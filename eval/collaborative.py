@@ -1,0 +1,51 @@
+"""Collaborative decoding: every method on every set, measured and predicted, and the dial of quality and speed.
+
+    python eval/collaborative.py gsm8k --data gsm8k=path/to/test.jsonl --out runs/collaborative
+    python eval/collaborative.py visual --limit 8
+
+Writes results.json, records.jsonl and table.md (and dial.png, with the `plots` extra) into --out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from jaxspec.evaluation.collaboration import load_members, measure
+from jaxspec.evaluation.collaborative_tables import dial_table, draw_dial, methods_table
+from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.config import CollaborativeEvalConfig
+from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.runtime import input_errors, setup_runtime
+
+
+@dataclass(frozen=True)
+class Options:
+    """What this script takes besides the preset's fields."""
+
+    out: Path = Path("runs/collaborative")
+    """Directory for results.json, records.jsonl, table.md and the figure."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Measures collaborative decoding of the preset's pairings of models."""
+    preset, config, options = parse_command(Options, main.__doc__, args, CollaborativeEvalConfig, "gsm8k")
+    setup_runtime(config.dtype)
+    rows, dial, records = measure(config, load_members(config))
+    tables = [methods_table(config, rows)] + ([dial_table(config, dial)] if dial else [])
+    text = "\n".join(markdown(*table) for table in tables)
+    write_results(options.out, describe_run(preset), [*rows, *dial], records, text)
+    for table in tables:
+        show(*table)
+    figure = draw_dial(dial, options.out)
+    files = ["results.json", "records.jsonl", "table.md", *([figure.name] if figure else [])]
+    print(f"wrote {', '.join(files)} to {options.out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    with input_errors("collaborative"):
+        main()

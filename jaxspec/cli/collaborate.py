@@ -1,0 +1,73 @@
+"""`jaxspec generate --collaborate`: answers a prompt as several models do together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.cli.generate import Generate, numbers, request_of
+from jaxspec.cli.terminal import progress, say
+from jaxspec.data.images import load_image
+from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError
+from jaxspec.evaluation.metrics import collaboration_metrics
+from jaxspec.runtime import setup_runtime
+
+
+def run(args: Generate) -> str:
+    """What the command prints. All that can be checked without the models is checked before they are read."""
+    assert args.collaborate is not None
+    if args.target is not None or args.draft is not None:
+        raise InputError("--collaborate: stands instead of --target and --draft; name all models in it")
+    names = args.collaborate.split(",")
+    config = CollaborationConfig(
+        args.combine,
+        args.method,
+        None if args.gammas is None else tuple(map(int, numbers("--gammas", args.gammas))),
+        args.proposer,
+        None if args.views is None else tuple(args.views.split(",")),
+        batch_size=1,
+    )
+    config.checked(len(names))
+    images = [load_image(path) for path in args.image]
+    request = request_of(args)
+    paths = [huggingface.locate(name) for name in names]
+    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
+    setup_runtime(dtype)
+    loaded: dict[Path, LoadedModel] = {}
+    for path in paths:
+        if path not in loaded:
+            progress(f"loading {path}")
+            first = next(iter(loaded.values()), None)
+            loaded[path] = LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first)
+    collaboration = Collaboration([loaded[path] for path in paths], config)
+    request = replace(request, prompt=collaboration.encoder.prompt(args.prompt, images))
+    progress("compiling and decoding")
+    result = collaboration.generate([request])[0]
+    stats = {
+        **collaboration_metrics([result.stats]),
+        "combine": args.combine,
+        "method": args.method,
+        "gammas": config.gammas or (1,) * len(names),
+        "proposer": args.proposer,
+        "views": [view.name for view in collaboration.views],
+        "prefill_ms": result.prefill_ms,
+        "decode_tokens_per_second": 1e3 * result.stats.emitted / result.decode_ms,
+        "temperature": request.temperature,
+        "dtype": str(jax.tree.leaves(collaboration.lead.params)[0].dtype),
+        "device": jax.devices()[0].device_kind,
+        "batch": result.batch,
+        "seed": request.seed,
+    }
+    calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
+    pace = stats["decode_tokens_per_second"]
+    say(f"done: {len(result.tokens)} tokens, {calls} passes of each model a token, {pace:.2f} tokens/s")
+    if args.json:
+        return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
+    return result.text

@@ -1,0 +1,181 @@
+"""Combinations: the one distribution that several models write from together.
+
+| text                                    | drawn from, with l_m the logits of model m and T the temperature        |
+|-----------------------------------------|-------------------------------------------------------------------------|
+| `weighted:0.6,0.4`                      | sum_m w_m softmax(l_m / T), any number of models, weights that sum to 1 |
+| `contrastive:mu=0.1`                    | softmax((l_0 - mu l_1) / T): 0 is the expert, 1 the amateur (CoS)       |
+| `contrastive:beta=0.5,plausibility=0.1` | softmax(((1 + beta) l_0 - beta l_1) / T) (O'Brien and Lewis 2023), of   |
+|                                         | the tokens with p_0(x) >= 0.1 max p_0 only (Li et al. 2023)             |
+| `logits:1.5,-0.5`                       | softmax(sum_m a_m l_m / T): decoding-time realignment (Liu et al. 2024) |
+
+A coefficient belongs to a model, by its place in the list, and never to the role that it plays at the moment. The
+temperature enters as above; top-k and top-p narrow the *combined* distribution. (The released CoS code narrows each
+model's before it averages.) All is float32. The plausible tokens are those of model 0 at temperature 1.
+
+At temperature 0 the combined distribution is one-hot: at the argmax of the combined logits, or, for `weighted`, at
+the argmax of sum_m w_m softmax(l_m), as in the released code. `weighted:0.6,0.4,greedy=vote` is the other reading:
+each model's argmax gets its weight of votes; among tokens with equally many, the first rule decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal, Protocol, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.errors import InputError, nearest
+from jaxspec.sampling import Sampling, filtered, tempered
+from jaxspec.typing import Array, Float, Int
+
+GreedyRule = Literal["mean", "vote"]
+
+
+class Combination(Protocol):
+    """A pytree, so that its numbers are traced: another weight compiles nothing."""
+
+    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+        """The combined distribution before top-k and top-p; temperature 0 counts as 1."""
+        ...
+
+    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+        """The token of temperature 0, given `soft` at temperature 1."""
+        ...
+
+
+def combined(combination: Combination, logits: Float[Array, "M B V"], options: Sampling) -> Float[Array, "B V"]:
+    """What the models draw the next token from together."""
+    soft = combination.soft(logits, options.temperature)
+    return filtered(soft, options, combination.best(logits, soft))
+
+
+class Weighted(struct.PyTreeNode):
+    """sum_m w_m softmax(l_m / T)."""
+
+    weights: Float[Array, " M"]
+    greedy: GreedyRule = struct.field(pytree_node=False, default="mean")
+
+    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+        return _sum(self.weights, tempered(logits, temperature))
+
+    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+        if self.greedy == "vote":
+            ballots = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
+            votes = _sum(self.weights, ballots)
+            # As many votes but for rounding: 0.2 + 0.3 against 0.5.
+            soft = jnp.where(votes > votes.max(-1, keepdims=True) - 1e-6, soft, -1.0)
+        return jnp.argmax(soft, axis=-1)
+
+
+class Linear(struct.PyTreeNode):
+    """softmax(sum_m a_m l_m / T), of the tokens x with p_0(x) >= plausibility * max p_0."""
+
+    coefficients: Float[Array, " M"]
+    plausibility: Float[Array, ""]
+    """0 keeps all tokens."""
+
+    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+        return tempered(self._logits(logits), temperature)
+
+    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+        return jnp.argmax(self._logits(logits), axis=-1)  # not of `soft`, where small differences may round to none
+
+    def _logits(self, logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
+        logits = logits.astype(jnp.float32)
+        expert = logits[0]
+        plausible = expert >= expert.max(-1, keepdims=True) + jnp.log(self.plausibility)
+        return jnp.where(plausible, _sum(self.coefficients, logits), -jnp.inf)
+
+
+class Custom(struct.PyTreeNode):
+    """A function of one's own, traced: [M,B,V] -> [B,V]."""
+
+    function: Callable[[Array], Array] = struct.field(pytree_node=False)
+    of: Literal["probs", "logits"] = struct.field(pytree_node=False, default="probs")
+    """`probs`: of softmax(l_m / T); what it returns is scaled to sum to 1. `logits`: of the l_m, before temperature
+    and softmax."""
+
+    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+        if self.of == "logits":
+            return tempered(self.function(logits.astype(jnp.float32)), temperature)
+        mass = self.function(tempered(logits, temperature))
+        return mass / mass.sum(-1, keepdims=True)
+
+    def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
+        return jnp.argmax(soft, axis=-1)
+
+
+KINDS = ("weighted", "contrastive", "logits")
+
+
+def parse_combination(text: str, models: int) -> Combination:
+    """The combination of so many models that a text names, as in the table above.
+
+    Raises InputError for unknown kinds and options, and for numbers that do not fit.
+    """
+    kind, _, rest = text.partition(":")
+    parts = [part.strip() for part in rest.split(",") if part.strip()]
+    numbers = [_number(text, part) for part in parts if "=" not in part]
+    options = dict(part.split("=", 1) for part in parts if "=" in part)
+    if kind == "weighted":
+        _known(text, options, ("greedy",))
+        return weighted(numbers or [1 / models] * models, models, options.get("greedy", "mean"))
+    if kind == "logits":
+        _known(text, options, ("plausibility",))
+        return linear(text, numbers, models, _number(text, options.get("plausibility", "0")))
+    if kind != "contrastive":
+        raise InputError(f"combination {text!r}: {kind!r} is unknown; {nearest(kind, KINDS)}")
+    _known(text, options, ("mu", "beta", "plausibility"))
+    if numbers or ("mu" in options and "beta" in options):
+        raise InputError(f"combination {text!r}: give mu or beta by name, as contrastive:mu=0.1")
+    if models != 2:
+        raise InputError(f"combination {text!r}: takes an expert and an amateur, and here are {models} models; give 2")
+    amateur = _number(text, options.get("beta", options.get("mu", "0.1")))
+    expert = 1 + amateur if "beta" in options else 1.0
+    return linear(text, [expert, -amateur], models, _number(text, options.get("plausibility", "0")))
+
+
+def weighted(weights: list[float], models: int, greedy: str = "mean") -> Weighted:
+    """Checked weights, one a model."""
+    shown = ",".join(f"{w:g}" for w in weights)
+    if len(weights) != models:
+        raise InputError(f"weights: {shown} are {len(weights)} for {models} models; give one a model")
+    if min(weights) < 0 or not abs(sum(weights) - 1) <= 1e-6:
+        raise InputError(f"weights: {shown} sum to {sum(weights):g}; give numbers from 0 on that sum to 1")
+    if greedy not in get_args(GreedyRule):
+        raise InputError(f"weights: greedy={greedy!r} is unknown; {nearest(greedy, get_args(GreedyRule))}")
+    return Weighted(np.asarray(weights, np.float32), greedy)  # type: ignore[arg-type]
+
+
+def linear(text: str, coefficients: list[float], models: int, plausibility: float = 0.0) -> Linear:
+    """Checked coefficients, one a model; `text` is what a complaint cites."""
+    if len(coefficients) != models:
+        raise InputError(f"combination {text!r}: {len(coefficients)} numbers for {models} models; give one a model")
+    if not 0 <= plausibility <= 1:
+        raise InputError(f"combination {text!r}: plausibility {plausibility:g}; give 0 (all tokens) to 1")
+    return Linear(np.asarray(coefficients, np.float32), np.float32(plausibility))  # type: ignore[arg-type]
+
+
+def _sum(weights: Float[Array, " M"], of: Float[Array, "M B V"]) -> Float[Array, "B V"]:
+    """Not an einsum, which accelerators would round to fewer bits."""
+    return (of * weights[:, None, None]).sum(0)
+
+
+def _known(text: str, options: dict[str, str], known: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in known:
+            raise InputError(f"combination {text!r}: no option {name!r}; {nearest(name, known)}")
+
+
+def _number(text: str, part: str) -> float:
+    try:
+        value = float(part)
+    except ValueError:
+        raise InputError(f"combination {text!r}: {part!r} is no number") from None
+    if not math.isfinite(value):
+        raise InputError(f"combination {text!r}: {part!r} is no finite number")
+    return value

@@ -1,0 +1,190 @@
+"""What every host edge does with requests: checks, batches, options, programs compiled once, and their times."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxspec.config import LvlmConfig, ModelConfig, text_config
+from jaxspec.data.images import to_rgb
+from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.views import Row, View, rewrite
+from jaxspec.errors import InputError
+from jaxspec.models.inputs import Slots
+from jaxspec.sampling import Sampling
+from jaxspec.sharding import on_mesh
+from jaxspec.typing import Params
+
+Stats = TypeVar("Stats")
+Size = TypeVar("Size", bound=Hashable)
+
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512)
+NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to decode it."""
+
+    prompt: Prompt
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps all tokens."""
+    top_p: float = 1.0
+    """1 keeps all tokens."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens: {self.max_new_tokens}; give 1 or more")
+        if not 0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more")
+        if self.top_k < 0:
+            raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+@dataclass(frozen=True)
+class Result(Generic[Stats]):
+    """What one request gave."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """New tokens, EOS included where it was reached."""
+    stats: Stats
+    prefill_ms: float
+    """Of the batch that the request ran in; compilation not counted."""
+    decode_ms: float
+    """Likewise, the whole loop after prefill."""
+    batch: int
+    """Requests in that batch."""
+    trace: dict[str, list[Any]] | None = None
+    """Of each new token its text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
+    whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
+    caption_ms: float = 0.0
+    """What captioning the request's images took, when that was done: captions kept on disk count as much as new
+    ones. Neither in `prefill_ms` nor in `decode_ms`."""
+
+
+def with_rgb(request: Request) -> Request:
+    """The request with its images as RGB."""
+    images = tuple(to_rgb(image) for image in request.prompt.images)
+    return replace(request, prompt=replace(request.prompt, images=images))
+
+
+def in_batches(sizes: Sequence[Size], most: int) -> Iterator[tuple[Size, list[int]]]:
+    """The requests of these sizes by batches of one size: (size, which requests)."""
+    groups: dict[Size, list[int]] = defaultdict(list)
+    for i, size in enumerate(sizes):
+        groups[size].append(i)
+    for size, members in groups.items():
+        for start in range(0, len(members), most):
+            yield size, members[start : start + most]
+
+
+def prompt_row(
+    encoder: PromptEncoder, model: LoadedModel, view: View, prompt: Prompt, captions: Sequence[str] = ()
+) -> Row:
+    """The prompt as the view shows it to the model; `captions` of its images are for view C."""
+    shown: list[Slots | list[int]] = []
+    for i, image in enumerate(prompt.images):
+        if view.reads_images:
+            assert model.images is not None
+            shown.append(model.images.slots((image.height, image.width), view.pool, len(prompt.images)))
+        else:
+            shown.append(view.substitute(encoder, captions[i] if captions else ""))
+    return rewrite(prompt.tokens, encoder.image_token, shown)
+
+
+def prompt_encoder(model: LoadedModel) -> PromptEncoder:
+    """What makes the prompts of requests that are written with this model's tokens."""
+    config = model.config
+    if not isinstance(config, LvlmConfig):
+        return PromptEncoder(model.tokenizer)
+    return PromptEncoder(model.tokenizer, config.image_token_index, config.image_marks)
+
+
+def image_units(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
+    """The bucket of the units that the prompt's images are to the model; of no model and of a text model, 0."""
+    reader = model and model.images
+    count = sum(reader.units((x.height, x.width), len(prompt.images)) for x in prompt.images) if reader else 0
+    return bucket(count, buckets, "image units of one prompt")
+
+
+def sampling_options(
+    requests: Sequence[Request], config: ModelConfig, batch: int, everywhere: NamedSharding | None = None
+) -> Sampling:
+    """The requests' options on the device, with rows that emit nothing up to `batch`; the config tells EOS."""
+
+    def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
+        return np.asarray(values + [fill] * (batch - len(values)), dtype)
+
+    eos = text_config(config).eos_token_id
+    ids = (eos,) if isinstance(eos, int) else eos or ()
+    fields = {
+        "temperature": column([r.temperature for r in requests], np.float32, 0),
+        "top_k": column([r.top_k for r in requests], np.int32, 0),
+        "top_p": column([r.top_p for r in requests], np.float32, 1),
+        "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
+        "eos": np.asarray(ids or (-1,), np.int32),
+        # Not the configured default: under vmap, `rbg` draws one row's numbers from the first row's key.
+        "keys": jax.vmap(partial(jax.random.key, impl="threefry2x32"))(
+            column([r.seed for r in requests], np.uint32, 0)
+        ),
+    }
+    return Sampling(**jax.device_put(fields, everywhere))
+
+
+def run_timed(
+    steps: tuple[Callable[..., Any], Callable[..., Any]],
+    mesh: Mesh | None,
+    program: Any,
+    params: Params,
+    batch: Any,
+    options: Sampling,
+    new_slots: int,
+) -> tuple[Any, float, float]:
+    """(the last state, milliseconds of prefill, of the loop); compilation is in neither.
+
+    Args:
+      steps: the jitted (program, params, batch, options, new_slots) -> state and (program, params, state, options)
+        -> state.
+    """
+    prefill = executable(steps[0], mesh, program, params, batch, options, new_slots)
+    start = time.perf_counter()
+    state = jax.block_until_ready(prefill(params, batch, options))
+    prefilled = time.perf_counter()
+    decode = executable(steps[1], mesh, program, params, state, options)
+    begun = time.perf_counter()
+    state = jax.block_until_ready(decode(params, state, options))
+    return state, 1e3 * (prefilled - start), 1e3 * (time.perf_counter() - begun)
+
+
+_EXECUTABLES: dict[Any, Any] = {}
+
+
+def executable(step: Any, mesh: Mesh | None, program: Any, *args: Any) -> Any:
+    """`step` compiled for these shapes on this mesh, once a process. Ahead of time, so that no timing contains it."""
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else x, args)
+    leaves, tree = jax.tree.flatten(shapes)
+    key = (step, mesh, program, tree, tuple(leaves))
+    if key not in _EXECUTABLES:
+        with on_mesh(mesh):
+            _EXECUTABLES[key] = step.lower(program, *args).compile()
+    return _EXECUTABLES[key]

@@ -1,0 +1,257 @@
+"""Collaborative decoding measured: every method on every set, and a grid of combinations for the best of them.
+
+All methods of one pairing decode the same requests by turns, so that what else the machine does slows them alike;
+the speed-up is the median over the runs of the rate over that of standard collaborative decoding in the same run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.data.samples import Sample
+from jaxspec.decoding.collaboration import Collaboration, MemberCounts, Method
+from jaxspec.decoding.combination import parse_combination
+from jaxspec.decoding.host import Request, Result
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.evaluation.block_efficiency import first_question
+from jaxspec.evaluation.collaborative_theory import Calls, alternating_calls, one_proposer_calls, plan, speedup
+from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
+from jaxspec.evaluation.held_out import HeldOut, read_answers
+from jaxspec.evaluation.metrics import collaboration_metrics
+from jaxspec.evaluation.timing import time_members
+
+Record = dict[str, Any]
+Answers = list[Result[MemberCounts]]
+METHODS: tuple[tuple[str, Method, bool], ...] = (
+    ("standard", "standard", False),
+    ("naive", "naive", True),
+    ("speculative", "speculative", True),
+    ("CoS", "alternating", True),
+    ("CoS, 1 each", "alternating", False),
+)
+"""Rows of a pairing: name, method, and whether with the pairing's draft lengths or with 1 each."""
+
+
+def load_members(config: CollaborativeEvalConfig) -> dict[str, LoadedModel]:
+    """All models of all pairings, by their names, each once; towers alike are held once."""
+    loaded: dict[str, LoadedModel] = {}
+    for name in dict.fromkeys(name for pairing in config.pairings for name in pairing.models):
+        first = next(iter(loaded.values()), None)
+        loaded[name] = LoadedModel.load(name, jnp.dtype(config.dtype), beside=first)
+    return loaded
+
+
+def measure(
+    config: CollaborativeEvalConfig, models: Mapping[str, LoadedModel]
+) -> tuple[list[Record], list[Record], list[Record]]:
+    """(rows of methods, rows of the grid, a record an answer); a row pools a pairing, a set and a method."""
+    rows, dial, records = [], [], []
+    bar = tqdm(total=len(config.pairings) * len(config.sets), unit="set", desc="collaboration", delay=1)
+    for pairing in config.pairings:
+        chosen = [models[name] for name in pairing.models]
+        for dataset in config.sets:
+            bar.set_postfix_str(f"{pairing.name}, {dataset}")
+            samples = config.samples(dataset, max(config.limit, config.held_out))
+            found, answers = _methods(config, pairing, chosen, dataset, samples)
+            rows += found
+            records += answers
+            dial += _dial(config, pairing, chosen, dataset, samples)
+            bar.update()
+    bar.close()
+    return rows, dial, records
+
+
+def _methods(
+    config: CollaborativeEvalConfig,
+    pairing: Pairing,
+    models: Sequence[LoadedModel],
+    dataset: str,
+    samples: Sequence[Sample],
+) -> tuple[list[Record], list[Record]]:
+    ones = (1,) * len(models)
+    programs = {
+        name: Collaboration(models, config.collaboration(pairing, method, pairing.gammas if own else ones))
+        for name, method, own in METHODS
+        if own or pairing.gammas != ones or method == "standard"
+    }
+    requests = _requests(config, pairing, programs["standard"], samples)
+    answers, rates = _by_turns(programs, requests, config.repeats)
+    held = read_answers(programs["standard"], samples[: config.held_out], config.max_new_tokens)
+    combination = programs["standard"].params["combination"]
+    quality = {"held_out_nats": held.nats(combination), "held_out_nats_alone": held.nats_alone()}
+    alphas = collaboration_metrics([a.stats for a in answers["CoS"]])["alpha"]
+    alphas = [measured if measured is not None else 0.0 for measured in alphas]
+    widths = {name: _scoring_widths(c) for name, c in programs.items()}
+    times = time_members(programs["CoS"], requests[0], [1, *(w for pair in widths.values() for w in pair)])
+    rows, records = [], []
+    for name, collaboration in programs.items():
+        place = _place(config, pairing, dataset, name, collaboration)
+        metrics = collaboration_metrics([a.stats for a in answers[name]])
+        calls = _predicted_calls(collaboration, alphas)
+        scoring = [times[width][m] for m, width in enumerate(widths[name])]
+        best = plan(alphas, times[1], None, range(1, 7))
+        rows.append(
+            place
+            | metrics
+            | quality
+            | {
+                "samples": len(requests),
+                "pass_ms": times[1],
+                "scoring_pass_ms": scoring,
+                "calls_per_token_predicted": calls.total.tolist(),
+                "speedup_predicted": speedup(calls, times[1]),
+                "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
+                "plan": {"alternates": best.alternates, "first": best.first, "gammas": best.gammas},
+                "decode_tokens_per_second": float(np.median(rates[name])),
+                "speedup_measured": float(np.median(rates[name] / rates["standard"])),
+                "accuracy": _accuracy(samples, answers[name]),
+                "token_identity_rate": _identity(answers[name], answers["standard"])
+                if pairing.temperature == 0
+                else None,
+            }
+        )
+        records += [
+            place | {"sample": sample.id, "tokens": len(a.tokens), "text": a.text} | collaboration_metrics([a.stats])
+            for sample, a in zip(samples, answers[name])
+        ]
+    return rows, records
+
+
+def _dial(
+    config: CollaborativeEvalConfig,
+    pairing: Pairing,
+    models: Sequence[LoadedModel],
+    dataset: str,
+    samples: Sequence[Sample],
+) -> list[Record]:
+    """Quality, and speed of alternation with 1 proposal each, over the pairing's grid of combinations."""
+    rows, held = [], None
+    for value, text in pairing.dial:
+        pair = {
+            method: Collaboration(models, config.collaboration(pairing, method, (1,) * len(models), text))
+            for method in ("standard", "alternating")
+        }
+        requests = _requests(config, pairing, pair["standard"], samples)
+        answers, rates = _by_turns(pair, requests, config.repeats)
+        held = held or _held_out(config, pair["standard"], samples)
+        combination = parse_combination(text, len(models))
+        times = time_members(pair["alternating"], requests[0], [1, len(models)])
+        alphas = held.alphas(combination, pairing.temperature)
+        calls = alternating_calls(alphas, (1,) * len(models), pairing.proposer)
+        rows.append(
+            _place(config, pairing, dataset, "dial", pair["alternating"])
+            | collaboration_metrics([a.stats for a in answers["alternating"]])
+            | {
+                "value": value,
+                "combine": text,
+                "samples": len(requests),
+                "held_out_nats": held.nats(combination),
+                "held_out_alpha": alphas,
+                "accuracy": _accuracy(samples, answers["standard"]),
+                "speedup_predicted": speedup(calls, times[1]),
+                "speedup_predicted_with_verify": speedup(calls, times[1], times[len(models)]),
+                "speedup_measured": float(np.median(rates["alternating"] / rates["standard"])),
+            }
+        )
+    return rows
+
+
+def _held_out(config: CollaborativeEvalConfig, standard: Collaboration, samples: Sequence[Sample]) -> HeldOut:
+    return read_answers(standard, samples[: config.held_out], config.max_new_tokens)
+
+
+def _requests(
+    config: CollaborativeEvalConfig, pairing: Pairing, collaboration: Collaboration, samples: Sequence[Sample]
+) -> list[Request]:
+    return [
+        Request(
+            first_question(collaboration.encoder, sample).prompt,
+            config.max_new_tokens,
+            pairing.temperature,
+            seed=config.seed + i,
+        )
+        for i, sample in enumerate(samples[: config.limit])
+    ]
+
+
+def _by_turns(
+    programs: Mapping[str, Collaboration], requests: Sequence[Request], repeats: int
+) -> tuple[dict[str, Answers], dict[str, np.ndarray]]:
+    """Each program's answers, and its tokens of the loop a second in each run."""
+    answers = {name: program.generate(requests) for name, program in programs.items()}
+    rates: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, program in programs.items():
+            done = program.generate(requests)
+            rates[name].append(1e3 * sum(r.stats.emitted for r in done) / sum(r.decode_ms for r in done))
+    return answers, {name: np.asarray(found) for name, found in rates.items()}
+
+
+def _scoring_widths(collaboration: Collaboration) -> list[int]:
+    """Tokens that each model reads in a pass that scores."""
+    _, gammas = collaboration.config.checked(len(collaboration.models))
+    method = collaboration.config.method
+    if method == "alternating":
+        return [sum(gammas) - gamma + 1 for gamma in gammas]
+    run = 1 if method == "standard" else gammas[collaboration.config.proposer] + (method == "speculative")
+    return [run] * len(gammas)
+
+
+def _predicted_calls(collaboration: Collaboration, alphas: Sequence[float]) -> Calls:
+    """By the theory, at these mean chances of acceptance."""
+    config, models = collaboration.config, len(alphas)
+    _, gammas = config.checked(models)
+    if config.method == "standard":
+        return Calls(np.ones(models), np.zeros(models))
+    if config.method == "alternating":
+        return alternating_calls(alphas, gammas, config.proposer)
+    gamma, bonus = gammas[config.proposer], config.method == "speculative"
+    return one_proposer_calls(alphas[config.proposer], gamma, models, config.proposer, bonus)
+
+
+def _place(
+    config: CollaborativeEvalConfig, pairing: Pairing, dataset: str, row: str, collaboration: Collaboration
+) -> Record:
+    given = collaboration.config
+    return {
+        "dataset": dataset,
+        "turn": 1,
+        "pairing": pairing.name,
+        "row": row,
+        "models": list(pairing.models),
+        "combine": given.combine,
+        "method": given.method,
+        "gammas": list(given.checked(len(pairing.models))[1]),
+        "proposer": given.proposer,
+        "views": [view.name for view in collaboration.views],
+        "temperature": pairing.temperature,
+        "dtype": config.dtype,
+        "device": jax.devices()[0].device_kind,
+        "batch": 1,
+        "seed": config.seed,
+    }
+
+
+def _identity(answers: Answers, reference: Answers) -> float:
+    return float(np.mean([a.tokens == b.tokens for a, b in zip(answers, reference, strict=True)]))
+
+
+def _accuracy(samples: Sequence[Sample], answers: Answers) -> float | None:
+    """The share of answers whose final number is the accepted one; None where answers are no numbers."""
+    pairs = [(final_number(s.accepted[0]), final_number(a.text)) for s, a in zip(samples, answers) if s.accepted]
+    if not pairs or any(accepted is None for accepted, _ in pairs):
+        return None
+    return float(np.mean([accepted == given for accepted, given in pairs]))
+
+
+def final_number(text: str) -> str | None:
+    """GSM8K's answer in a text: the number after the last ####, else the last number; without commas."""
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text.rpartition("####")[2])
+    return numbers[-1].replace(",", "") if numbers else None

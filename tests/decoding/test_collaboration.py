@@ -1,0 +1,141 @@
+"""Models on tiny checkpoints that write together: the same tokens whoever proposes, and one's own blind view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxspec.config import LlamaConfig
+from jaxspec.data.prompts import Prompt
+from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
+from jaxspec.decoding.host import Request
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError
+from jaxspec.evaluation.exactness import forward_logits
+from jaxspec.models import text_params
+from tests.end_to_end import tiny
+
+NEW = 12
+CONFIG = CollaborationConfig(batch_size=4, prompt_buckets=(64,), image_buckets=(1,), new_buckets=(NEW,))
+VISUAL = replace(CONFIG, combine="contrastive:beta=1", views=("M", "T"))
+"""Visual contrastive decoding."""
+THREE = replace(CONFIG, combine="weighted:0.4,0.4,0.2")
+
+
+@pytest.fixture(scope="module")
+def seeing() -> LoadedModel:
+    return loaded(tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+
+
+@pytest.fixture(scope="module")
+def reading(seeing: LoadedModel) -> LoadedModel:
+    """A text model of the same vocabulary."""
+    return loaded(tiny.CONFIG.text_config, tiny.perturbed(text_params(seeing.config, seeing.params), 0.1))
+
+
+@pytest.fixture(scope="module")
+def models(seeing: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
+    return [seeing, replace(seeing, params=jax.device_put(tiny.perturbed(seeing.params, 0.1))), reading]
+
+
+def loaded(config: Any, params: Any, words: Any = None) -> LoadedModel:
+    sees = None if isinstance(config, LlamaConfig) else tiny.image_processor()
+    return LoadedModel(config, jax.device_put(params), words or tiny.tokenizer(), sees)
+
+
+def requests(collaboration: Collaboration) -> list[Request]:
+    """A greedy one and two sampled ones, with one image each."""
+    pages = [np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8) for i in range(3)]
+    heat = ((0.0, 1.0), (0.8, 0.9), (1.0, 1.0))
+    return [
+        Request(collaboration.encoder.prompt("What?", [Image.fromarray(page)]), NEW - i, t, top_p=p, seed=i)
+        for i, (page, (t, p)) in enumerate(zip(pages, heat, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(("config", "gammas"), [(VISUAL, (3, 1)), (THREE, (1, 2, 1))], ids=["visual", "three"])
+def test_who_proposes_does_not_matter(
+    config: CollaborationConfig, gammas: tuple[int, ...], models: list[LoadedModel]
+) -> None:
+    """Greedy rows are those of standard collaborative decoding; rows are the same beside others."""
+    chosen = models if config is THREE else [models[0]] * 2
+    plain = Collaboration(chosen, replace(config, method="standard"))
+    quick = Collaboration(chosen, replace(config, gammas=gammas))
+    asked = requests(plain)
+    (standard, *_), together = plain.generate(asked), quick.generate(asked)
+    assert together[0].tokens == standard.tokens
+    assert len(standard.tokens) == NEW
+    assert together[0].stats.accepted.sum() > 0
+    moved = quick.generate([asked[2], replace(asked[1], seed=9), asked[0]])
+    for other, result in zip(moved[::2], together[::-2], strict=True):
+        assert other.tokens == result.tokens
+        for field in ("emitted", "verified", "calls", "tested", "accepted"):
+            np.testing.assert_array_equal(getattr(other.stats, field), getattr(result.stats, field))
+    if config is VISUAL:
+        check_contrast(chosen[0], plain, asked[0], standard.tokens)
+
+
+def check_contrast(model: LoadedModel, plain: Collaboration, request: Request, answer: Sequence[int]) -> None:
+    """Each token is the argmax of twice the logits with the image less those without, in full passes of the model."""
+    newline = model.tokenizer.encode("\n", add_special_tokens=False)[-1]
+    blind = Prompt(np.where(request.prompt.tokens == plain.encoder.image_token, newline, request.prompt.tokens))
+    differs = False
+    for place, token in enumerate(answer):
+        seen, unseen = (forward_logits(model, prompt, answer[:place]) for prompt in (request.prompt, blind))
+        assert token == np.argmax(2 * seen - unseen)
+        differs |= token != np.argmax(seen)
+    assert differs, "contrast is what this test is about"
+
+
+def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
+    seeing, _, reading = models
+    wider = replace(reading.config, vocab_size=reading.config.vocab_size + 1)
+    with pytest.raises(InputError, match=r"model 2 vocabulary: 105 tokens and model 1's 104"):
+        Collaboration([seeing, loaded(wider, tiny.random_params(wider))])
+    other = loaded(reading.config, reading.params, tiny.tokenizer(tiny.CHARACTERS[::-1]))
+    with pytest.raises(InputError, match=r"model 2 tokeniser: differs from model 1's"):
+        Collaboration([seeing, other])
+    marked = replace(tiny.CONFIG, image_token_index=3)
+    with pytest.raises(InputError, match=r"image_token_index \[3, 4\] differ"):
+        Collaboration([seeing, loaded(marked, seeing.params)])
+    short = replace(reading.config, max_position_embeddings=16)
+    both = Collaboration([seeing, loaded(short, reading.params)], CONFIG)
+    with pytest.raises(InputError, match=r"over the context of model 2, 16"):
+        both.generate(requests(both))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"combine": "weighted:0.6,0.5"}, "sum to 1.1"),
+        ({"combine": "weighted:1"}, "1 are 1 for 2 models"),
+        ({"combine": "wieghted"}, "did you mean 'weighted'"),
+        ({"combine": "contrastive:nu=1"}, "no option 'nu'"),
+        ({"combine": "weighted:0.5,0.5,greedy=most"}, "greedy='most' is unknown"),
+        ({"combine": "logits:nan,1"}, "no finite number"),
+        ({"gammas": (1,)}, "1 are 1 for 2 models"),
+        ({"gammas": (1, 0)}, "1 or more"),
+        ({"proposer": 2}, "proposer: 2 of 2 models"),
+        ({"views": ("M", "M")}, "cannot be shown M, it is a text model"),
+        ({"views": ("C", "T")}, "captions are for drafts"),
+        ({"method": "cos"}, "use alternating"),
+        ({"batch_size": 0}, "batch_size: 0"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], words: str, models: list[LoadedModel]) -> None:
+    with pytest.raises(InputError, match=words) as refused:
+        Collaboration([models[0], models[2]], replace(CONFIG, **fields))
+    assert "\n" not in str(refused.value)
+
+
+def test_three_models_have_no_amateur(models: list[LoadedModel]) -> None:
+    with pytest.raises(InputError, match="here are 3 models; give 2"):
+        Collaboration(models, replace(CONFIG, combine="contrastive"))
+    with pytest.raises(InputError, match="1 model; give 2 or more"):
+        Collaboration(models[:1])

@@ -1,0 +1,88 @@
+"""Combined distributions against numpy's float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding.combination import Combination, Custom, combined, parse_combination
+from jaxspec.sampling import Sampling
+from tests.decoding.tiny import sampling
+from tests.oracles import numpy_filtered, numpy_softmax
+
+RNG = np.random.default_rng(0)
+LOGITS = (2 * RNG.normal(size=(3, 4, 7))).astype(np.float32)
+TEMPERATURES = [1.0, 0.7, 2.5, 0.0]
+
+
+def options(**filters: Any) -> Sampling:
+    return sampling(4, temperature=TEMPERATURES, **filters)
+
+
+def mean(*weights: float) -> Callable[[np.ndarray, float], np.ndarray]:
+    return lambda logits, t: np.einsum("m,mv->v", weights, [numpy_softmax(row, t) for row in logits])
+
+
+def linear(*coefficients: float) -> Callable[[np.ndarray, float], np.ndarray]:
+    return lambda logits, t: numpy_softmax(np.einsum("m,mv->v", coefficients, logits), t)
+
+
+def plausible(logits: np.ndarray, t: float) -> np.ndarray:
+    expert = numpy_softmax(logits[0], 1.0)
+    scores = np.where(expert >= 0.2 * expert.max(), 1.5 * logits[0] - 0.5 * logits[1], -np.inf)
+    return numpy_softmax(scores, t)
+
+
+OWN = Custom(lambda probs: jnp.maximum(probs[0], probs[1]))
+OWN_LOGITS = Custom(lambda logits: logits[0] + 0.5 * logits[1], of="logits")
+
+
+def largest(logits: np.ndarray, t: float) -> np.ndarray:
+    most = np.maximum(*(numpy_softmax(row, t) for row in logits))
+    return most / most.sum()
+
+
+@pytest.mark.parametrize(
+    ("combination", "models", "law"),
+    [
+        ("weighted:0.6,0.4", 2, mean(0.6, 0.4)),
+        ("weighted", 3, mean(1 / 3, 1 / 3, 1 / 3)),
+        ("contrastive", 2, linear(1, -0.1)),
+        ("contrastive:mu=0.4", 2, linear(1, -0.4)),
+        ("contrastive:beta=0.5,plausibility=0.2", 2, plausible),
+        ("logits:1.5,-0.5,0.25", 3, linear(1.5, -0.5, 0.25)),
+        (OWN, 2, largest),
+        (OWN_LOGITS, 2, linear(1, 0.5)),
+    ],
+)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 4, "top_p": 0.8}], ids=["all", "filtered"])
+def test_combined_distributions(
+    combination: str | Combination, models: int, law: Callable[[np.ndarray, float], np.ndarray], filters: dict[str, Any]
+) -> None:
+    known = parse_combination(combination, models) if isinstance(combination, str) else combination
+    found = np.asarray(combined(known, jnp.asarray(LOGITS[:models]), options(**filters)))
+    narrow = {"top_k": 0, "top_p": 1.0} | filters
+    for row, temperature in enumerate(TEMPERATURES):
+        told = law(LOGITS[:models, row].astype(np.float64), temperature or 1.0)
+        expected = numpy_filtered(told, **narrow) if temperature else np.eye(7)[np.argmax(told)]
+        np.testing.assert_allclose(found[row], expected, atol=1e-6)
+
+
+def test_two_readings_of_temperature_zero() -> None:
+    """A sure minority wins the mean; the majority wins the vote, and of equal votes the mean decides."""
+    logits = jnp.log(jnp.asarray([[0.9, 0.1, 1e-6], [0.4, 0.6, 1e-6], [0.4, 0.6, 1e-6]]))[:, None]
+    greedy = sampling(1)
+
+    def best(text: str, chosen: Any = logits) -> int:
+        return int(jnp.argmax(combined(parse_combination(text, 3), chosen, greedy)))
+
+    assert best("weighted:0.4,0.3,0.3") == 0
+    assert best("weighted:0.4,0.3,0.3,greedy=vote") == 1
+    assert best("weighted:0.5,0.2,0.3,greedy=vote") == 0  # 0.2 + 0.3 may round to more than 0.5
+    tied = jnp.log(jnp.asarray([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.15, 0.3, 0.55]]))[:, None]
+    assert best("weighted:0.33,0.34,0.33,greedy=vote", tied) == 1
+    assert best("weighted:0.4,0.2,0.4,greedy=vote", tied) == 2  # of 0 and 2 the likelier in the mean

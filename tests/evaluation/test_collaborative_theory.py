@@ -1,0 +1,117 @@
+"""Formulas of collaborative decoding against a simulation of its turns, and against each other."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from jaxspec.evaluation.collaborative_theory import (
+    Calls,
+    acceptance,
+    alternating_calls,
+    one_proposer_calls,
+    pays_at_two,
+    plan,
+    speedup,
+    theorem_3_1,
+    theorem_3_6,
+    tokens_per_run,
+    weighted_acceptance,
+)
+
+RNG = np.random.default_rng(0)
+
+
+def simulated(alphas: list[float], gammas: list[int], first: int, tokens: int = 60_000) -> Calls:
+    """The turns one by one, with a queue of pending runs and a coin for each proposal."""
+    models, emitted, turn = len(alphas), 0, first
+    scoring, proposing = np.zeros(models), np.zeros(models)
+    queue: list[int] = []  # owners of the pending runs, oldest first
+    coins = iter(np.random.default_rng(1).random(40 * tokens))
+    while emitted < tokens:
+        scoring[turn] += 1
+        if len(queue) == models - 1:
+            owner = queue.pop(0)
+            stands = 0
+            while stands < gammas[owner] and next(coins) < alphas[owner]:
+                stands += 1
+            emitted += min(stands + 1, gammas[owner])
+            if stands < gammas[owner]:
+                queue, turn = [], first
+                continue
+        queue.append(turn)
+        proposing[turn] += gammas[turn] - 1
+        turn = (turn + 1) % models
+    return Calls(scoring / emitted, proposing / emitted)
+
+
+@pytest.mark.parametrize(
+    ("alphas", "gammas", "first"),
+    [
+        ([0.8, 0.6], [5, 1], 0),
+        ([0.8, 0.6], [5, 5], 1),
+        ([0.5, 0.9], [1, 1], 0),
+        ([0.9, 0.7, 0.8], [1, 1, 1], 0),
+        ([0.9, 0.7, 0.8], [2, 1, 3], 1),
+    ],
+)
+def test_calls_are_those_of_the_simulated_turns(alphas: list[float], gammas: list[int], first: int) -> None:
+    exact, counted = alternating_calls(alphas, gammas, first), simulated(alphas, gammas, first)
+    np.testing.assert_allclose(exact.scoring, counted.scoring, rtol=0.02)
+    np.testing.assert_allclose(exact.proposing, counted.proposing, rtol=0.02, atol=1e-12)
+
+
+@pytest.mark.parametrize(("q", "p", "c"), list(product((0.2, 0.7, 1.0), (0.4, 0.95), (0.1, 1.0))))
+def test_two_models_have_the_closed_form(q: float, p: float, c: float) -> None:
+    for gq, gp in product((1, 3, 5), (1, 2, 5)):
+        a, b = q**gq, p**gp
+        tokens = tokens_per_run(q, gq) + a * tokens_per_run(p, gp)
+        closed = (1 + c) * tokens / (1 + c * gq - a * b * c + a * (gp - 1 + c))
+        assert speedup(alternating_calls([q, p], [gq, gp]), [c, 1]) == pytest.approx(closed, rel=1e-12)
+
+
+def test_the_paper_where_it_is_exact_and_where_it_is_not() -> None:
+    same = alternating_calls([0.863, 0.863], [1, 1])
+    assert speedup(same, [1, 1]) == pytest.approx(theorem_3_6(0.863, 1, 1, 1.0), rel=1e-12)
+    assert speedup(same, [0.1, 1]) == pytest.approx(1.844, abs=1e-3)  # simulated: 1.840
+    assert theorem_3_6(0.863, 1, 1, 0.1) == pytest.approx(1.085, abs=2e-3)
+    assert theorem_3_1(0.863, 5, 0.1) == pytest.approx(2.792, abs=5e-3)
+    assert speedup(one_proposer_calls(0.863, 5), [0.1, 1]) == pytest.approx(theorem_3_1(0.863, 5, 0.1), rel=1e-12)
+
+
+def test_alternating_single_proposals_never_loses() -> None:
+    """Corollary 3.7."""
+    grid = np.linspace(0, 1, 6)
+    for q, p, c in product(grid, grid, (0.01, 0.3, 1.0, 5.0)):
+        gain = speedup(alternating_calls([q, p], [1, 1]), [c, 1])
+        assert 1 - 1e-12 <= gain <= 2 + 1e-12
+    for alphas in RNG.random((50, 3)):
+        assert 1 - 1e-12 <= speedup(alternating_calls(alphas, [1, 1, 1]), RNG.random(3) + 0.01) <= 3 + 1e-12
+
+
+def test_bounds_of_weighted_ensembles() -> None:
+    """Theorem 3.2 and Corollaries 3.3 to 3.5."""
+    p, q = RNG.dirichlet(np.full(6, 0.4), (2, 200))
+    for weight in (0.0, 0.3, 0.5, 0.9):
+        r = weight * q + (1 - weight) * p
+        distance = 0.5 * np.abs(p - q).sum(-1)
+        np.testing.assert_allclose(acceptance(q, r), weighted_acceptance(weight, distance), atol=1e-12)
+        assert (acceptance(q, r) >= weight - 1e-12).all()
+        assert (np.maximum(acceptance(q, r), acceptance(p, r)) >= 0.5).all()
+    for alpha, c in product(np.linspace(0.01, 0.99, 19), (0.1, 0.5, 1.0)):
+        assert pays_at_two(alpha, c) == (theorem_3_1(alpha, 2, c) > 1)
+
+
+def test_plans() -> None:
+    cheap = plan([0.9, 0.5], [0.05, 1.0])
+    assert cheap.first == 0
+    assert cheap.gammas[0] >= 5
+    assert cheap.speedup > 3
+    apart = plan([0.5, 0.5], [1.0, 1.0])
+    assert (apart.alternates, apart.gammas) == (True, (1, 1))
+    assert apart.speedup == pytest.approx(speedup(alternating_calls([0.5, 0.5], [1, 1]), [1, 1]))
+    assert plan([0.0, 0.0, 0.0], [1, 1, 1], lengths=(1, 2)).speedup == pytest.approx(1.0)
+    dear = plan([0.9, 0.9], [1.0, 1.0], scoring=[3.0, 3.0])
+    assert dear.speedup < plan([0.9, 0.9], [1.0, 1.0]).speedup
