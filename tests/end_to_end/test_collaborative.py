@@ -1,0 +1,80 @@
+"""Training text models and measuring what they write together: all of it once, in small."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from configs.eval.gsm8k import config as preset
+from configs.train.gsm8k import DEBUG
+from eval import collaborative
+from jaxspec.errors import InputError
+from jaxspec.evaluation import command
+from jaxspec.evaluation.collaboration import final_number
+from jaxspec.evaluation.config import Pairing
+from train import text
+
+ROWS = [
+    {"question": f"Ann has {n} figs and picks {m}. How many?", "answer": f"{n}+{m}=<<{n}+{m}={n + m}>>\n#### {n + m}"}
+    for n in range(2, 6)
+    for m in (1, 3)
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data and two models trained on its halves, for two steps."""
+    path = tmp_path_factory.mktemp("gsm8k")
+    (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for i, name in enumerate(("one", "other")):
+        stage = replace(DEBUG, part=(i, 2), train=replace(DEBUG.train, seed=i))
+        text.train(stage, path / "data.jsonl", path / name)
+    return path
+
+
+def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = tuple(str(world / name / "hf") for name in ("one", "other"))
+    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), dial=((0.2, "weighted:0.2,0.8"),))
+    small = replace(preset, pairings=(pairing,), limit=2, held_out=3, repeats=1, max_new_tokens=16)
+    monkeypatch.setattr(command, "load_preset", lambda kind, name: replace(small, prompt_buckets=(64,)))
+    collaborative.main(["gsm8k", "--data", f"gsm8k={world / 'data.jsonl'}", "--out", str(world / "out")])
+
+    rows = json.loads((world / "out" / "results.json").read_text())["rows"]
+    assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "dial"]
+    for row in rows:
+        assert row["speedup_measured"] > 0
+        assert len(row["calls_per_token"]) == 2
+    assert [row["token_identity_rate"] for row in rows[:4]] == [1.0] * 4
+    assert rows[0]["calls_per_token"] == [1.0, 1.0]
+    alone, together = rows[0]["held_out_nats_alone"], rows[0]["held_out_nats"]
+    assert together <= sum(alone) / 2  # by convexity
+    assert rows[4]["held_out_nats"] <= 0.2 * alone[0] + 0.8 * alone[1]
+    assert "| one + other | gsm8k | CoS | 1,1 |" in (world / "out" / "table.md").read_text()
+    assert len((world / "out" / "records.jsonl").read_text().splitlines()) == 8
+
+
+def test_a_preset_of_another_script_is_refused() -> None:
+    with pytest.raises(InputError, match="'mini': is for another script"):
+        collaborative.main(["mini"])
+
+
+def test_an_unknown_stage_is_refused(world: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'left'"):
+        text.main("lefd", world / "data.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("So 3+4=<<3+4=7>>7.\n#### 7", "7"),
+        ("#### 1,234", "1234"),
+        ("it is 5. Or 6.50 dollars", "6.50"),
+        ("#### -3 degrees", "-3"),
+        ("none", None),
+    ],
+)
+def test_final_numbers(written: str, number: str | None) -> None:
+    assert final_number(written) == number
