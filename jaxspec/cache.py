@@ -26,7 +26,10 @@ class KVCache(struct.PyTreeNode):
     length: Int[Array, " B"]
     """Tokens of each row that are valid."""
     shift: Int[Array, " B"]
-    """Rotary position of a new token less its slot: 0, but where images take other positions than slots (M-RoPE)."""
+    """Rotary position of a new token less its slot: 0, but where images take other positions than slots (M-RoPE),
+    or fewer slots than positions (KV heads)."""
+    bias: Float[Array, "B S"] | None = None
+    """Added to each slot's attention scores; None adds nothing."""
 
     @property
     def slots(self) -> int:

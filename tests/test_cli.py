@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -69,12 +70,16 @@ def _png_without_pixels() -> bytes:
 
 
 def run(
-    capsys: pytest.CaptureFixture[str], world: Path, *args: str | Path, draft: str | None = "draft"
+    capsys: pytest.CaptureFixture[str],
+    world: Path,
+    *args: str | Path,
+    draft: str | None = "draft",
+    views: str | None = "M,T",
 ) -> dict[str, Any]:
-    """The JSON that the command prints; its models are those of `world`, its views M and T."""
+    """The JSON that the command prints; its models are those of `world`."""
     models = ["--target", world / "target", *(["--draft", world / draft] if draft else [])]
-    common = ["--prompt", "Hi", "--views", "M,T", "--max-new-tokens", NEW, "--json"]
-    main(["generate", *map(str, [*models, *common, *args])])
+    shown = ["--views", views] if views else []
+    main(["generate", *map(str, [*models, *shown, "--prompt", "Hi", "--max-new-tokens", NEW, "--json", *args])])
     return json.loads(capsys.readouterr().out)
 
 
@@ -112,6 +117,31 @@ def test_the_draft_changes_nothing(
     assert spoken["tokens"] == plain["tokens"]
     assert spoken["text"] == plain["text"]
     assert len(plain["tokens"]) == NEW
+
+
+def test_a_kv_head_is_a_draft_or_one_more_view(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = pictures(world, "rgb", "gray")
+    plain = run(capsys, world, *pages, draft=None)["tokens"]
+    for draft, args, views in [
+        ("head", [], ["kv"]),
+        ("draft", ["--kv-head", world / "head"], ["M", "kv"]),
+    ]:
+        answer = run(capsys, world, *pages, *args, draft=draft, views=None)
+        assert answer["tokens"] == plain
+        assert answer["stats"]["views"] == views
+
+
+def test_kv_heads_that_cannot_draft(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(world / "target", tmp_path / "other")
+    raw = json.loads((tmp_path / "other" / "config.json").read_text())
+    raw["text_config"]["rms_norm_eps"] = 0.5
+    (tmp_path / "other" / "config.json").write_text(json.dumps(raw))
+    told = refusal(capsys, "--target", tmp_path / "other", "--draft", world / "head", "--prompt", "Hi")
+    assert re.search(r"made for a target of configuration \w{16} \(target\), and this llava .* is \w{16}", told)
+    common = ["--target", world / "target", "--prompt", "Hi", "--draft"]
+    assert "there is no draft" in refusal(capsys, *common, world / "head", "--views", "M,kv")
+    assert "has no KV head" in refusal(capsys, *common, world / "draft", "--views", "M,kv")
+    assert "name it last" in refusal(capsys, *common, world / "draft", "--views", "kv,M")
 
 
 def test_five_images(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.models import abstract_params
+from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
 """What old transformers stored besides parameters; computed here."""
@@ -41,8 +42,13 @@ def tensor_name(path: tuple[Any, ...]) -> str:
 
 @cache
 def slots_of(config: ModelConfig) -> tuple[dict[str, Slot], Any]:
+    """`slots_in` a model's parameters."""
+    return slots_in(abstract_params(config))
+
+
+def slots_in(params: Params) -> tuple[dict[str, Slot], Any]:
     """Tensor name -> slot, in the order of the parameter tree's leaves; and the tree."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(config))
+    leaves, tree = jax.tree_util.tree_flatten_with_path(params)
     slots = {}
     for path, leaf in leaves:
         order = tuple(range(leaf.ndim))

@@ -13,7 +13,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -178,9 +179,6 @@ def save(
       InputError: `path` holds something that is not a checkpoint, or the parameters do not fit the config.
     """
     path = Path(os.path.abspath(Path(path).expanduser()))
-    taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
-    if taken and not (path / "config.json").is_file():
-        raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
     slots, _ = slots_of(config)
     leaves = {tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
     wrong = sorted(
@@ -190,16 +188,29 @@ def save(
     if wrong:
         raise InputError(_line(path, [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]]))
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    try:
+    with written_whole(path) as fresh:
         _write_configs(fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {}, extra or {})
         _write_tensors(fresh, slots, leaves, dtype, max_shard_bytes)
         save_processors(fresh, config, tokenizer, image_processor)
         if beside is not None:
             beside(fresh)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A new directory beside `path`, which takes its place at the end: a checkpoint is there whole, or not at all.
+
+    Raises InputError if `path` holds something that is not a checkpoint.
+    """
+    taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
+    if taken and not (path / "config.json").is_file():
+        raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        yield fresh
         if taken:
             stale = fresh.with_suffix(".old")
             path.rename(stale)

@@ -13,6 +13,7 @@ import numpy as np
 import tyro
 
 from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, place_images
@@ -20,6 +21,7 @@ from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.collaboration import Method
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
@@ -39,15 +41,18 @@ class Generate:
     """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, -NeXT,
     -OneVision) or a text model (Llama, Mistral, Qwen2, OPT)."""
     draft: str | None = None
-    """Directory or hub id of a small LLaVA or text model with the target's tokeniser; without, plain decoding."""
+    """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or directory of a KV head made
+    for the target; without, plain decoding."""
+    kv_head: str | None = None
+    """Directory of a KV head that drafts beside the draft, as the view kv."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file; give the option once an image, in order."""
     tiles: bool = True
     """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does: so the released TABED code ran it."""
     views: str | None = None
     """How the draft is shown the prompt, comma-separated: M (as is; the default), T (text only), C (captions for
-    images), P (image tokens pooled to a quarter), P36 (pooled to 36), and the variants T-literal, T-special, P-1d,
-    P-after. With --collaborate, how each model is."""
+    images), P (image tokens pooled to a quarter), P36 (pooled to 36), the variants T-literal, T-special, P-1d,
+    P-after, and last kv, a KV head. With --collaborate, how each model is."""
     captioner: str | None = None
     """For view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or file:CAPTIONS.jsonl."""
     weights: str | None = None
@@ -100,7 +105,11 @@ def run(args: Generate) -> str:
     if args.target is None:
         raise InputError("--target: no model is named; give a directory or hub id, or several with --collaborate")
     weights = None if args.weights is None else numbers("--weights", args.weights)
-    views = tuple((args.views or "M").split(","))
+    draft, head = args.draft, args.kv_head
+    if draft is not None and head is None and is_kv_head(draft):
+        draft, head = None, draft
+    default = ["kv"] if draft is None else ["M", "kv"]
+    views = tuple(args.views.split(",") if args.views else default if head else ["M"])
     config = EngineConfig(
         views,
         weights,
@@ -111,11 +120,11 @@ def run(args: Generate) -> str:
         context=args.context,
         batch_size=1,
     )
-    shows_captions = args.draft is not None and needs_captioner(parse_views(views), args.captioner)
+    shows_captions = draft is not None and needs_captioner(parse_views(views), args.captioner)
     images = [load_image(path) for path in args.image]
     request = request_of(args)
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
-    models = [(args.target, args.revision)] + ([] if args.draft is None else [(args.draft, args.draft_revision)])
+    models = [(args.target, args.revision)] + ([] if draft is None else [(draft, args.draft_revision)])
     paths = [huggingface.locate(*model) for model in models]
     for path in paths:
         huggingface.read_config(path)
@@ -127,6 +136,8 @@ def run(args: Generate) -> str:
         progress(f"loading {name} {path}")
         first = loaded[0] if loaded else None
         loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first, mesh=place))
+    if head is not None:
+        loaded[0] = loaded[0].with_head(head)
     captioner = None
     if args.captioner is not None and shows_captions:
         progress(f"loading captioner {args.captioner}")
@@ -150,7 +161,7 @@ def run(args: Generate) -> str:
 
 def describe(result: Result, request: Request, engine: Engine) -> dict[str, Any]:
     """The statistics of one request under the names of the project's records."""
-    drafts = engine.draft is not None
+    drafts = isinstance(engine.program, Speculator)
     block = block_fields(engine.config)
     return (
         acceptance_metrics([result.stats])

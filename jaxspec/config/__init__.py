@@ -6,6 +6,7 @@ default of the transformers class that wrote them (`llava-hf/llava-1.5-7b-hf` na
 
 from __future__ import annotations
 
+from jaxspec.config.kv_head import KVHeadConfig, target_hash
 from jaxspec.config.llava import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig
 from jaxspec.config.qwen_vl import QwenVisionConfig, QwenVLConfig
 from jaxspec.config.text import (
@@ -20,6 +21,7 @@ from jaxspec.config.text import (
 from jaxspec.config.vision import VisionConfig
 
 __all__ = [
+    "KVHeadConfig",
     "LlamaConfig",
     "LlavaConfig",
     "LlavaNextConfig",
@@ -35,6 +37,7 @@ __all__ = [
     "RotaryConfig",
     "TextConfig",
     "VisionConfig",
+    "target_hash",
     "text_config",
 ]
 

@@ -172,8 +172,9 @@ class Collaboration:
         names = self.config.views or tuple("M" if model.images else "T" for model in self.models)
         views = tuple(map(parse_view, names))
         for number, (model, view) in enumerate(zip(self.models, views), start=1):
-            if view.reads_captions or (view.reads_images and model.images is None):
-                mend = "captions are for drafts" if view.reads_captions else "it is a text model"
+            drafts_alone = view.reads_captions or view.reads_target
+            if drafts_alone or (view.reads_images and model.images is None):
+                mend = "that view is for drafts" if drafts_alone else "it is a text model"
                 raise InputError(f"views: model {number} cannot be shown {view.name}, {mend}; use T")
         return views
 

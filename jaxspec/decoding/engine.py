@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import text_config
+from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.block_length import BLOCKS, lengths_up_to, measure_costs
@@ -45,10 +45,20 @@ from jaxspec.decoding.state import DecodeState, PromptBatch, place
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
-from jaxspec.decoding.views import VIEWS, Row, needs_captioner, parse_views, parse_weights, stack_rows
+from jaxspec.decoding.views import (
+    VIEWS,
+    Row,
+    needs_captioner,
+    parse_views,
+    parse_weights,
+    prompt_views,
+    stack_rows,
+    which_image,
+)
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
+from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
 from jaxspec.typing import Params
@@ -145,30 +155,31 @@ class Engine:
     def __post_init__(self) -> None:
         check_vocabulary("target", self.target, spare=0)
         views = parse_views(self.config.views)
+        self._views = prompt_views(views)
+        if not self._views:
+            self.draft = None
         self._captioned = self.draft is not None and needs_captioner(views, self.captioner)
         self.encoder = prompt_encoder(self.target)
         self.params = {"target": self.target.params}
         self.mesh = mesh_of(self.target.params)
         self._everywhere = self.mesh and replicated(self.mesh)
         target = self.target.model
-        if self.draft is None:
+        head = self._take_head() if len(views) > len(self._views) else None
+        shares, reader = False, head and head.text_config
+        if self.draft is not None:
+            shares, reader = self._take_draft(self.draft), self.draft.config
+        if reader is None:
             self.program: Program = Autoregressive(target)
             return
-        check_pair(self.target, self.draft, views)
-        if self.mesh is not None:
-            self.draft = replace(self.draft, params=jax.device_put(self.draft.params, self._everywhere))
-        self.draft = self.draft.sharing_tower(self.target)
-        shares = same_tower(self.target, self.draft)
-        # With a shared tower the features come from the target's.
-        self.params["drafter"] = split_tower(self.draft.config, self.draft.params)[1] if shares else self.draft.params
         tree = None if self.config.tree is None else parse_tree(self.config.tree, self.config.gamma)
         drafter = view_drafter(
-            LanguageModel(self.draft.config),
-            views,
+            LanguageModel(reader),
+            self._views,
             self.config.gamma,
             target.text.vocab_size,
             tree,
             self.config.context,
+            head,
         )
         weighting = parse_weighting(self.config.weighting)
         if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
@@ -182,6 +193,27 @@ class Engine:
             self.config.trace,
         )
         self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
+
+    def _take_draft(self, draft: LoadedModel) -> bool:
+        """Checks the draft and takes its parameters; whether it reads the target's image features."""
+        check_pair(self.target, draft, self._views)
+        if self.mesh is not None:
+            draft = replace(draft, params=jax.device_put(draft.params, self._everywhere))
+        self.draft = draft = draft.sharing_tower(self.target)
+        shares = same_tower(self.target, draft)
+        # With a shared tower the features come from the target's.
+        self.params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
+        return shares
+
+    def _take_head(self) -> KVHeadConfig:
+        """The target's KV head, for the view that it is; takes its parameters."""
+        head = self.target.head
+        if head is None:
+            raise InputError("view kv: the target has no KV head; give one, or leave the view out")
+        if self._views and self.draft is None:
+            raise InputError(f"views: {','.join(self.config.views)} shows prompts, and there is no draft; use kv alone")
+        self.params["head"] = jax.device_put(head.params, self._everywhere)
+        return head.config
 
     def generate(self, requests: Sequence[Request]) -> list[Result[RowStats]]:
         """Decodes the requests, batching those that fall into one bucket; results in the order given."""
@@ -238,7 +270,7 @@ class Engine:
         """The prompt as the target reads it, then in each view."""
         forms = [(self.target, VIEWS["M" if self.target.images else "T"])]
         if self.draft is not None:
-            forms += [(self.draft, view) for view in parse_views(self.config.views)]
+            forms += [(self.draft, view) for view in self._views]
         told = [caption.text for caption in captions]
         rows = [prompt_row(self.encoder, model, view, request.prompt, told) for model, view in forms]
         self._check_context(request, rows)
@@ -255,20 +287,33 @@ class Engine:
         if self.draft is None or self.config.context != "error":
             return
         limit = text_config(self.draft.config).max_position_embeddings
-        for name, row in zip(self.config.views, rows[1:], strict=True):
+        for view, row in zip(self._views, rows[1:], strict=True):
             if len(row) + request.max_new_tokens + self.config.gamma > limit:
                 raise InputError(
-                    f"view {name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the draft's "
-                    f"{limit} trained positions; leave the view out, or use context 'drop_view' or 'extrapolate'"
+                    f"view {view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the "
+                    f"draft's {limit} trained ones; leave the view out, or use context 'drop_view' or 'extrapolate'"
                 )
 
     def _sizes(self, request: Request, rows: list[Row]) -> Sizes:
-        return Sizes(
+        sizes = Sizes(
             length=bucket(max(len(row) for row in rows), self.config.prompt_buckets, "prompt tokens"),
             units=image_units(self.target, request.prompt, self.config.image_buckets),
             view_units=image_units(self.draft, request.prompt, self.config.image_buckets),
             new=bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens"),
         )
+        if not isinstance(self.program, Speculator) or self.program.drafter.head is None:
+            return sizes
+        text = len(reads_as_text(self.program.drafter.head, self._shown(request, rows[0])))
+        return sizes._replace(
+            text=bucket(text, self.config.prompt_buckets, "prompt tokens"),
+            images=bucket(len(request.prompt.images), self.config.image_buckets, "images of one prompt"),
+        )
+
+    def _shown(self, request: Request, row: Row) -> np.ndarray:
+        """Which image each slot of the target's row shows, -1 for text."""
+        images, reader = request.prompt.images, self.target.images
+        slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
+        return which_image(row, [len(part.sources) for part in slots])
 
     def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[RowStats]]:
         batch, options = self._inputs(requests, rows, sizes)
@@ -330,14 +375,18 @@ class Engine:
         prompts = stack_rows(rows, sizes.length)
         batch = PromptBatch(prompts[0], image_inputs(self.target, pictures, sizes.units))
         if isinstance(self.program, Speculator):
-            assert self.draft is not None
             own = any(view.reads_images for view in self.program.drafter.views) and not self.program.shares_tower
             weights = parse_weights(self.config.weights, len(self.config.views))
             batch = batch.replace(
                 views=prompts[1:],
-                view_images=image_inputs(self.draft, pictures, sizes.view_units) if own else None,
+                view_images=image_inputs(self.draft, pictures, sizes.view_units) if own and self.draft else None,
                 weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
                 costs=np.ones(len(self.program.lengths), np.float32) if self.program.lengths else None,
             )
+            if self.program.drafter.head is not None:
+                shown = [self._shown(request, row[0]) for request, row in zip(requests, rows)]
+                shown += shown[-1:] * spare
+                head = head_rows(self.program.drafter.head, shown, sizes.text, sizes.images)
+                batch = batch.replace(head=head)
         options = sampling_options(requests, self.target.config, len(rows), self._everywhere)
         return jax.device_put(batch, self._everywhere), options

@@ -15,17 +15,27 @@ from jax.sharding import Mesh
 from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, page_processor
-from jaxspec.config import LlavaNextConfig, LvlmConfig, ModelConfig, text_config
+from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower
 from jaxspec.models.inputs import ImageInputs
+from jaxspec.models.kv_head import check_target
 from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
 """Added and padding tokens that only one of target and draft may have; their words must be the same."""
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """A KV head: what it computes, and its own parameters."""
+
+    config: KVHeadConfig
+    params: Params
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class LoadedModel:
     """None for text models."""
     report: huggingface.LoadReport | None = None
     """What reading it took; None for models that were not read."""
+    head: LoadedHead | None = None
+    """A KV head made for it, as a target; it drafts in the view kv."""
 
     @classmethod
     def load(
@@ -67,6 +79,12 @@ class LoadedModel:
         model = cls(config, found.params, load_tokenizer(found.path), processor, found.report)
         model = model if tiles else model.without_tiles()
         return model if beside is None else model.sharing_tower(beside)
+
+    def with_head(self, path: str | Path) -> LoadedModel:
+        """The model with the KV head of a directory, in its own dtype. InputError if that was made for another."""
+        config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
+        check_target(config, self.config)
+        return replace(self, head=LoadedHead(config, params))
 
     def without_tiles(self) -> LoadedModel:
         """A LLaVA-NeXT read as LLaVA-1.5: of each image one page, scaled and cropped, and no end-of-line embedding.

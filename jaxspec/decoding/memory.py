@@ -15,6 +15,7 @@ from jaxspec.decoding.state import PromptBatch
 from jaxspec.decoding.views import VIEWS, View
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import no_rows
 from jaxspec.models.layers import QUERY_BLOCK
 from jaxspec.models.vision import PAGE_BLOCK
 from jaxspec.runtime import human_bytes
@@ -37,6 +38,10 @@ class Sizes(NamedTuple):
     """Image units of the draft's tower."""
     new: int
     """New tokens."""
+    text: int = 0
+    """Prompt tokens that a KV head reads of the target."""
+    images: int = 0
+    """Images that it reads."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def plan_memory(
     weighting = _bytes(state.weighting)
     return MemoryReport(
         target_weights=_bytes(params["target"]),
-        draft_weights=_bytes(params.get("drafter", {})),
+        draft_weights=_bytes((params.get("drafter", {}), params.get("head", {}))),
         target_cache=kept + _bytes(keys),
         draft_cache=draft_cache,
         weighting=weighting,
@@ -123,9 +128,11 @@ def abstract_inputs(
                     rows(drafter.model, view, show, turning) for view, show in zip(drafter.views, shown, strict=True)
                 ),
                 view_images=images(drafter.model, sizes.view_units) if own else None,
-                weights=jnp.zeros((batch, len(drafter.views))),
+                weights=jnp.zeros((batch, drafter.width)),
                 costs=jnp.zeros(len(program.lengths)) if program.lengths else None,
             )
+            if drafter.head is not None:
+                inputs = inputs.replace(head=jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, *sizes[-2:])))
         real = jnp.zeros(batch)
         keys = jax.random.split(jax.random.key(0), batch)
         return inputs, Sampling(real, row, real, row, jnp.zeros(1, jnp.int32), keys)

@@ -30,7 +30,7 @@ WEIGHTS_STREAM = 1 << 20
 class Speculator:
     """A target, its drafter and the weighting of the views; static, part of the compiled program.
 
-    `params` is {"target": ..., "drafter": ...}.
+    `params` is {"target": ..., "drafter": ..., "head": ...}, the latter two where there is a draft, or a KV head.
     """
 
     target: LanguageModel
@@ -58,7 +58,7 @@ class Speculator:
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         first, features, cache = prefill_target(self.target, params["target"], batch, options, slots)
         shared = features if self.shares_tower else None
-        drafter = self.drafter.prefill(params["drafter"], batch, shared, slots)
+        drafter = self.drafter.prefill(params, batch, shared, cache, slots)
         assert batch.weights is not None
         weighting = self.weighting.init(batch.weights)
         state = init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
@@ -104,7 +104,7 @@ class Speculator:
         weights = self.weighting.weights(state.weighting, step_keys(options, state.count, WEIGHTS_STREAM))
         with jax.named_scope("draft"):
             draft, drafter = self.drafter.draft(
-                params["drafter"],
+                params,
                 state.drafter,
                 jnp.stack([previous, last], axis=1),
                 state.count,
@@ -140,4 +140,4 @@ class Speculator:
             if state.trace is not None:
                 trace = extend_trace(state.trace, count, state.tokens, draft, verdict, weights, valid)
                 state = state.replace(trace=trace)
-            return state.replace(drafter=self.drafter.commit(drafter, emitted, kept))
+            return state.replace(drafter=self.drafter.commit(drafter, emitted, state.target, kept))

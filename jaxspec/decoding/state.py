@@ -12,6 +12,7 @@ from jaxspec.cache import KVCache
 from jaxspec.decoding.block_length import BlockLength
 from jaxspec.decoding.trace import Trace
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int
@@ -31,6 +32,8 @@ class PromptBatch(struct.PyTreeNode):
     """Initial weights of the views."""
     costs: Float[Array, " K"] | None = None
     """What blocks of each length cost, for programs that choose it."""
+    head: HeadRows | None = None
+    """What a KV head reads of the target's rows; None without one."""
 
 
 class DecodeStats(struct.PyTreeNode):

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache import KVCache, TreeMask
-from jaxspec.decoding.drafters import ChainDrafter, ChainState, ContextPolicy, ViewDrafter
+from jaxspec.cache import TreeMask
+from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.drafters import ChainDrafter, ChainState, ContextPolicy, ViewDrafter, rewound
 from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.tree import Tree, TreeSpec, grow
 from jaxspec.decoding.views import View
@@ -35,10 +36,10 @@ class _Drafter(ViewDrafter):
         return self.tree.nodes(self.gamma)
 
     def _level(
-        self, logits: Float[Array, "R*B T V"], weights: Float[Array, "B R"], options: Sampling
+        self, logits: Float[Array, "R B T V"], weights: Float[Array, "B R"], options: Sampling
     ) -> tuple[Float[Array, "B T V"], Float[Array, "B T V"], Float[Array, "R B T V"]]:
         """The mixture at T nodes, the same filtered, and each view's own."""
-        each = jax.vmap(lambda node: self._distributions(node, weights, options), in_axes=1, out_axes=(1, 1, 2))
+        each = jax.vmap(lambda node: self._distributions(node, weights, options), in_axes=2, out_axes=(1, 1, 2))
         return each(logits)
 
     def _read(
@@ -47,13 +48,10 @@ class _Drafter(ViewDrafter):
         tokens: Int[Array, "B T"],
         depth: int,
         seen: Bool[Array, "#B T E"],
-        cache: KVCache,
-    ) -> tuple[Float[Array, "R*B T V"], KVCache]:
+        state: ChainState,
+    ) -> tuple[Float[Array, "R B T V"], ChainState]:
         """Reads T nodes of one level; E are those read so far, with them."""
-        if seen.shape[0] > 1:
-            seen = jnp.tile(seen, (len(self.views), 1, 1))
-        mask = TreeMask(jnp.full((1, tokens.shape[1]), depth), seen)
-        return self.model.extend(params, self._feed(tokens), cache, mask)
+        return self.extend(params, tokens, state, TreeMask(jnp.full((1, tokens.shape[1]), depth), seen))
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,9 @@ class TreeDrafter(_Drafter):
         shape, greedy = self.shape, options.temperature == 0
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
         weights = self._within_context(state, weights)
-        newest, cache = self._read_newest(params, state, recent, count)
-        logits = newest[:, None]
+        initial = state
+        newest, state = self._read_newest(params, state, recent, count)
+        logits = newest[:, :, None]
         tokens, levels = [], []
         for depth in range(self.gamma):
             (parts,) = np.nonzero(shape.depth[inner] == depth)  # of the nodes read, those at this depth
@@ -104,14 +103,14 @@ class TreeDrafter(_Drafter):
                 (parts,) = np.nonzero(shape.depth[inner] == depth + 1)
                 seen = shape.seen[inner[parts]][:, inner[: parts[-1] + 1]]
                 fed = tokens[-1][:, np.searchsorted(children, inner[parts])]
-                logits, cache = self._read(params, fed, depth + 1, jnp.asarray(seen)[None], cache)
+                logits, state = self._read(params, fed, depth + 1, jnp.asarray(seen)[None], state)
         draft = Draft(
             tokens=jnp.concatenate(tokens, axis=1),
             probs=jnp.concatenate([probs for probs, _ in levels], axis=1),
             view_probs=jnp.concatenate([view_probs for _, view_probs in levels], axis=2),
             tree=self._token_tree(count.shape[0]),
         )
-        return draft, state.replace(cache=cache.replace(length=state.cache.length))
+        return draft, rewound(state, initial)
 
     def _token_tree(self, batch: int) -> TokenTree:
         shape = self.shape
@@ -151,8 +150,9 @@ class DynamicTreeDrafter(_Drafter):
         """Proposes a tree after `recent`, the two newest committed tokens."""
         width, batch = self.tree.width, count.shape[0]
         weights = self._within_context(state, weights)
-        newest, cache = self._read_newest(params, state, recent, count)
-        logits = newest[:, None]
+        initial = state
+        newest, state = self._read_newest(params, state, recent, count)
+        logits = newest[:, :, None]
         # The nodes of the level that were read: their numbers, and the logarithms of their joint probabilities.
         read, value = jnp.zeros((batch, 1), jnp.int32), jnp.zeros((batch, 1))
         seen = jnp.ones((batch, 1, 1), bool)
@@ -177,11 +177,11 @@ class DynamicTreeDrafter(_Drafter):
                 rows = jnp.concatenate([rows, own], axis=2)
                 seen = jnp.concatenate([jnp.pad(seen, ((0, 0), (0, 0), (0, width))), rows], axis=1)
                 fed = jnp.take_along_axis(choice, best, axis=1)
-                logits, cache = self._read(params, fed, depth + 1, rows, cache)
+                logits, state = self._read(params, fed, depth + 1, rows, state)
         tokens, parents, joint = (jnp.concatenate(levels, axis=1) for levels in zip(*pool, strict=True))
         tokens, tree = self._likeliest(tokens, parents, joint, jnp.concatenate(expanded, axis=1))
         draft = Draft(tokens, None, jnp.concatenate(views, axis=2), tree)
-        return draft, state.replace(cache=cache.replace(length=state.cache.length))
+        return draft, rewound(state, initial)
 
     def _likeliest(
         self,
@@ -220,12 +220,13 @@ def view_drafter(
     vocabulary: int,
     tree: TreeSpec | None = None,
     context: ContextPolicy = "extrapolate",
+    head: KVHeadConfig | None = None,
 ) -> ChainDrafter | TreeDrafter | DynamicTreeDrafter:
     """The drafter of this tree, or of a chain."""
     if tree is None:
-        return ChainDrafter(model, views, gamma, vocabulary, context)
+        return ChainDrafter(model, views, gamma, vocabulary, context, head)
     kind = DynamicTreeDrafter if tree.kind == "dynamic" else TreeDrafter
-    return kind(model, views, gamma, vocabulary, context, tree=tree)
+    return kind(model, views, gamma, vocabulary, context, head, tree=tree)
 
 
 def ancestors(parents: Int[Array, "B nodes"], depth: int) -> Bool[Array, "B nodes+1 nodes+1"]:

@@ -10,6 +10,7 @@
 | P    | its features average-pooled to a quarter, before the projector | pooled |
 | P36  | the same, to 36 tokens                                | IbED         |
 | P-1d, P-after | pooled in reading order; pooled after the projector    |     |
+| kv   | no prompt: a KV head's reading of the target's cache  | AASD         |
 
 Of images in tiles, view P shows the base tile alone, that is the whole image; where a quarter of its tokens is no
 square, P leaves the nearest square below (169 of OneVision's 729).
@@ -41,6 +42,8 @@ class View:
     pool: Pool | None = None
     """How the image features are pooled (view P)."""
     reads_captions: bool = False
+    reads_target: bool = False
+    """No view of the prompt: what a KV head makes of the target's cache."""
 
     def substitute(self, encoder: PromptEncoder, caption: str) -> list[int]:
         """The ids that stand for one image in a view that reads none; `caption` is read by view C alone."""
@@ -61,6 +64,7 @@ VIEWS = {
     "T-literal": View("T-literal", reads_images=False),
     "T-special": View("T-special", reads_images=False),
     "C": View("C", reads_images=False, reads_captions=True),
+    "kv": View("kv", reads_images=False, reads_target=True),
 }
 
 
@@ -98,7 +102,14 @@ def parse_views(names: Sequence[str]) -> tuple[View, ...]:
     """The named views, in order."""
     if not names or len(set(names)) < len(names):
         raise InputError(f"views: {','.join(names)!r} must name at least one view, each once")
+    if "kv" in names[:-1]:
+        raise InputError(f"views: {','.join(names)!r} has views behind kv; name it last")
     return tuple(parse_view(name) for name in names)
+
+
+def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
+    """Those that show a draft the prompt."""
+    return tuple(view for view in views if not view.reads_target)
 
 
 def parse_view(name: str) -> View:
@@ -174,6 +185,14 @@ def _rotary(pieces: Sequence[Slots | np.ndarray]) -> np.ndarray:
         out.append(start + relative)
         start += int(relative.max(initial=-1)) + 1
     return np.concatenate(out, axis=1)
+
+
+def which_image(row: Row, slots: Sequence[int]) -> np.ndarray:
+    """Which image each slot of a row shows, -1 for text; `slots` is how many each image takes."""
+    shown = np.full(len(row), -1)
+    if row.sources is not None:
+        shown[row.sources[:, 0] != TEXT] = np.repeat(np.arange(len(slots)), slots)
+    return shown
 
 
 def stack_rows(rows: Sequence[Sequence[Row]], width: int) -> tuple[PromptRows, ...]:

@@ -42,7 +42,7 @@ def measure(
 
     Returns (rows, records): a row pools one (dataset, turn, row of the table).
     """
-    plain = Engine(target, None, config.engine(config.rows[0]))
+    plain = Engine(target, None, config.plain())
     engines = {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}
     shared = _shared_fields(config)
     rows: list[Record] = []

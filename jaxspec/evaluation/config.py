@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +67,8 @@ class EvalConfig:
     prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)
     """Few and coarse buckets compile less and pad more."""
+    kv_head: str | None = None
+    """Directory of a KV head made for the target, for view kv."""
     captioner: str | None = None
     """What captions images for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
 
@@ -85,6 +87,10 @@ class EvalConfig:
             new_buckets=(self.max_new_tokens,),
             trace=self.trace,
         )
+
+    def plain(self) -> EngineConfig:
+        """How the target decodes alone."""
+        return self.engine(replace(self.rows[0], views=("M",), weights=None))
 
     def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
         """The first `limit` samples of a set, with one turn or two."""

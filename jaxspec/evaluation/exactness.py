@@ -17,7 +17,7 @@ from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
-from jaxspec.decoding.views import rewrite, stack_rows
+from jaxspec.decoding.views import rewrite, stack_rows, which_image
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.block_efficiency import Question, each_turn, first_question
 from jaxspec.evaluation.config import EvalConfig, Row
@@ -58,7 +58,7 @@ def measure_identity(
     The reference decodes in batches of `batches[0]`. Returns (rows, records): a row is a set, turn, row of the
     preset, gamma and batch; a record one answer of it, with its `divergence`.
     """
-    plain = Engine(target, None, replace(config.engine(config.rows[0]), batch_size=batches[0]))
+    plain = Engine(target, None, replace(config.plain(), batch_size=batches[0]))
     variants = [(row, gamma, batch) for row in config.rows for gamma in gammas for batch in batches]
     asked: list[tuple[str, int, list[Question], list[tuple[int, ...]]]] = []
     work = len(config.sets) * len(config.turns) * (1 + len(variants))
@@ -123,7 +123,7 @@ def measure_sampling(
     """
     sample = config.samples(config.sets[0])[0]
     engines = {row: replace(config.engine(row), batch_size=batch) for row in config.rows}
-    plain = Engine(target, None, engines[config.rows[0]])
+    plain = Engine(target, None, replace(config.plain(), batch_size=batch))
     prompt = first_question(plain.encoder, sample).prompt
     bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
 
@@ -167,16 +167,25 @@ def divergence(
 
 def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
     """The target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
+    rows, images, _ = whole_row(target, prompt, answer)
+    return np.asarray(_last_logits(LanguageModel(target.config), target.params, rows, images))
+
+
+def whole_row(
+    target: LoadedModel, prompt: Prompt, answer: Sequence[int]
+) -> tuple[PromptRows, dict[str, Any] | None, np.ndarray]:
+    """A prompt with its answer as inputs of one pass (B = 1), padded to a multiple of `PASS`; and which image each
+    slot shows."""
     reader, config = target.images, target.config
     assert reader is not None
     assert isinstance(config, LvlmConfig)
     sizes = [(image.height, image.width) for image in map(to_rgb, prompt.images)]
-    row = rewrite(prompt.tokens, config.image_token_index, [reader.slots(size, None, len(sizes)) for size in sizes])
-    whole = row.followed_by(answer)
+    shown = [reader.slots(size, None, len(sizes)) for size in sizes]
+    whole = rewrite(prompt.tokens, config.image_token_index, shown).followed_by(answer)
     (rows,) = stack_rows([[whole]], -(-len(whole) // PASS) * PASS)
     units = sum(reader.units(size, len(sizes)) for size in sizes)
     images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], units)
-    return np.asarray(_last_logits(LanguageModel(config), target.params, rows, images))
+    return rows, images, which_image(whole, [len(part.sources) for part in shown])
 
 
 @partial(jax.jit, static_argnums=0)

@@ -12,6 +12,7 @@ from jaxspec.data.sets import MMSPEC
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
 from jaxspec.decoding.replay import RecordedTarget
+from jaxspec.decoding.speculative import Speculator
 from jaxspec.evaluation.block_efficiency import Question, first_question, next_question
 from jaxspec.evaluation.config import EvalConfig
 
@@ -25,7 +26,7 @@ def measure_mmspec(
     """Method -> its answers to all turns of the first `limit` conversations. Every turn follows the method's own
     answers to those before it, as in MMSpec; greedy ones are the target's, whoever drafts."""
     samples = config.samples(MMSPEC)
-    engines = {BASELINE: Engine(target, None, config.engine(config.rows[0]))}
+    engines = {BASELINE: Engine(target, None, config.plain())}
     engines |= {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}
     bar = tqdm(engines.items(), unit="method", desc="MMSpec", delay=1)
     return {name: answer_conversations(config, engine, samples) for name, engine in bar}
@@ -57,7 +58,7 @@ def _turn(result: Result, engine: Engine) -> Turn:
         text=result.text,
         tokens=result.tokens,
         steps=result.stats.steps,
-        accepted=None if engine.draft is None else int(result.stats.accepted_at.sum()),
+        accepted=int(result.stats.accepted_at.sum()) if isinstance(engine.program, Speculator) else None,
         wall_time=None
         if isinstance(engine.target, RecordedTarget)
         else (result.prefill_ms + result.decode_ms) / result.batch / 1e3,

@@ -35,7 +35,7 @@ def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tu
     """
     context = text_config(next(iter(models.values())).config).max_position_embeddings
     engines = {
-        name: Engine(_with_context(model, context), None, config.engine(config.rows[0]))
+        name: Engine(_with_context(model, context), None, config.plain())
         for name, model in models.items()
     }
     rows, records = [], []

@@ -64,6 +64,8 @@ def measure_regret(
     """
     if isinstance(target, RecordedTarget):
         raise InputError(f"regret: needs the target's probabilities, and {config.target} has none; give a model")
+    if "kv" in views:
+        raise InputError("regret: compares views of the prompt, and kv is none; leave it out")
     parsed = {text: parse_weighting(text) for text in rules}
     engine = Engine(target, draft, config.engine(Row("views", tuple(views))), captioner)
     plain = Engine(target, None, engine.config)

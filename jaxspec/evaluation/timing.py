@@ -45,11 +45,11 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
         step = jax.jit(program.target.extend)
         return lambda: step(params["target"], fed, state.target)
 
-    draft = jax.jit(program.drafter.model.extend)
+    draft = jax.jit(program.drafter.extend)
     level = -(-program.drafter.reads // program.drafter.gamma)
-    draft_rows = jnp.ones((rows * len(program.drafter.views), level), jnp.int32)
+    draft_tokens = jnp.ones((rows, level), jnp.int32)
     calls = {
-        "draft_ms": lambda: draft(params["drafter"], draft_rows, state.drafter.cache),
+        "draft_ms": lambda: draft(params, draft_tokens, state.drafter),
         "target_ms": target(1),
         "verify_ms": target(program.drafter.nodes + 1),
     }

@@ -244,13 +244,24 @@ class LanguageModel:
         slots: int,
     ) -> tuple[Float[Array, "B V"], KVCache]:
         """Runs right-padded prompts: logits of what follows each, and a cache of `slots` that holds them."""
+        hidden, cache = self.read(params, embeds, rows, slots)
+        last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
+        return self.logits(params, last), cache
+
+    def read(
+        self, params: Params, embeds: Float[Array, "B L D"], rows: PromptRows, slots: int
+    ) -> tuple[Float[Array, "B L D"], KVCache]:
+        """Likewise, with the final-normed hidden state of every token in place of the last one's logits."""
         batch, width, _ = embeds.shape
         cache = init_cache(self.text, batch, slots, embeds.dtype)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
         hidden, cache = self._text(params, "hidden", embeds, positions, cache, width, rows.rotary)
-        last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
         shift = cache.shift if rows.shift is None else rows.shift
-        return self._text(params, "logits", last), cache.replace(length=rows.length, shift=shift)
+        return hidden, cache.replace(length=rows.length, shift=shift)
+
+    def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Scores of what follows, float32."""
+        return self._text(params, "logits", hidden)
 
     def extend(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None

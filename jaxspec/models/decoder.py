@@ -27,7 +27,8 @@ from jaxspec.models.layers import (
 )
 from jaxspec.typing import Array, Bool, Float, Int
 
-LayerCache = tuple[Array, Array]
+LayerCache = tuple[Array, ...]
+"""Keys, values and, where the cache has one, the bias of its slots."""
 
 
 class Attention(nn.Module):
@@ -54,15 +55,30 @@ class Attention(nn.Module):
         q = rotate(heads("q_proj", c.num_attention_heads), *turns)
         k = rotate(heads("k_proj", c.num_key_value_heads), *turns)
         v = heads("v_proj", c.num_key_value_heads)
-        if cache is not None:
-            cache = write(cache[0], k, positions), write(cache[1], v, positions)
-            k, v = cache[0][:, :live], cache[1][:, :live]
-        out = attend(q, k, v, positions, seen).reshape(batch, count, -1)
-        return dense(c.hidden_size, c.biases.output, name="o_proj")(out), cache
+        out, cache = self.read(q, k, v, positions, seen, cache, live)
+        return dense(c.hidden_size, c.biases.output, name="o_proj")(out.reshape(batch, count, -1)), cache
+
+    def read(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K H"],
+        positions: Array,
+        seen: Array | None,
+        cache: LayerCache | None,
+        live: int | None,
+    ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
+        """Writes what is new to the cache, if there is one, and attends to all that the queries may read."""
+        if cache is None:
+            return attend(q, k, v, positions, seen), None
+        cache = (write(cache[0], k, positions), write(cache[1], v, positions), *cache[2:])
+        k, v, *bias = (leaf[:, :live] for leaf in cache)
+        return attend(q, k, v, positions, seen, *bias), cache
 
 
 class Layer(nn.Module):
     config: RotaryConfig
+    attention: type[Attention] = Attention
 
     @nn.compact
     def __call__(
@@ -75,7 +91,7 @@ class Layer(nn.Module):
         live: int | None,
     ) -> tuple[Array, LayerCache | None]:
         c = self.config
-        out, cache = Attention(c, name="self_attn")(
+        out, cache = self.attention(c, name="self_attn")(
             RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, rotary, seen, cache, live
         )
         x = x + out
@@ -92,11 +108,12 @@ def run_layers(
 ) -> tuple[Array, KVCache | None]:
     """Layer after layer, each with its own pair of cache leaves; `places` is what a layer knows of positions."""
     keys, values = [], []
+    bias = () if cache is None or cache.bias is None else (cache.bias,)
     for i, layer in enumerate(layers):
-        x, pair = call_layer(layer, x, *places, cache and (cache.k[i], cache.v[i]), live)
-        if pair is not None:
-            keys.append(pair[0])
-            values.append(pair[1])
+        x, leaves = call_layer(layer, x, *places, cache and (cache.k[i], cache.v[i], *bias), live)
+        if leaves is not None:
+            keys.append(leaves[0])
+            values.append(leaves[1])
     return x, cache and cache.replace(k=tuple(keys), v=tuple(values))
 
 

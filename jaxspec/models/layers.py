@@ -46,6 +46,11 @@ def call_layer(layer: Callable[..., Any], x: Array, *rest: Any) -> Any:
     return nn.remat(lambda layer, x: layer(x, *rest))(layer, x)  # pyright: ignore[reportCallIssue]
 
 
+def wide(dtype: jnp.dtype) -> jnp.dtype:
+    """What is computed in: float32, or float64 where that is given."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, computed in float32."""
 
@@ -54,9 +59,9 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
-        return weight * wide.astype(x.dtype)
+        exact = x.astype(wide(x.dtype))
+        exact = exact * jax.lax.rsqrt(jnp.mean(exact * exact, -1, keepdims=True) + self.eps)
+        return weight * exact.astype(x.dtype)
 
 
 class LayerNorm(nn.Module):
@@ -142,9 +147,9 @@ def rotate(
         places = positions[:, np.repeat(np.arange(len(sections)), sections)].swapaxes(1, 2)
     else:
         places = positions[..., None]
-    angles = places.astype(jnp.float32) * inverse
+    angles = places.astype(wide(x.dtype)) * inverse
     cos, sin = scale * jnp.cos(angles)[:, :, None], scale * jnp.sin(angles)[:, :, None]
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    a, b = jnp.split(x.astype(angles.dtype), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
@@ -154,34 +159,39 @@ def attend(
     v: Float[Array, "B S K H"],
     positions: Int[Array, "B T"],
     seen: Bool[Array, "#B T A"] | None = None,
+    bias: Float[Array, "B S"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Grouped attention in which the query at position p reads the slots 0..p.
 
     With `seen`, the queries are the last T of the A nodes of a token tree: they read all slots before the tree,
-    and of the tree those that `seen` marks.
+    and of the tree those that `seen` marks. `bias` is added to the scores of each slot.
 
     Long runs of queries go in blocks of `QUERY_BLOCK`, so that scores take O(QUERY_BLOCK * S), not O(T * S).
     """
     batch, count, heads, width = q.shape
     if count < 2 * QUERY_BLOCK or seen is not None:
-        return _attend_block(q, k, v, positions, seen)
+        return _attend_block(q, k, v, positions, seen, bias)
     whole = count - count % QUERY_BLOCK
 
     def split(x: Array) -> Array:
         return jnp.moveaxis(x[:, :whole].reshape(batch, -1, QUERY_BLOCK, *x.shape[2:]), 1, 0)
 
-    out = jax.lax.map(lambda block: _attend_block(block[0], k, v, block[1]), (split(q), split(positions)))
+    out = jax.lax.map(lambda block: _attend_block(block[0], k, v, block[1], None, bias), (split(q), split(positions)))
     out = jnp.moveaxis(out, 0, 1).reshape(batch, whole, heads, width)
     if whole == count:
         return out
-    return jnp.concatenate([out, _attend_block(q[:, whole:], k, v, positions[:, whole:])], axis=1)
+    return jnp.concatenate([out, _attend_block(q[:, whole:], k, v, positions[:, whole:], None, bias)], axis=1)
 
 
-def _attend_block(q: Array, k: Array, v: Array, positions: Array, seen: Array | None = None) -> Array:
+def _attend_block(
+    q: Array, k: Array, v: Array, positions: Array, seen: Array | None = None, bias: Array | None = None
+) -> Array:
     batch, count, heads, width = q.shape
     kv_heads = k.shape[2]
     q = q.reshape(batch, count, kv_heads, heads // kv_heads, width)
     scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32) * width**-0.5
+    if bias is not None:
+        scores += bias[:, None, None, None]
     slots = jnp.arange(k.shape[1])
     visible = slots <= positions[..., None] if seen is None else _visible(slots, positions, seen)
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)

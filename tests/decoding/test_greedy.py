@@ -28,20 +28,24 @@ NOBODY = (-1, -1)
 
 TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
+HEAD, HEAD_PARAMS = tiny.kv_head(TARGET, TARGET_PARAMS)
 GRID = [
     *((("M",), 3), (("T",), 3), (("P",), 3), (("C",), 3)),
     *((("M", "T"), gamma) for gamma in (1, 3, 5, 7)),
     (("M", "T", "C", "P"), 3),
+    *((("kv",), gamma) for gamma in (1, 3)),
+    (("M", "T", "kv"), 3),
 ]
 WEIGHTS = {
     1: [(1.0,)],
+    3: [(0.2, 0.2, 0.6), (0.0, 0.0, 1.0)],
     2: [(0.5, 0.5), (1.0, 0.0), (0.0, 1.0), (0.2, 0.8)],
     4: [(0.25, 0.25, 0.25, 0.25), (0.1, 0.2, 0.3, 0.4)],
 }
 
 
 def batch_of(*views: str) -> PromptBatch:
-    return tiny.prompts(LENGTHS, IMAGES, views)
+    return tiny.prompts(LENGTHS, IMAGES, views, head=HEAD if "kv" in views else None)
 
 
 def plain(options: Sampling) -> list[list[int]]:
@@ -58,11 +62,11 @@ def speculative(
     **policy: str,
 ) -> DecodeState:
     """`policy` is of the drafter's context, or the weighting."""
-    spec = tiny.speculator(TARGET, draft[0], views, gamma, **policy)
+    spec = tiny.speculator(TARGET, draft[0], views, gamma, head=HEAD if "kv" in views else None, **policy)
     batch = batch_of(*views) if batch is None else batch
     batch = batch.replace(view_images=batch.view_images if draft[0].sees else None)
     batch = batch if weights is None else tiny.weighted(batch, *weights)
-    params = {"target": TARGET_PARAMS, "drafter": draft[1]}
+    params = {"target": TARGET_PARAMS, "drafter": draft[1], "head": HEAD_PARAMS}
     return tiny.run_speculative(spec, params, batch, options, NEW)
 
 

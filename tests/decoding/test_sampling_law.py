@@ -20,7 +20,7 @@ from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, Verdict, _residual, rejection
-from tests.decoding.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
+from tests.decoding.tiny import kv_head, lvlm, noisy, prompts, sampling, speculator, weighted
 from tests.oracles import goodness_of_fit, numpy_distribution
 
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
@@ -28,13 +28,14 @@ IMAGE = VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholde
 TARGET, PARAMS = lvlm(16, 2, seed=3, scale=20.0, vocabulary=VOCABULARY, image=IMAGE)
 DRAFT = noisy(PARAMS, 0.7)
 VIEWS = ("M", "T", "P")
-PROMPT = weighted(prompts([4], [1], VIEWS, image=IMAGE), 0.5, 0.25, 0.25)
+HEAD, HEAD_PARAMS = kv_head(TARGET, PARAMS)
 
 
 def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
     """P(x1, x2, x3 | prompt) [V, V, V]."""
-    start = np.asarray(PROMPT.target.tokens)[0, : int(PROMPT.target.length[0])]
-    forward = jax.jit(lambda tokens: build(TARGET.config).apply({"params": PARAMS}, tokens, PROMPT.images["pixels"]))
+    prompt = prompts([4], [1], VIEWS, image=IMAGE)
+    start = np.asarray(prompt.target.tokens)[0, : int(prompt.target.length[0])]
+    forward = jax.jit(lambda tokens: build(TARGET.config).apply({"params": PARAMS}, tokens, prompt.images["pixels"]))
     law = np.ones(())
     for depth in range(LENGTH):
         steps = []
@@ -49,14 +50,17 @@ def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
 def drawn(
     gamma: int,
     weighting: str = "static",
-    weights: tuple[float, float] = (0.75, 0.25),
+    weights: tuple[float, ...] = (0.5, 0.25, 0.25),
     tree: str | None = None,
+    views: tuple[str, ...] = VIEWS,
     **options: Any,
 ) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop."""
-    program = speculator(TARGET, TARGET, VIEWS, gamma, weighting, tree) if gamma else Autoregressive(TARGET)
-    batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), weighted(PROMPT, *weights))
-    params = {"target": PARAMS, "drafter": DRAFT}
+    head = HEAD if "kv" in views else None
+    program = speculator(TARGET, TARGET, views, gamma, weighting, tree, head=head) if gamma else Autoregressive(TARGET)
+    prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
+    batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
+    params = {"target": PARAMS, "drafter": DRAFT, "head": HEAD_PARAMS}
 
     @jax.jit
     def run(keys: Array) -> tuple[Array, Array]:
@@ -81,10 +85,12 @@ CASES = [
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
     pytest.param(1, {"temperature": 1.0, "weighting": "mt-release"}, id="grid"),
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "em:rate=1"}, id="em-filtered"),
-    pytest.param(1, {"temperature": 1.0, "weights": (1.6, -0.6)}, id="signed"),
+    pytest.param(1, {"temperature": 1.0, "weights": (1.6, -0.8, 0.2)}, id="signed"),
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "tree": "3", "weighting": "em:rate=1"}, id="tree"),
     pytest.param(2, {"temperature": 1.0, "top_p": 0.9, "tree": "dynamic:2:5"}, id="dynamic tree"),
+    pytest.param(3, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,)}, id="KV head"),
+    pytest.param(1, {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "em:rate=1"}, id="mixed KV head"),
 ]
 
 

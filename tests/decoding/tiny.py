@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
+from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
-from jaxspec.decoding.views import parse_views
+from jaxspec.decoding.views import parse_views, prompt_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.models import LanguageModel, abstract_params
 from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.kv_head import abstract_head, head_rows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 
@@ -72,6 +73,17 @@ def noisy(params: Params, amount: float, seed: int = 1) -> Params:
     return jax.tree.map(lambda x: x * jnp.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params)
 
 
+def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **options: Any) -> tuple[KVHeadConfig, Params]:
+    """A head that begins as the target's last layer, its weights a bit off."""
+    config = KVHeadConfig.of_target(target.config, **{"image_slots": 2, "slot_bias": True} | options)
+    theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
+    layers = f"layers_{target.text.num_hidden_layers - 1}"
+    shapes = abstract_head(config)
+    own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {"norm": theirs["norm"]}
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype), shapes)
+    return config, noisy({**drawn, **own}, noise)
+
+
 def text_only(model: LanguageModel, params: Params) -> tuple[LanguageModel, Params]:
     """The decoder alone, as a model without a tower."""
     return LanguageModel(model.text), params["language_model"]
@@ -96,24 +108,29 @@ def prompts(
     views: tuple[str, ...],
     seed: int = 0,
     image: int = VOCABULARY - 1,
+    head: KVHeadConfig | None = None,
 ) -> PromptBatch:
     """Random prompts; row b starts with `images[b]` images, and the views differ in what stands for them."""
+    count = len(views)
+    views = tuple(view for view in views if view != "kv")
     rng = np.random.default_rng(seed)
     stands = {"M": [image] * PATCHES, "P": [image] * (PATCHES // 4), "T": [NEWLINE], "C": CAPTION}
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("M", *views)}
-    for length, count in zip(lengths, images, strict=True):
+    for length, pages in zip(lengths, images, strict=True):
         text = rng.integers(3, image, length)
         for name, view in rows.items():
-            view.append(np.concatenate([[1], *[stands[name]] * count, text]).astype(np.int32))
+            view.append(np.concatenate([[1], *[stands[name]] * pages, text]).astype(np.int32))
     width = max(len(row) for view in rows.values() for row in view) + 3
     pixels = rng.normal(size=(len(lengths), max(*images, 1), 8, 8, 3)).astype(np.float32)
+    shown = [np.where(row == image, (np.cumsum(row == image) - 1) // PATCHES, -1) for row in rows["M"]]
     forms = {k: stack(v, width, image if k in ("M", "P") else None) for k, v in rows.items()}
     return PromptBatch(
         target=forms["M"],
         images={"pixels": jnp.asarray(pixels)},
         views=tuple(forms[v] for v in views),
         view_images={"pixels": jnp.asarray(pixels)},
-        weights=jnp.full((len(lengths), len(views)), 1 / len(views)),
+        weights=jnp.full((len(lengths), count), 1 / count),
+        head=head and jax.tree.map(jnp.asarray, head_rows(head, shown, width, max(images))),
     )
 
 
@@ -165,7 +182,8 @@ def speculator(
     **kw: Any,
 ) -> Speculator:
     spec = None if tree is None else parse_tree(tree, gamma)
-    drafter = view_drafter(draft, parse_views(views), gamma, target.text.vocab_size, spec, **kw)
+    shown = prompt_views(parse_views(views))
+    drafter = view_drafter(draft, shown, gamma, target.text.vocab_size, spec, **kw)
     return Speculator(target, drafter, parse_weighting(weighting))
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.eval.kv_head import config as config_of_heads
 from configs.eval.mini import ASSETS, config
 from eval import block_efficiency
 from jaxspec.data.images import to_rgb
@@ -18,8 +19,9 @@ from jaxspec.data.picturebook import TWINS, caption, test_set
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs, same_tower
-from jaxspec.evaluation.block_efficiency import each_turn
+from jaxspec.evaluation.block_efficiency import each_turn, first_question
 from jaxspec.evaluation.exactness import forward_logits
+from jaxspec.evaluation.kv_head import Blocks, head_agreement, walk
 from jaxspec.evaluation.probes import probe_accuracy
 
 BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
@@ -103,6 +105,26 @@ def test_both_turns_of_every_twin_come_out_as_without_a_draft(target: LoadedMode
             assert [r.tokens for r in drafted] == [r.tokens for r in plain.generate(requests)]
             accepted += sum(int(r.stats.accepted_at.sum()) for r in drafted)
     assert accepted > 500
+
+
+def test_the_kv_head_drafts_what_one_pass_foretells(target: LoadedModel) -> None:
+    """The target's own answers, in exactly the blocks that Target-Draft attention over them scores."""
+    assert config_of_heads.kv_head is not None
+    seeing = target.with_head(config_of_heads.kv_head)
+    assert seeing.head is not None
+    fast = Engine(seeing, None, EngineConfig(views=("kv",), gamma=5, batch_size=4, **BUCKETS))
+    plain = Engine(target, None, EngineConfig(batch_size=4, **BUCKETS))
+    samples = [sample for twin in ("describe", "edit") for sample in test_set(twin, 2)]
+    requests = [Request(first_question(plain.encoder, sample).prompt, 48) for sample in samples]
+    total = Blocks()
+    for request, drafted, answer in zip(requests, fast.generate(requests), plain.generate(requests), strict=True):
+        assert drafted.tokens == answer.tokens
+        agrees = head_agreement(target, seeing.head, request.prompt, answer.tokens, 5)
+        blocks = walk(agrees, 5)
+        assert (blocks.steps, blocks.emitted) == (drafted.stats.steps, drafted.stats.emitted)
+        total += blocks
+    assert total.efficiency is not None
+    assert total.efficiency > 2.5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -11,7 +11,7 @@ import pytest
 
 from configs.train import mini
 from jaxspec.decoding.engine import LoadedModel
-from train import captioner, draft, target
+from train import captioner, draft, kv_head, target
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +20,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target.main(mini.TARGET_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "target")
     draft.main(mini.DRAFT_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "draft")
     captioner.main(mini.CAPTIONER_DEBUG, path / "hf" / "draft", path, path / "hf" / "captioner")
+    kv_head.main("debug", runs=path, out=path / "hf" / "kv_head")
     return path
 
 
 def test_each_stage_took_its_steps_once(runs: Path) -> None:
-    for stage in ("tower", "target", "draft", "captioner"):
+    for stage in ("tower", "target", "draft", "captioner", "kv_head"):
         log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
         assert [entry["step"] for entry in log] == [1, 2]  # the draft found the tower finished
         assert all(np.isfinite(entry["loss"]) for entry in log)

@@ -13,8 +13,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import CLIPImageProcessor, PreTrainedTokenizerFast
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.config import LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.models import abstract_params
+from jaxspec.models.kv_head import init_head
 from jaxspec.typing import Params
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
@@ -83,7 +85,14 @@ def save_pair(directory: Path) -> tuple[Path, Path]:
     short = replace(CONFIG, text_config=replace(CONFIG.text_config, max_position_embeddings=CONTEXT // 4))
     save(directory / "target", CONFIG, params)
     save(directory / "draft", short, draft)
+    save_head(directory / "head", CONFIG, params)
     return directory / "target", directory / "draft"
+
+
+def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
+    """A KV head that begins as the target's last layer."""
+    config = KVHeadConfig.of_target(target, image_slots=1, slot_bias=True, target_name="target")
+    save_kv_head(path, config, init_head(config, params["language_model"], jax.random.key(0)), np.float32)
 
 
 def save(path: Path, config: ModelConfig, params: Params, words: Any | None = None) -> Path:

@@ -1,0 +1,87 @@
+"""KV heads as files: `config.json` and `model.safetensors`, a format of this library's own.
+
+`config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder that the head's layers are
+(`text_config`, with its depth, head counts and rotary fields), how images are pooled, and the target: where it was
+found (`target_name`) and the hash of its configuration. The head reads keys and values of the target's last layer as
+they lie in its cache, rotated; all its layers do.
+
+| tensor                                             | shape                | where                         |
+|----------------------------------------------------|----------------------|-------------------------------|
+| `layers.i.{input,post_attention}_layernorm.weight` | [D]                  | Llama's layers, as everywhere |
+| `layers.i.self_attn.{q,k,v,o}_proj.weight`         | [out, in]            | (`.bias` where the target     |
+| `layers.i.mlp.{gate,up,down}_proj.weight`          | [out, in]            | has one)                      |
+| `norm.weight`                                      | [D]                  | before the target's own head  |
+| `kv_projector.{k,v}`                               | [k, n] or [K, k, n]  | pooling "linear"              |
+| `kv_projector.queries`                             | [k, K, H]            | pooling "attention"           |
+| `slot_bias`                                        | [1]                  | `slot_bias`                   |
+
+Embedding and output head are the target's and are not stored. The names are those of an EAGLE head's layers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxspec.checkpoints.fitting import slots_in, tensor_name
+from jaxspec.checkpoints.huggingface import read_raw_config, written_whole
+from jaxspec.checkpoints.tensor_files import FLOATS, SINGLE, list_file
+from jaxspec.config import KVHeadConfig
+from jaxspec.errors import InputError
+from jaxspec.models.kv_head import abstract_head
+from jaxspec.typing import Params
+
+
+def is_kv_head(path: str | Path) -> bool:
+    """Whether a local directory holds a KV head."""
+    path = Path(path).expanduser()
+    return (path / "config.json").is_file() and read_raw_config(path).get("model_type") == KVHeadConfig.model_type
+
+
+def named_tensors(params: Params) -> dict[str, np.ndarray]:
+    """The parameters as they lie in the file."""
+    slots, _ = slots_in(params)
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    named = {tensor_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {name: np.ascontiguousarray(leaf.transpose(slots[name].order)) for name, leaf in named.items()}
+
+
+def save_kv_head(path: str | Path, config: KVHeadConfig, params: Params, dtype: Any = jnp.bfloat16) -> None:
+    """Writes the directory whole: beside `path`, and renamed."""
+    with written_whole(Path(os.path.abspath(Path(path).expanduser()))) as fresh:
+        (fresh / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        tensors = {name: tensor.astype(dtype) for name, tensor in named_tensors(params).items()}
+        save_file(tensors, fresh / SINGLE, metadata={"format": "pt"})
+        (fresh / SINGLE).chmod((fresh / "config.json").stat().st_mode)
+
+
+def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
+    """Reads what `save_kv_head` wrote; None keeps the file's dtype. InputError where anything does not fit."""
+    path = Path(path).expanduser()
+    if not is_kv_head(path):
+        raise InputError(f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory")
+    config = KVHeadConfig.from_dict(read_raw_config(path))
+    slots, tree = slots_in(abstract_head(config))
+    stored = {tensor.name: tensor for tensor in list_file(path / SINGLE)}
+    wrong = [f"{name} is missing" for name in slots.keys() - stored.keys()]
+    wrong += [f"{name} is unexpected" for name in stored.keys() - slots.keys()]
+    for name in slots.keys() & stored.keys():
+        found = stored[name]
+        if found.shape != slots[name].file_shape:
+            wrong.append(f"{name} is {list(found.shape)}, config.json asks for {list(slots[name].file_shape)}")
+        if found.dtype not in FLOATS:
+            wrong.append(f"{name} is {found.dtype}; supported: {', '.join(FLOATS)}")
+    if wrong:
+        raise InputError(f"{path}: {len(wrong)} tensors do not fit config.json, first: {min(wrong)}; export it again")
+    leaves = []
+    for name, slot in slots.items():
+        tensor = stored[name].read().transpose(np.argsort(slot.order))
+        leaves.append(jnp.asarray(tensor, dtype or tensor.dtype))
+    return config, jax.tree.unflatten(tree, leaves)

@@ -1,0 +1,110 @@
+"""The KV head as a frozen dataclass: a draft head that reads its target's key-value cache (AASD)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal, Self, get_args
+
+from jaxspec.config.llava import LlavaConfig
+from jaxspec.config.text import RopeScaling, RotaryConfig, TextConfig, decoder_config, known_fields
+from jaxspec.errors import InputError, nearest
+
+Pooling = Literal["linear", "attention", "avgpool", "none", "drop"]
+"""How the keys and values of one image become slots: by learned matrices (the paper's W_K and W_V); by learned
+queries that attend to them, for images of any size; by averages; not at all; or the image is left out."""
+
+_DEPENDS_ON = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings"),
+)
+"""Fields of a decoder that a head relies on."""
+
+
+@dataclass(frozen=True)
+class KVHeadConfig:
+    """What a KV head computes, and of which target."""
+
+    text_config: RotaryConfig
+    """Its own layers: the target's decoder, with as many layers as the head has."""
+    target_hash: str
+    """`target_hash` of the target's configuration."""
+    target_name: str = ""
+    """Where the target is to be had; for people."""
+    pooling: Pooling = "linear"
+    image_tokens: int = 0
+    """n: slots of an image that are read, its first ones: of tiled images the base page, which comes first."""
+    image_slots: int = 0
+    """k: slots that are left of an image."""
+    per_head: bool = False
+    """`linear`: matrices of each key-value head's own, where the paper has one for all."""
+    slot_bias: bool = False
+    """A learned bias on the scores of image slots, at first ln(n / k): a slot that stands for n / k of the target's
+    has then as much weight as these (Bolya et al. 2023, "Token Merging", proportional attention)."""
+    reads_text: bool = True
+    """Without, the target's keys and values of text are left out (ablation)."""
+    gamma: int = 5
+    """J: draft length that it was trained for."""
+
+    model_type: ClassVar = "jaxspec_kv_head"
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            known = get_args(Pooling)
+            raise InputError(f"KV head: pooling {self.pooling!r} is unknown; {nearest(self.pooling, known)}")
+        if self.pools and not 0 < self.image_slots <= self.image_tokens:
+            raise InputError(
+                f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an image; "
+                "give 1 or more, and at most the tokens"
+            )
+
+    @property
+    def pools(self) -> bool:
+        """Whether images become slots of their own."""
+        return self.pooling in ("linear", "attention", "avgpool")
+
+    @classmethod
+    def of_target(cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any) -> Self:
+        """The configuration of a head for a target (a `ModelConfig`).
+
+        Args:
+          layers: decoder layers of the head; all of them read the target's last.
+          image_tokens: n; by default those of a LLaVA's page.
+          options: further fields.
+        """
+        text: TextConfig = getattr(target, "text_config", target)
+        if not isinstance(text, RotaryConfig):
+            raise InputError(f"KV head: a target of type {text.model_type!r} has no rotary keys to read; give another")
+        if image_tokens is None:
+            image_tokens = target.image_tokens if isinstance(target, LlavaConfig) else 0
+        if not image_tokens and "pooling" not in options:
+            options["pooling"] = "drop"
+        return cls(
+            replace(text, num_hidden_layers=layers), target_hash(target), image_tokens=image_tokens, **options
+        )
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Self:
+        """Reads what `to_dict` wrote."""
+        known = known_fields(cls, raw)
+        if "text_config" not in known or "target_hash" not in known:
+            raise InputError("KV head: its config.json lacks text_config or target_hash; export it again")
+        known["text_config"] = decoder_config(known["text_config"])
+        return cls(**known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds."""
+        return {"model_type": self.model_type} | asdict(self) | {"text_config": self.text_config.to_hf()}
+
+
+def target_hash(target: Any) -> str:
+    """16 hexadecimal digits of SHA-256 over the fields of a target's configuration that a head relies on."""
+    text: TextConfig = getattr(target, "text_config", target)
+    fields: dict[str, Any] = {name: getattr(text, name, None) for name in _DEPENDS_ON}
+    if isinstance(fields["rope_scaling"], RopeScaling):
+        fields["rope_scaling"] = asdict(fields["rope_scaling"])
+    if text is not target:
+        vision = target.vision_config  # of an LVLM
+        fields["images"] = [target.model_type, target.image_token_index, vision.hidden_size, vision.patch_size]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

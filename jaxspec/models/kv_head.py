@@ -1,0 +1,336 @@
+"""AASD's draft head: decoder layers that read the target's own last-layer keys and values.
+
+The head embeds a token as the target does, runs it through its layers, and scores the next one with the target's
+output head; embedding and output head are the target's, frozen. Its queries attend to what the target has
+computed: the keys and values of text as they lie in the cache, those of each image pooled from n to k slots by the KV
+projector (K* = W_K K and V* = W_V V), and, of the tokens that it drafts itself, to its own.
+
+Cached keys carry their rotation already, and pooling them pools scores: q . (sum_j W_cj K_j) = sum_j W_cj (q . K_j).
+So queries, and the head's own keys, take the positions that tokens have in the target's row, images uncompressed.
+
+Training and decoding are two readings of the same parameters:
+
+- decoding: `pack` makes an ordinary `KVCache` of what is read, and the head is a `CausalLM` over it (`joined`);
+- training (Target-Draft attention): `KVHead` runs blocks of J tokens from A anchors at once. The block of anchor a
+  sees what the target has before a, and of itself the tokens up to its own: exactly what a draft sees that starts
+  at a, where a is the newest token and has no key of the target's yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.cache import KVCache, write
+from jaxspec.config import KVHeadConfig, ModelConfig, target_hash, text_config
+from jaxspec.errors import InputError
+from jaxspec.models.decoder import Attention, Layer
+from jaxspec.models.inputs import Pool
+from jaxspec.models.layers import INIT, RMSNorm, wide
+from jaxspec.typing import Array, Bool, Float, Int, Params
+
+NEVER = np.iinfo(np.int32).max
+"""The index of a slot that no query reads."""
+
+
+class HeadRows(struct.PyTreeNode):
+    """Slots of the target's rows that a KV head reads of their prompts; -1 where a row has fewer."""
+
+    text: Int[Any, "B E"]
+    """Those of text, in order."""
+    images: Int[Any, "B I n"]
+    """Those of each image, in order."""
+
+
+class Context(struct.PyTreeNode):
+    """What a head reads of the target: I images' slots, then those of text."""
+
+    k: Float[Array, "B C K H"]
+    v: Float[Array, "B C K H"]
+    since: Int[Array, "B C"]
+    """Index in the target's row of the last token that a slot was made of: later tokens may read it. NEVER: absent."""
+    bias: Float[Array, "B C"] | None
+    """Added to the scores of a slot."""
+
+
+class KVProjector(nn.Module):
+    """Keys and values of images, n slots each, pooled to k."""
+
+    config: KVHeadConfig
+
+    @nn.compact
+    def __call__(
+        self, k: Float[Array, "B I n K H"], v: Float[Array, "B I n K H"], there: Bool[Array, "B I n"]
+    ) -> tuple[Float[Array, "B I k K H"], Float[Array, "B I k K H"]]:
+        c = self.config
+        if c.pooling == "attention":
+            shape = (c.image_slots, *k.shape[-2:])
+            queries = self.param("queries", INIT, shape)
+            scores = jnp.einsum("cKH,BInKH->BIKcn", queries, k, preferred_element_type=wide(k.dtype))
+            # Finite, because all slots of an absent image are masked.
+            scores = jnp.where(there[:, :, None, None], scores * k.shape[-1] ** -0.5, -1e30)
+            weights = jax.nn.softmax(scores, axis=-1).astype(k.dtype)
+            return jnp.einsum("BIKcn,BInKH->BIcKH", weights, k), jnp.einsum("BIKcn,BInKH->BIcKH", weights, v)
+        average = average_pooling(c)
+
+        def matrix(name: str) -> Array:
+            if c.pooling == "avgpool":
+                return jnp.asarray(average)
+            whole = np.tile(average, (c.text_config.num_key_value_heads, 1, 1)) if c.per_head else average
+            return self.param(name, lambda _: jnp.asarray(whole))
+
+        pattern = "Kcn,BInKH->BIcKH" if c.per_head and c.pooling == "linear" else "cn,BInKH->BIcKH"
+
+        def pooled(name: str, x: Array) -> Array:
+            out = jnp.einsum(pattern, matrix(name).astype(x.dtype), x, preferred_element_type=wide(x.dtype))
+            return out.astype(x.dtype)
+
+        return pooled("k", k), pooled("v", v)
+
+
+def average_pooling(config: KVHeadConfig) -> np.ndarray:
+    """float32 [k, n] of averages, over squares of the page where n and k are squares, else over runs."""
+    square = math.isqrt(config.image_tokens) ** 2 == config.image_tokens
+    square &= math.isqrt(config.image_slots) ** 2 == config.image_slots
+    return Pool(config.image_slots, "avg2d" if square else "avg1d").matrix(config.image_tokens)
+
+
+class AnchoredAttention(Attention):
+    """Target-Draft attention: A blocks of J tokens, each reading what is before its anchor, and itself."""
+
+    def read(
+        self,
+        q: Float[Array, "B A*J N H"],
+        k: Float[Array, "B A*J K H"],
+        v: Float[Array, "B A*J K H"],
+        positions: Array,
+        seen: Bool[Array, "B A C"] | None,
+        cache: Any,
+        live: int | None,
+    ) -> tuple[Float[Array, "B A*J N H"], None]:
+        context: Context = cache
+        assert seen is not None
+        batch, _, heads, width = q.shape
+        anchors, kv_heads = seen.shape[1], k.shape[2]
+        q = q.reshape(batch, anchors, -1, kv_heads, heads // kv_heads, width)
+        k, v = (x.reshape(batch, anchors, -1, kv_heads, width) for x in (k, v))
+        exact = wide(q.dtype)
+        before = jnp.einsum("BAJKGH,BCKH->BAKGJC", q, context.k, preferred_element_type=exact) * width**-0.5
+        if context.bias is not None:
+            before += context.bias[:, None, None, None, None]
+        before = jnp.where(seen[:, :, None, None, None], before, -jnp.inf)
+        inside = jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
+        inside = jnp.where(jnp.tril(jnp.ones(inside.shape[-2:], bool)), inside, -jnp.inf)
+        probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
+        out = jnp.einsum("BAKGJC,BCKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
+        out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., seen.shape[-1] :], v)
+        return out.reshape(batch, -1, heads, width), None
+
+
+class KVHead(nn.Module):
+    """The head's parameters, and its reading in training."""
+
+    config: KVHeadConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.layers = [Layer(c.text_config, AnchoredAttention) for _ in range(c.text_config.num_hidden_layers)]
+        self.norm = RMSNorm(c.text_config.rms_norm_eps)
+        if c.pools:
+            self.kv_projector = KVProjector(c)
+        if c.slot_bias:
+            weight = math.log(c.image_tokens / c.image_slots)
+            self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
+
+    def context(self, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"], rows: HeadRows) -> Context:
+        """What is read of the target's last layer."""
+        c = self.config
+        batch, _, kv_heads, width = k.shape
+        since = jnp.where(rows.text < 0, NEVER, rows.text) if c.reads_text else jnp.full_like(rows.text, NEVER)
+        k_text, v_text = (_gather(leaf, rows.text) for leaf in (k, v))
+        if not c.pools:
+            return Context(k_text, v_text, since, None)
+        at = rows.images.reshape(batch, -1)
+        shape = (*rows.images.shape, kv_heads, width)
+        k_image, v_image = self.kv_projector(
+            _gather(k, at).reshape(shape), _gather(v, at).reshape(shape), rows.images >= 0
+        )
+        slots = k_image.shape[1] * c.image_slots
+        last = rows.images.max(-1)
+        since = jnp.concatenate([jnp.repeat(jnp.where(last < 0, NEVER, last), c.image_slots, axis=1), since], axis=1)
+        bias = None
+        if c.slot_bias:
+            bias = jnp.where(jnp.arange(since.shape[1]) < slots, self.slot_bias, 0.0)
+            bias = jnp.broadcast_to(bias, since.shape)
+        flat = (batch, slots, kv_heads, width)
+        return Context(
+            jnp.concatenate([k_image.reshape(flat), k_text], axis=1),
+            jnp.concatenate([v_image.reshape(flat), v_text], axis=1),
+            since,
+            bias,
+        )
+
+    def __call__(
+        self,
+        embeds: Float[Array, "B A J D"],
+        anchors: Int[Array, "B A"],
+        rotary: Int[Array, "B A J"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K H"],
+        rows: HeadRows,
+    ) -> Float[Array, "B A J D"]:
+        """Final-normed hidden states of blocks of J tokens that begin at the anchors.
+
+        Args:
+          embeds: the target's embeddings of the blocks' tokens.
+          anchors: the first token's index in the target's row.
+          rotary: the tokens' positions.
+          k, v: the target's last layer.
+          rows: what of it is read.
+        """
+        context = self.context(k, v, rows)
+        seen = context.since[:, None] < anchors[..., None]
+        places = rotary.reshape(rotary.shape[0], -1)
+        x = embeds.reshape(*places.shape, -1)
+        for layer in self.layers:
+            x, _ = layer(x, places, places, seen, context, None)  # pyright: ignore[reportArgumentType]
+        return self.norm(x).reshape(embeds.shape)
+
+
+def _gather(leaf: Float[Array, "B S K H"], at: Int[Array, "B E"]) -> Float[Array, "B E K H"]:
+    """The slots `at`; zeros for -1, so that what is masked is finite."""
+    rows = jnp.take_along_axis(leaf, jnp.maximum(at, 0)[..., None, None], axis=1)
+    return jnp.where((at < 0)[..., None, None], 0, rows)
+
+
+def pack(
+    config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
+) -> KVCache:
+    """The head's cache after prefill: what it reads of B prompts, each row without gaps, as `KVHead.context` says.
+
+    A row's `shift` makes up for the slots that it has fewer than the target's, so that new tokens take the positions
+    that they have there. All layers of the head begin with the same keys and values.
+    """
+    context: Context = KVHead(config).apply(
+        {"params": params}, target.k[-1], target.v[-1], rows, method="context"
+    )  # pyright: ignore[reportAssignmentType]
+    there = context.since < target.length[:, None]
+    length = there.sum(1)
+    places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
+
+    def packed(leaf: Array) -> Array:
+        return write(jnp.zeros((leaf.shape[0], slots, *leaf.shape[2:]), leaf.dtype), leaf, places)
+
+    bias = None
+    if context.bias is not None:
+        bias = packed(context.bias[..., None, None])[..., 0, 0]
+    layers = config.text_config.num_hidden_layers
+    return KVCache(
+        k=(packed(context.k),) * layers,
+        v=(packed(context.v),) * layers,
+        length=length,
+        shift=target.length + target.shift - length,
+        bias=bias,
+    )
+
+
+def take_over(cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int) -> KVCache:
+    """Puts the target's keys and values of `count` newly verified tokens in place of the head's own; of these,
+    `emitted` stay. What lies behind is overwritten by the next block."""
+    new = jnp.arange(count)
+    source = (target.length - emitted)[:, None] + new
+    places = cache.length[:, None] + new
+
+    def taken(leaf: Array, theirs: Array) -> Array:
+        return write(leaf, jnp.take_along_axis(theirs, source[..., None, None], axis=1, mode="clip"), places)
+
+    return cache.replace(
+        k=tuple(taken(leaf, target.k[-1]) for leaf in cache.k),
+        v=tuple(taken(leaf, target.v[-1]) for leaf in cache.v),
+        length=cache.length + emitted,
+    )
+
+
+def joined(head: Params, target: Params) -> Params:
+    """The parameters of a `CausalLM` that is the head, with embedding and output head of the target's decoder."""
+    target = target.get("language_model", target)
+    own = {name: leaf for name, leaf in head.items() if name == "norm" or name.startswith("layers_")}
+    model = {"embed_tokens": target["model"]["embed_tokens"]} | own
+    return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
+
+
+def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Params:
+    """First parameters, float32: layers and norm are copies of the target's last, if its decoder's are given, else
+    random; the KV projector averages."""
+    text = config.text_config
+    images = jnp.zeros((1, 1, max(config.image_tokens, 1)), jnp.int32)
+    leaf = jnp.zeros((1, 1, text.num_key_value_heads, text.head_dim))
+    zero = jnp.zeros((1, 1), jnp.int32)
+    embeds = jnp.zeros((1, 1, 1, text.hidden_size))
+    make = jax.jit(KVHead(config).init)
+    params = dict(make(key, embeds, zero, zero[..., None], leaf, leaf, HeadRows(zero, images))["params"])
+    if target is None:
+        return params
+    theirs = target["model"]
+    layers = sorted((name for name in theirs if name.startswith("layers_")), key=lambda name: int(name.split("_")[1]))
+    last = {f"layers_{i}": theirs[name] for i, name in enumerate(layers[-text.num_hidden_layers :])}
+    return params | jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), last | {"norm": theirs["norm"]})
+
+
+def abstract_head(config: KVHeadConfig) -> Params:
+    """Shapes of the parameters; nothing is allocated."""
+    return jax.eval_shape(lambda: init_head(config, None, jax.random.key(0)))
+
+
+def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
+    """The slots of a row that are read one by one: text, and with pooling "none" images too. `shown` as below."""
+    return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
+
+
+def head_rows(config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, images: int) -> HeadRows:
+    """What a head reads of prompts, on the host.
+
+    Args:
+      shown: for each slot of each row, which image it shows, counted from 0; -1 for text.
+      width: E, room for text slots.
+      images: I, room for images.
+    """
+    rows = no_rows(config, len(shown), width, images)
+    for row, image in enumerate(shown):
+        reads = reads_as_text(config, image)
+        if len(reads) > width:
+            raise InputError(f"KV head: {len(reads)} tokens of a prompt, and room for {width}; use a larger bucket")
+        rows.text[row, : len(reads)] = reads
+        for i in range(image.max(initial=-1) + 1 if config.pools else 0):
+            slots = np.flatnonzero(image == i)[: config.image_tokens]
+            if config.pooling != "attention" and len(slots) < config.image_tokens:
+                raise InputError(
+                    f"KV head: an image of {len(slots)} tokens, and its {config.pooling!r} pooling was made for "
+                    f"{config.image_tokens}; use a head with 'attention' pooling"
+                )
+            rows.images[row, i, : len(slots)] = slots
+    return rows
+
+
+def no_rows(config: KVHeadConfig, batch: int, width: int, images: int) -> HeadRows:
+    """The same of prompts of which nothing is read."""
+    pages = (batch, images if config.pools else 0, config.image_tokens)
+    return HeadRows(np.full((batch, width), -1, np.int32), np.full(pages, -1, np.int32))
+
+
+def check_target(config: KVHeadConfig, target: ModelConfig) -> None:
+    """Refuses a target that the head was not made for."""
+    text, found = text_config(target), target_hash(target)
+    if found != config.target_hash:
+        name = f" ({config.target_name})" if config.target_name else ""
+        raise InputError(
+            f"KV head: made for a target of configuration {config.target_hash}{name}, and this {target.model_type} "
+            f"({text.num_hidden_layers} layers of {text.hidden_size}) is {found}; use the head's own target"
+        )

@@ -1,0 +1,96 @@
+"""A KV head's files: written and read again, run by the reference in PyTorch, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
+from jaxspec.config import KVHeadConfig
+from jaxspec.errors import InputError
+from jaxspec.models.kv_head import KVHead, head_rows
+from jaxspec.typing import Params
+from tests.decoding import tiny
+
+TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "attention": {"pooling": "attention", "slot_bias": False},
+    "two layers": {"layers": 2, "per_head": True},
+}
+
+
+def saved(path: Path, name: str = "linear") -> tuple[KVHeadConfig, Params]:
+    config, params = tiny.kv_head(TARGET, PARAMS, **VARIANTS[name])
+    save_kv_head(path, config, params, np.float32)
+    return config, params
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
+    config, params = saved(tmp_path / "head", name)
+    found, read = load_kv_head(tmp_path / "head")
+    assert found == config
+    assert jax.tree.structure(read) == jax.tree.structure(params)
+    for ours, theirs in zip(jax.tree.leaves(read), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert not is_kv_head(tmp_path)
+    _, half = load_kv_head(tmp_path / "head", jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_pytorch_runs_the_files(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
+    from safetensors.torch import load_file as load_tensors
+
+    from tests.kv_head_reference import run_block
+
+    config, params = saved(tmp_path / "head", name)
+    raw = json.loads((tmp_path / "head" / "config.json").read_text())
+    tensors = load_tensors(tmp_path / "head" / "model.safetensors")
+    rng, text = np.random.default_rng(0), TARGET.text
+    shown = np.asarray([-1, 0, 0, 0, 0, *[-1] * 5])
+    k, v = (rng.normal(size=(10, text.num_key_value_heads, text.head_dim)).astype(np.float32) for _ in range(2))
+    embeds = rng.normal(size=(3, text.hidden_size)).astype(np.float32)
+    places = np.asarray([[[8, 9, 10]]])
+    rows = head_rows(config, [shown], 10, 1)
+    ours: Any = KVHead(config).apply(
+        {"params": params}, embeds[None, None], places[..., 0], places, k[None], v[None], rows
+    )
+    theirs = run_block(raw, tensors, *map(torch.tensor, (embeds, k, v)), shown, 8)
+    np.testing.assert_allclose(ours[0, 0], theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda tensors: tensors.pop("norm.weight"), "norm.weight is missing"),
+        (lambda tensors: tensors.update(fc=tensors["norm.weight"]), "fc is unexpected"),
+        (lambda tensors: tensors.update({"kv_projector.k": tensors["kv_projector.k"].T.copy()}), "asks for [2, 4]"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path) -> None:
+    saved(tmp_path / "head")
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    spoil(tensors)
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    with pytest.raises(InputError) as error:
+        load_kv_head(tmp_path / "head")
+    assert told in str(error.value)
+
+
+def test_other_directories_are_no_heads(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give a head's directory"):
+        load_kv_head(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="did you mean 'linear'"):
+        KVHeadConfig.of_target(TARGET.config, pooling="linaer")
+    with pytest.raises(InputError, match="0 slots for the 4 tokens"):
+        KVHeadConfig.of_target(TARGET.config)

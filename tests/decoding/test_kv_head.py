@@ -1,0 +1,176 @@
+"""A KV head's decoding against its training, against its target, and against what it must not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache import KVCache
+from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.drafters import ChainDrafter, ChainState
+from jaxspec.models import LanguageModel
+from jaxspec.models.decoder import Layer
+from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, pack
+from jaxspec.typing import Array, Params
+from tests.decoding import tiny
+
+TARGET, PARAMS = tiny.lvlm(32, 2, seed=0)
+TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1
+HEADS = {
+    "linear": {"slot_bias": True},
+    "attention": {"pooling": "attention", "image_slots": 3},
+    "none": {"pooling": "none"},
+    "drop": {"pooling": "drop"},
+    "two layers": {"layers": 2},
+}
+PAGES, BEFORE, NEW, J = (2, 0, 1), 6, 12, 3
+
+
+def dialogues() -> tuple[Array, list[np.ndarray]]:
+    """Rows of one length: images, then text; and which image each slot shows."""
+    rng = np.random.default_rng(0)
+    length = 1 + 2 * tiny.PATCHES + BEFORE + NEW
+    rows = [np.asarray([1, *[IMAGE] * tiny.PATCHES * n, *rng.integers(3, IMAGE, length)])[:length] for n in PAGES]
+    shown = [np.where(row == IMAGE, (np.cumsum(row == IMAGE) - 1) // tiny.PATCHES, -1) for row in rows]
+    return jnp.asarray(rows), shown
+
+
+def read(tokens: Array, pixels: Array) -> KVCache:
+    """The target's cache of whole rows."""
+    batch, length = tokens.shape
+    rows = PromptRows(tokens, jnp.full(batch, length), in_order(tokens == IMAGE))
+    embeds = TARGET.embed(PARAMS, rows, TARGET.encode(PARAMS, {"pixels": pixels}))
+    return TARGET.read(PARAMS, embeds, rows, length)[1]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_decoding_scores_what_training_scored(name: str) -> None:
+    """Blocks of forced tokens, of which 1, 0, 2, 3 are accepted in turn: the logits of each are training's."""
+    config, params = tiny.kv_head(TARGET, PARAMS, noise=0.2, gamma=J, **HEADS[name])
+    tokens, shown = dialogues()
+    length = tokens.shape[1]
+    start, blocks = length - NEW, [2, 1, 3, 4]
+    starts = np.cumsum([start, *blocks])[: len(blocks)]
+    pixels = jnp.asarray(np.random.default_rng(1).normal(size=(3, 2, 8, 8, 3)), jnp.float32)
+
+    def both(params: Params) -> tuple[Array, Array]:
+        target = read(tokens, pixels)
+        at = jnp.asarray(starts[:, None] + np.arange(J))
+        embeds = LanguageModel(TEXT).embed(PARAMS["language_model"], PromptRows(tokens, tokens[:, 0]), None)
+        blocks_of = jnp.broadcast_to(at, (3, *at.shape))
+        anchors = jnp.broadcast_to(jnp.asarray(starts), (3, len(starts)))
+        rows = head_rows(config, shown, length, 2)
+        hidden: Any = KVHead(config).apply(
+            {"params": params}, embeds[:, at], anchors, blocks_of, target.k[-1], target.v[-1], rows
+        )
+        trained = TARGET.logits(PARAMS, hidden)
+
+        prompt = head_rows(config, [image[:start] for image in shown], start, 2)
+        drafter = ChainDrafter(LanguageModel(config.text_config), (), J, TEXT.vocab_size, head=config)
+        shared = {"target": PARAMS, "head": params}
+        read_so_far = target.replace(length=jnp.full(3, start))
+        state = ChainState(None, None, pack(config, params, read_so_far, prompt, start + NEW + J))
+        decoded = []
+        for begin, emitted in zip(starts, blocks, strict=True):
+            steps, block = [], state
+            for s in range(J):
+                logits, block = drafter.extend(shared, tokens[:, begin + s, None], block)
+                steps.append(logits[0, :, 0])
+            decoded.append(jnp.stack(steps, axis=1))
+            block = block.replace(head=block.head.replace(length=state.head.length))
+            done = target.replace(length=jnp.full(3, begin + emitted))
+            state = drafter.commit(block, jnp.full(3, emitted), done)
+        return trained, jnp.stack(decoded, axis=1)
+
+    trained, decoded = jax.jit(both, compiler_options=tiny.QUICK)(params)
+    assert np.abs(trained).max() > 1
+    np.testing.assert_allclose(decoded, trained, atol=1e-5, rtol=1e-5)
+
+
+def test_absent_images_and_later_tokens_change_nothing() -> None:
+    config, params = tiny.kv_head(TARGET, PARAMS)
+    tokens, shown = dialogues()
+    rng = np.random.default_rng(2)
+    shape = (3, tokens.shape[1], TEXT.num_key_value_heads, TEXT.head_dim)
+    k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
+    anchor = tokens.shape[1] - 6
+    embeds = jnp.asarray(rng.normal(size=(3, 1, J, TEXT.hidden_size)), jnp.float32)
+
+    @jax.jit
+    def hidden(k: Any, v: Any, rows: HeadRows) -> Any:
+        at = jnp.full((3, 1), anchor)
+        return KVHead(config).apply({"params": params}, embeds, at, at[..., None] + jnp.arange(J), k, v, rows)
+
+    rows = head_rows(config, shown, tokens.shape[1], 4)
+    out = hidden(k, v, rows)
+    for leaf in (k, v):
+        leaf[:, anchor:] += 100  # the anchor's own, and what comes later
+    np.testing.assert_array_equal(hidden(k, v, rows), out)
+    wild = rows.replace(images=np.where(rows.images < 0, -1, rows.images))
+    wild.images[:, 2] = anchor + np.arange(config.image_tokens)  # an image of a later turn
+    np.testing.assert_array_equal(hidden(k, v, wild), out)
+    changed = k.copy()
+    changed[:, 1:5] += 1  # the first image of rows 0 and 2, and text of row 1
+    assert (np.abs(np.asarray(hidden(changed, v, rows)) - out).max((1, 2, 3)) > 1e-3).all()
+
+
+def test_one_token_without_images_is_the_last_layer_with_its_newest_key_replaced() -> None:
+    config, params = tiny.kv_head(TARGET, PARAMS, pooling="drop", slot_bias=False, gamma=1)
+    tokens = jnp.asarray(np.random.default_rng(3).integers(3, IMAGE, (2, 9)))
+    target = LanguageModel(TEXT)
+    own = PARAMS["language_model"]
+    rows = PromptRows(tokens, jnp.full(2, 9))
+    embeds = target.embed(own, rows, None)
+    cache = target.read(own, embeds, rows, 9)[1]
+    at = jnp.full((2, 1), 8)
+    x, _ = Layer(config.text_config).apply(  # writes its own key at slot 8, over the target's
+        {"params": params["layers_0"]}, embeds[:, 8:], at, at, None, (cache.k[-1], cache.v[-1]), None
+    )
+    prompts = head_rows(config, [np.full(9, -1)] * 2, 9, 0)
+    ours: Any = KVHead(config).apply(
+        {"params": params}, embeds[:, None, 8:], at, at[..., None], cache.k[-1], cache.v[-1], prompts, method=raw
+    )
+    np.testing.assert_allclose(ours[:, 0], x, atol=1e-6, rtol=1e-6)
+    theirs = target.extend(own, tokens[:, 8:], cache.replace(length=jnp.full(2, 8)))[0]
+    head = LanguageModel(config.text_config).logits(joined(params, PARAMS), ours[:, 0])
+    assert np.abs(head - theirs).max() > 1e-2, "the newest key makes no difference"
+
+
+def raw(head: KVHead, embeds: Any, anchors: Any, rotary: Any, k: Any, v: Any, rows: HeadRows) -> Any:
+    """The head's stream before its final norm."""
+    context = head.context(k, v, rows)
+    seen = context.since[:, None] < anchors[..., None]
+    return head.layers[0](embeds[:, 0], rotary[:, 0], rotary[:, 0], seen, context, None)[0][:, None]
+
+
+@pytest.mark.parametrize(("temperature", "tree"), [(0.0, None), (1.0, "2:5"), (0.0, "dynamic:2:6")])
+def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | None) -> None:
+    """Its layer, reading all images, computes what the target will: every block is accepted as far as it goes."""
+    target, params = tiny.lvlm(32, 1, seed=0)
+    config, head = tiny.kv_head(target, params, noise=0.0, pooling="none", slot_bias=False)
+    batch = tiny.prompts([5, 3, 7, 5], [1, 0, 2, 1], ("kv",), head=config)
+    spec = tiny.speculator(target, LanguageModel(config.text_config), ("kv",), J, tree=tree, head=config)
+    new = 1 + 5 * (J + 1)
+    options = tiny.sampling(4, temperature, new=new, eos=(-1,))
+    state = tiny.run_speculative(spec, {"target": params, "head": head}, batch, options, new)
+    longest = [5] * 4 if tree != "dynamic:2:6" else state.stats.steps.tolist()  # which may prefer wide trees
+    assert state.stats.steps.tolist() == longest
+    assert state.stats.histogram[:, 0].sum() == 0
+    assert temperature > 0 or tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, new))
+
+
+def test_a_head_takes_its_own_target_only() -> None:
+    from jaxspec.errors import InputError
+    from jaxspec.models.kv_head import check_target
+
+    config = KVHeadConfig.of_target(TARGET.config, image_slots=2)
+    check_target(config, TARGET.config)
+    other = replace(TARGET.config, text_config=replace(TEXT, rope_theta=5e5))
+    with pytest.raises(InputError, match=r"made for a target of configuration \w{16}, and this llava "):
+        check_target(config, other)

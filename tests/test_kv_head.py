@@ -1,0 +1,84 @@
+"""The KV head against its definition: a loop over anchors, each with keys and values of its own, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints.kv_head import named_tensors
+from jaxspec.config import KVHeadConfig
+from jaxspec.models.kv_head import KVHead, head_rows, init_head
+from jaxspec.typing import Array, Params
+from tests.decoding import tiny
+
+TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
+TEXT = TARGET.text
+IMAGE = tiny.VOCABULARY - 1
+BASE = KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3)
+VARIANTS = {
+    "paper": BASE,
+    "bias": replace(BASE, slot_bias=True),
+    "per head": replace(BASE, per_head=True, image_slots=2),
+    "attention": replace(BASE, pooling="attention", image_slots=3, slot_bias=True),
+    "avgpool": replace(BASE, pooling="avgpool"),
+    "none": replace(BASE, pooling="none"),
+    "drop": replace(BASE, pooling="drop"),
+    "no text": replace(BASE, reads_text=False),
+    "two layers": replace(BASE, text_config=replace(BASE.text_config, num_hidden_layers=2)),
+}
+LENGTH, J = 16, BASE.gamma
+SHOWN = [
+    np.asarray([-1, 0, 0, 0, 0, -1, 1, 1, 1, 1, *[-1] * 6]),
+    np.asarray([-1, 0, 0, 0, 0, *[-1] * 11]),
+    np.full(LENGTH, -1),
+]
+"""Two images, one and none, of four slots each."""
+ANCHORS = np.asarray([[10, 11, 12], [5, 7, 12], [1, 2, 12]])
+
+
+def random_head(config: KVHeadConfig, seed: int = 0) -> Params:
+    """Parameters none of which is what it begins as."""
+    rng = np.random.default_rng(seed)
+    shapes = init_head(config, None, jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape) + (x.ndim == 1)), shapes)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
+    from tests.kv_head_reference import run_block
+
+    config, rng = VARIANTS[name], np.random.default_rng(1)
+    rows = head_rows(config, SHOWN, LENGTH + 2, 3)
+    shape = (3, LENGTH, TEXT.num_key_value_heads, TEXT.head_dim)
+    k, v = rng.normal(size=shape), rng.normal(size=shape)
+    embeds = rng.normal(size=(3, 3, J, TEXT.hidden_size))
+    weights = rng.normal(size=embeds.shape)
+    with jax.enable_x64(True):
+        params = random_head(config)
+
+        @partial(jax.jit, compiler_options=tiny.QUICK)
+        @partial(jax.grad, has_aux=True)
+        def together(params: Params) -> tuple[Array, Array]:
+            places = ANCHORS[..., None] + jnp.arange(J)
+            out: Any = KVHead(config).apply({"params": params}, embeds, jnp.asarray(ANCHORS), places, k, v, rows)
+            return (out * weights).sum(), out
+
+        gradient, ours = jax.device_get(together(params))
+    tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in named_tensors(params).items()}
+    blocks = [
+        run_block(config.to_dict(), tensors, *map(torch.tensor, (embeds[b, a], k[b], v[b])), SHOWN[b], ANCHORS[b, a])
+        for b, a in np.ndindex(ANCHORS.shape)
+    ]
+    theirs = torch.stack(blocks).reshape(embeds.shape)
+    np.testing.assert_allclose(ours, theirs.detach(), atol=1e-10, rtol=1e-10)
+    (theirs * torch.tensor(weights)).sum().backward()
+    for name, mine in named_tensors(gradient).items():
+        np.testing.assert_allclose(mine, tensors[name].grad, atol=1e-10, rtol=1e-10)
+        assert np.abs(mine).max() > 1e-3, name

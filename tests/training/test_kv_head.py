@@ -1,0 +1,88 @@
+"""Training of KV heads: where blocks begin, which steps count, and what the loss says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss
+from jaxspec.training.losses import draft_loss
+from tests.decoding import tiny
+
+MASK = np.asarray(
+    [
+        [0, 0, 1, 1, 1, 0, 1, 1, 0],  # two answers, of three tokens and of two
+        [0, 1, 0, 0, 0, 0, 0, 0, 1],  # none is followed by what the assistant wrote
+        [1, 1, 1, 1, 1, 1, 1, 1, 1],
+    ],
+    bool,
+)
+
+
+def test_blocks_begin_where_the_assistant_wrote_and_goes_on() -> None:
+    anchors = draw_anchors(MASK, 4, np.random.default_rng(0))
+    assert anchors[0].tolist() == [2, 3, 6, -1]
+    assert anchors[1].tolist() == [-1] * 4
+    assert sorted(set(anchors[2])) == anchors[2].tolist()
+    assert 0 <= anchors[2].min() <= anchors[2].max() < 8
+    others = draw_anchors(MASK, 4, np.random.default_rng(1))
+    assert anchors[2].tolist() != others[2].tolist()
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool) -> None:
+    rng = np.random.default_rng(0)
+    drafted, teacher = rng.normal(size=(2, 2, 3, 4, 5)).astype(np.float32)
+    output = rng.normal(size=(5, 7)).astype(np.float32)
+    labels = rng.integers(0, 7, (2, 3, 4))
+    mask = np.asarray([[[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]])
+    loss, metrics = draft_loss(lambda x: x @ output, drafted, teacher, labels, mask, soft, 0.5)
+
+    def probs(x: np.ndarray) -> np.ndarray:
+        scores = np.exp(x.astype(np.float64) @ output)
+        return scores / scores.sum(-1, keepdims=True)
+
+    p, q = probs(teacher), probs(drafted)
+    each = (p * np.log(p / q)).sum(-1) if soft else -np.log(np.take_along_axis(q, labels[..., None], -1)[..., 0])
+    means = [(each[..., s] * mask[..., s]).sum() / mask[..., s].sum() for s in range(4)]
+    weights = 0.5 ** np.arange(4)
+    assert float(loss) == pytest.approx(np.dot(weights, means) / weights.sum(), rel=1e-5)
+    assert float(metrics["alpha"]) == pytest.approx((np.minimum(p, q).sum(-1) * mask).sum() / mask.sum(), rel=1e-5)
+    agrees = p.argmax(-1) == q.argmax(-1)
+    assert float(metrics["accuracy"]) == pytest.approx((agrees & (mask > 0)).sum() / mask.sum())
+    whole = [np.cumprod(agrees[b, a]).sum() for b, a in np.argwhere(mask.all(-1))]
+    assert float(metrics["tau"]) == pytest.approx(1 + np.mean(whole))
+
+
+def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -> None:
+    target, params = tiny.lvlm(16, 2, seed=0)
+    config, head = tiny.kv_head(target, params, gamma=3)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(5, 20, (2, 16)).astype(np.int32)
+    tokens[:, 1:5] = tiny.VOCABULARY - 1
+    mask = np.zeros((2, 16), bool)
+    mask[0, 8:11] = mask[1, 6:] = True
+    pixels = rng.normal(size=(2, 1, 8, 8, 3)).astype(np.float32)
+    whole = {"tokens": tokens, "mask": mask, "pixels": pixels}
+    batch = HeadBatches(lambda step: whole, config, target.config, Anchoring(anchors=3))(0)
+    assert batch["anchors"][0].tolist() == [8, 9, -1]
+    assert batch["images"][:, 0].tolist() == [[1, 2, 3, 4]] * 2
+    loss_fn = make_loss(target, config, Anchoring(anchors=3))
+
+    @jax.jit
+    def grads(both: Any, batch: Any) -> Any:
+        return jax.grad(lambda both: loss_fn(both, batch)[0])(both)
+
+    both = {"target": params, "head": head}
+    before = grads(both, batch)
+    assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(before["target"]))
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(before["head"]))
+    changed = tokens.copy()
+    changed[0, 11:] = 7  # behind the first row's answer
+    after = grads(both, batch | {"tokens": changed})
+    for ours, theirs in zip(jax.tree.leaves(before["head"]), jax.tree.leaves(after["head"]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
