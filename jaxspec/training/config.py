@@ -93,7 +93,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulate", "save_every", "keep", "log_every"):
             if getattr(self, name) < 1:
-                raise InputError(f"train.{name}: {getattr(self, name)}; give 1 or more")
+                raise InputError(f"{name}: {getattr(self, name)}; give 1 or more")
         if self.batch % self.accumulate:
             raise InputError(f"accumulate: {self.accumulate} parts do not divide a batch of {self.batch}")
         if self.dtype not in ("float32", "bfloat16"):

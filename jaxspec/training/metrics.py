@@ -46,8 +46,12 @@ class MetricsLog:
         """One line of a step's metrics, on disk when this returns."""
         if self._file is None:
             return
-        self._file.write(json.dumps({**values, "step": step}) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps({**values, "step": step}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            where = f"{self._file.name}: cannot be written: {error.strerror}"
+            raise InputError(f"{where}; mend that, and the same command goes on") from error
         for part in self._others:
             part.write(step, values)
 

@@ -96,7 +96,7 @@ def fit(
                     bar.set_postfix({k: f"{v:.3f}" for k, v in values.items() if k in ("loss", "accuracy")})
                 if saves or told or evaluates:
                     with step.pause(done):
-                        if evaluate and evaluates:
+                        if evaluate and evaluates and (last or not told):
                             log.write(done, evaluate(merge(on_host(state.params), held)))
                         if saves or told:
                             checkpoints.save(done, state, place, wait=last or told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,9 +171,12 @@ def test_rates_by_path(tmp_path):
         ({"frozen": (".",)}, "frozen: . match every parameter"),
         ({"rates": (("head", 2.0),)}, "rates: 'head' matches no parameter; the paths begin with line"),
         ({"wandb": "mine"}, "wandb: not installed"),
+        ({"tensorboard": True}, "tensorboard: not installed"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, message, tmp_path):
+def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
+    for name in ("tensorboardX", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     with pytest.raises(InputError, match=message):
         fit(replace(STAGE, **change), params(), loss_fn, batches, tmp_path)
 
