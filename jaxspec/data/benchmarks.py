@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -192,7 +192,7 @@ def _sample(known: Benchmark, number: int, row: Row) -> Sample:
 
 
 def stored_image(row: Row, column: str, value: Any) -> StoredImage:
-    """The image of a cell: the hub's {bytes, path}, or a path. Decoded once here, so that errors come early."""
+    """The image of a cell: the hub's {bytes, path}, or a path. Decoded once, so that errors come early."""
     place = f"{row.place}, {column}"
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         image = StoredImage(value["bytes"], place)
@@ -205,8 +205,8 @@ def stored_image(row: Row, column: str, value: Any) -> StoredImage:
     else:
         kind = type(value).__name__
         raise InputError(f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL")
-    image.load()
-    return image
+    loaded = image.load()
+    return replace(image, size=(loaded.height, loaded.width))
 
 
 def text_of(row: Row, columns: tuple[str, ...]) -> str:

@@ -28,6 +28,8 @@ class StoredImage:
     content: bytes
     name: str
     """What errors call it: file, row and column."""
+    size: tuple[int, int] | None = None
+    """Height and width of the upright image in pixels, where that is known without decoding."""
 
     def load(self) -> Image.Image:
         """The image as upright RGB; InputError where the bytes are no image."""

@@ -86,18 +86,18 @@ class PromptEncoder:
     def dialogues(self, conversations: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Whole conversations for training: ids [L] and the mask [L] of what the assistant wrote.
 
+        A first question without words stands without roles: plain text, or a caption behind its images.
         All texts go through the tokeniser in one call: one by one it costs more than a training step.
         """
-        texts = []
+        texts, heads = [], []
         for turns in conversations:
-            for turn, (question, answer) in enumerate(turns):
-                images = question.count(PLACEHOLDER)
-                asked = self._following(question, [self.eos], images) if turn else self._opening(question, images)
-                texts += [asked.replace(PLACEHOLDER, self._image_text), answer]
+            asked = [self._asked(question, turn) for turn, (question, _) in enumerate(turns)]
+            heads.append(self._bos(asked[0]) if asked else [])
+            for text, (_, answer) in zip(asked, turns, strict=True):
+                texts += [text.replace(PLACEHOLDER, self._image_text), answer]
         pieces = iter(self.tokenizer(texts, add_special_tokens=False)["input_ids"])
         out = []
-        for turns in conversations:
-            ids = self._bos(self._opening(turns[0][0], turns[0][0].count(PLACEHOLDER))) if turns else []
+        for turns, ids in zip(conversations, heads, strict=True):
             mask = [False] * len(ids)
             for _ in turns:
                 asked, told = next(pieces), [*next(pieces), self.eos]
@@ -105,6 +105,14 @@ class PromptEncoder:
                 mask += [False] * len(asked) + [True] * len(told)
             out.append((np.asarray(ids, np.int32), np.asarray(mask)))
         return out
+
+    def _asked(self, question: str, turn: int) -> str:
+        images = question.count(PLACEHOLDER)
+        if turn:
+            return self._following(question, [self.eos], images)
+        if not question.replace(PLACEHOLDER, "").strip():
+            return PLACEHOLDER * images
+        return self._opening(question, images)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()

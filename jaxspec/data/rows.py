@@ -103,25 +103,23 @@ def _files(path: Path) -> list[Path]:
 
 
 def _json_rows(file: Path) -> Iterator[Row]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in _numbered(lines, file):
-            if not line.strip():
-                continue
-            place = f"{file} line {number}"
-            try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno}); mend the line") from error
-            if not isinstance(values, dict):
-                raise InputError(f"{place}: a JSON {type(values).__name__}, not an object; write one object a line")
-            yield Row(place, values, file.parent)
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield json_row(line, f"{file} line {number}", file.parent)
 
 
-def _numbered(lines: Iterator[str], file: Path) -> Iterator[tuple[int, str]]:
+def json_row(line: bytes, place: str, folder: Path) -> Row:
+    """The row that a line of JSONL holds; InputError naming its place where it holds none."""
     try:
-        yield from enumerate(lines, 1)
+        values = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise InputError(f"data {file}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
+        raise InputError(f"{place}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno}); mend the line") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{place}: a JSON {type(values).__name__}, not an object; write one object a line")
+    return Row(place, values, folder)
 
 
 def _parquet_rows(

@@ -1,0 +1,212 @@
+"""Conversations to train on, from files: LLaVA's JSON and its relatives, and text.
+
+Read are a `.json` list, `.jsonl`, and parquet. A row is one of
+
+| columns | as in |
+|---|---|
+| `conversations` of {from, value}, `image` or `images` | LLaVA, LLaVA-OneVision |
+| `messages` of {role, content} | chat data |
+| question and answer, under the names of `ASKED` and `TOLD` | GSM8K, Alpaca |
+| `text` | plain text, learned as it is, without roles |
+
+`image` is a path, or a list of them, or the hub's {bytes, path}; `video` a folder of frames, or a list of their paths.
+Frames are images: `<video>` stands for as many placeholders as there are frames. What cannot be read is an InputError
+of its row, and `readable` counts, logs and skips such rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jaxspec.data.benchmarks import stored_image
+from jaxspec.data.images import StoredImage
+from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_images
+from jaxspec.data.rows import Row, json_row, local_rows
+from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+ASKED = ("question", "instruction", "prompt")
+TOLD = ("answer", "output", "response", "completion")
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+"""Of the frames in a folder."""
+THREADS = 8
+"""Rows that are read at a time: decoding an image to check it takes longest."""
+
+
+@dataclass
+class Skipped:
+    """Rows that could not be read: at most `limit` of them, each a line {id, reason} of the file `log`."""
+
+    limit: int
+    log: Path
+    count: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.unlink(missing_ok=True)
+
+    def add(self, name: str, reason: InputError) -> None:
+        self.count += 1
+        with self.log.open("a") as log:
+            log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
+        if self.count > self.limit:
+            raise InputError(
+                f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; the last: {reason} "
+                f"(all are in {self.log}; mend them, or raise the limit)"
+            ) from reason
+
+
+def readable(path: Path, skipped: Skipped, images: Path | None = None, frames: int = 8) -> Iterator[Sample]:
+    """The conversations of a file, or of all parquet or JSONL files of a folder, in their order.
+
+    Args:
+      skipped: receives the rows that cannot be read; raises InputError when they are too many.
+      images: the folder that image paths are relative to; None: the file's own folder, or `images/` in it.
+      frames: most frames of a video, spread evenly over those there are.
+    """
+
+    if images is not None and not images.is_dir():
+        raise InputError(f"images {images}: no such folder; check the path")
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting: deque[tuple[str, Future[Sample]]] = deque()
+        for number, row in enumerate(_rows(path)):
+            if isinstance(row, InputError):
+                skipped.add(str(number), row)
+                continue
+            row = row if images is None else replace(row, folder=images)
+            waiting.append((str(row.values.get("id", number)), pool.submit(conversation, row, frames)))
+            if len(waiting) >= 4 * THREADS:
+                yield from _finished(*waiting.popleft(), skipped)
+        while waiting:
+            yield from _finished(*waiting.popleft(), skipped)
+
+
+def _finished(name: str, future: Future[Sample], skipped: Skipped) -> Iterator[Sample]:
+    try:
+        yield replace(future.result(), id=name)
+    except InputError as error:
+        skipped.add(name, error)
+
+
+def _rows(path: Path) -> Iterator[Row | InputError]:
+    if path.is_file() and path.suffix == ".json":
+        return _listed(path)
+    if path.is_file() and path.suffix == ".jsonl":
+        return _lines(path)
+    return local_rows(path)
+
+
+def _listed(path: Path) -> Iterator[Row | InputError]:
+    try:
+        rows = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"data {path}: not JSON ({error}); mend it, or name JSONL .jsonl") from error
+    if not isinstance(rows, list):
+        raise InputError(f"data {path}: a JSON {type(rows).__name__}, not a list of rows; write a list, or use .jsonl")
+    for number, values in enumerate(rows, 1):
+        place = f"{path} row {number}"
+        if isinstance(values, dict):
+            yield Row(place, values, path.parent)
+        else:
+            yield InputError(f"{place}: a JSON {type(values).__name__}, not an object; mend the row")
+
+
+def _lines(path: Path) -> Iterator[Row | InputError]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield json_row(line, f"{path} line {number}", path.parent)
+                except InputError as error:
+                    yield error
+
+
+def conversation(row: Row, frames: int = 8) -> Sample:
+    """The sample that a row holds, its images decoded once; InputError, naming the row, where there is none."""
+    images = _images(row, frames)
+    turns = _turns(row)
+    asked = [question.replace(VIDEO, PLACEHOLDER * len(images)) for question, _ in turns]
+    if not any(PLACEHOLDER in question for question in asked):
+        asked[0] = place_images(asked[0], len(images))
+    placeholders = sum(question.count(PLACEHOLDER) for question in asked)
+    if placeholders != len(images):
+        raise InputError(f"{row.place}: {placeholders} {PLACEHOLDER} placeholders but {len(images)} images")
+    told = [answer for _, answer in turns]
+    if not all(answer.strip() for answer in told):
+        raise InputError(f"{row.place}: an answer is empty; there is nothing to learn from it")
+    if any(PLACEHOLDER in answer for answer in told):
+        raise InputError(f"{row.place}: {PLACEHOLDER} in an answer; images belong to questions")
+    return Sample("", "", images, tuple(zip(asked, told, strict=True)))
+
+
+def _images(row: Row, frames: int) -> tuple[StoredImage, ...]:
+    shown = [row.values[name] for name in ("image", "images", "video") if row.values.get(name)]
+    if not shown:
+        return ()
+    if len(shown) > 1:
+        raise InputError(f"{row.place}: more than one of image, images and video; keep one")
+    values = shown[0] if isinstance(shown[0], list) else [shown[0]]
+    if row.values.get("video"):
+        values = _frames(row, values, frames)
+    return tuple(stored_image(row, "image", value) for value in values)
+
+
+def _frames(row: Row, values: list[Any], frames: int) -> list[Any]:
+    """Frames of a video, at most so many, spread evenly from the first to the last."""
+    if len(values) == 1 and isinstance(values[0], str) and row.folder is not None:
+        folder = row.folder / values[0]
+        if not folder.is_dir():
+            raise InputError(f"{row.place}: video {values[0]!r} is no folder of frames in {row.folder}; extract them")
+        values = sorted(f"{values[0]}/{file.name}" for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+        if not values:
+            raise InputError(f"{row.place}: no frames in {folder}; extract them as {', '.join(SUFFIXES)}")
+    last, count = len(values) - 1, min(frames, len(values))
+    return [values[round(i * last / max(count - 1, 1))] for i in range(count)]
+
+
+def _turns(row: Row) -> list[tuple[str, str]]:
+    """(question, answer) of every answered turn; plain text is the answer to an empty question."""
+    for column, speaker, words in (("conversations", "from", "value"), ("messages", "role", "content")):
+        if column in row.values:
+            return _pairs(row, row.values[column], speaker, words)
+    asked = next((row.values[name] for name in ASKED if name in row.values), None)
+    told = next((row.values[name] for name in TOLD if name in row.values), None)
+    text = row.values.get("text")
+    if isinstance(asked, str) and isinstance(told, str):
+        return [(asked.strip(), told.strip())]
+    if isinstance(text, str):
+        return [("", text.strip())]
+    raise InputError(
+        f"{row.place}: columns {list(row.values)} hold no conversation; give conversations, messages, text, or one of "
+        f"{', '.join(ASKED)} with one of {', '.join(TOLD)}"
+    )
+
+
+def _pairs(row: Row, said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
+    """Turns of users and assistants. A system message goes before the first question; what the assistant says before
+    it, and a last question without an answer, are left out."""
+    system, turns, asked = "", [], None
+    for message in said if isinstance(said, list) else [said]:
+        role = ROLES.get(str(message.get(speaker))) if isinstance(message, Mapping) else None
+        text = message.get(words) if isinstance(message, Mapping) else None
+        if role is None or not isinstance(text, str):
+            raise InputError(f"{row.place}: {str(message)[:60]!r} is no message {{{speaker}, {words}}}; mend the row")
+        if role == "system" and not turns and asked is None:
+            system = f"{text.strip()}\n"
+        elif role == "user" and asked is None:
+            system, asked = "", system + text.strip()
+        elif role == "assistant" and asked is not None:
+            turns.append((asked, text.strip()))
+            asked = None
+        elif turns or asked is not None or role != "assistant":
+            raise InputError(f"{row.place}: message {str(text)[:40]!r} of {role!r} is out of turn; mend the row")
+    if not turns:
+        raise InputError(f"{row.place}: no question with an answer; mend the row")
+    return turns

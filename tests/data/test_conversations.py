@@ -1,0 +1,188 @@
+"""Training data from files: every form of row, what is skipped, and prepared shards read back as they were written."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxspec.data.builders import Prepared, prepare
+from jaxspec.data.conversations import Skipped, conversation, readable
+from jaxspec.data.rows import Row
+from jaxspec.data.sources import Picturebook, mixture, open_source
+from jaxspec.errors import InputError
+from train.prepare import Book, Llava, Text, main
+
+
+def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"from": who, "value": text} for pair in pairs for who, text in zip(("human", "gpt"), pair)]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    (folder / "clip").mkdir(parents=True)
+    for shade in range(5):
+        Image.new("RGB", (4 + shade, 3), (shade,) * 3).save(folder / f"{shade}.png")
+        Image.new("RGB", (2, 2), (shade,) * 3).save(folder / "clip" / f"frame_{shade}.jpg")
+    turned = Image.new("RGB", (9, 5))
+    turned.getexif()[0x0112] = 6  # a quarter turn
+    turned.save(folder / "turned.jpg", exif=turned.getexif())
+    (folder / "broken.png").write_bytes((folder / "1.png").read_bytes()[:40])
+    return folder
+
+
+def read(values: dict[str, Any], folder: Path | None = None) -> Any:
+    return conversation(Row("mix.json row 1", values, folder), frames=3)
+
+
+@pytest.mark.parametrize(
+    ("values", "turns"),
+    [
+        (
+            {"conversations": said(("<image>\nWhat?", "A cup."), ("More", "Red.")), "image": "1.png"},
+            (("<image>\nWhat?", "A cup."), ("More", "Red.")),
+        ),
+        (
+            {"conversations": said(("Both?", "Yes.")), "image": ["1.png", "2.png"]},
+            (("<image>\n<image>\nBoth?", "Yes."),),
+        ),
+        (
+            {"conversations": said(("First", "One."), ("And <image>?", "Two.")), "images": ["2.png"]},
+            (("First", "One."), ("And <image>?", "Two.")),
+        ),
+        ({"conversations": said(("<video>Who?", "A dog.")), "video": "clip"}, (("<image>" * 3 + "Who?", "A dog."),)),
+        ({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
+                       {"role": "assistant", "content": "Ho"}]}, (("Be brief.\nHi", "Ho"),)),
+        ({"conversations": [{"from": "gpt", "value": "Welcome"}, *said(("Hi", "Ho")),
+                            {"from": "human", "value": "cut"}]}, (("Hi", "Ho"),)),
+        ({"question": "1+1?", "answer": "2"}, (("1+1?", "2"),)),
+        ({"instruction": "Add", "output": "Done"}, (("Add", "Done"),)),
+        ({"text": "Once upon a time."}, (("", "Once upon a time."),)),
+    ],
+)  # fmt: skip
+def test_rows(values: dict[str, Any], turns: tuple[tuple[str, str], ...], photos: Path) -> None:
+    sample = read(values, photos)
+    assert sample.turns == turns
+    assert len(sample.images) == sum(question.count("<image>") for question, _ in turns)
+
+
+def test_videos_are_frames_from_first_to_last(photos: Path) -> None:
+    sample = read({"conversations": said(("<video>?", "A dog.")), "video": "clip"}, photos)
+    assert [round(float(np.asarray(image.load()).mean())) for image in sample.images] == [0, 2, 4]
+
+
+def test_sizes_are_those_of_upright_images(photos: Path) -> None:
+    sample = read({"conversations": said(("<image><image>?", "Yes.")), "image": ["turned.jpg", "3.png"]}, photos)
+    assert [image.size for image in sample.images] == [(9, 5), (3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"conversations": said(("Hi <image>", "Ho"))}, "1 <image> placeholders but 0 images"),
+        ({"conversations": said(("<image>", "Ho")), "image": ["1.png", "2.png"]}, "1 <image> placeholders but 2"),
+        ({"conversations": said(("Hi", " "))}, "answer is empty"),
+        ({"conversations": said(("Hi", "see <image>"))}, "in an answer"),
+        ({"conversations": said(("Hi", "Ho"))[:1]}, "no question with an answer"),
+        ({"conversations": said(("Hi", "Ho"))[:1] * 2}, "out of turn"),
+        ({"conversations": [{"from": "alien", "value": "Hi"}]}, "no message"),
+        ({"conversations": said(("Hi", "Ho")), "image": "broken.png"}, "not readable as an image"),
+        ({"conversations": said(("Hi", "Ho")), "image": "9.png"}, "no such image file"),
+        ({"conversations": said(("Hi", "Ho")), "video": "1.png"}, "no folder of frames"),
+        ({"caption": "A cup."}, "hold no conversation"),
+    ],
+)
+def test_rows_that_cannot_be_read(values: dict[str, Any], reason: str, photos: Path) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
+        read(values, photos)
+    assert "mix.json row 1" in str(caught.value)
+
+
+def lines(path: Path) -> Path:
+    good = [json.dumps({"id": i, "text": f"text {i}"}).encode() for i in range(40)]
+    path.write_bytes(b"\n".join([*good, b"{broken", b"\xff\xfe", b"[1]", b'{"id": "odd"}', b"", good[0]]))
+    return path
+
+
+def test_what_is_skipped_is_counted_and_logged_by_id(tmp_path: Path) -> None:
+    skipped = Skipped(4, tmp_path / "log.jsonl")
+    samples = list(readable(lines(tmp_path / "text.jsonl"), skipped))
+    assert [sample.id for sample in samples] == [str(i) for i in range(40)] + ["0"]
+    log = [json.loads(line) for line in skipped.log.read_text().splitlines()]
+    assert [entry["id"] for entry in log] == ["40", "41", "42", "odd"]
+    assert [entry["reason"].count("text.jsonl line") for entry in log] == [1] * 4
+    assert skipped.count == 4
+
+
+def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:
+    skipped = Skipped(3, tmp_path / "log.jsonl")
+    with pytest.raises(InputError, match="4 rows cannot be read, and 3 may be skipped"):
+        list(readable(lines(tmp_path / "text.jsonl"), skipped))
+    with pytest.raises(InputError, match="may be skipped"):
+        main(Text(tmp_path / "text.jsonl", "text", skip=3, out=tmp_path / "out"))
+    assert not list((tmp_path / "out").glob("text/*.*"))  # no half of a data set
+
+
+def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"id": f"r{i}", "image": [f"{k}.png" for k in range(i % 3)], "conversations": said((f"Q{i} é?", f"A{i}"))}
+        for i in range(30)
+    ]
+    rows[7]["image"] = "broken.png"
+    (tmp_path / "mix.json").write_text(json.dumps(rows))
+    folder = main(Llava(tmp_path / "mix.json", "my_mix", photos, out=tmp_path))
+    out = capsys.readouterr()
+    assert out.out == f"wrote {folder}: 29 samples, 29 images, 29 answers\n"
+    assert "skipped 1 rows" in out.err
+    source = Prepared(tmp_path / "my_mix")
+    assert source.metadata == {"samples": 29, "images": 29, "answers": 29, "skipped": 1}
+    assert [sample.id for sample in (source[i] for i in range(len(source)))] == [
+        f"r{i}" for i in range(30) if i != 7
+    ]
+    sample = pickle.loads(pickle.dumps(source))[5]
+    assert sample.turns == (("<image>\n<image>\nQ5 é?", "A5"),)
+    assert [image.size for image in sample.images] == [(3, 4), (3, 5)]
+    assert sample.images[1].content == (photos / "1.png").read_bytes()
+    with pytest.raises(InputError, match="holds prepared data already"):
+        main(Llava(tmp_path / "mix.json", "my_mix", photos, out=tmp_path))
+
+
+def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
+    main(Book(6, "pages", seed=3, kinds=("edit", "facts"), out=tmp_path))
+    prepared, drawn = Prepared(tmp_path / "pages"), Picturebook(3, ("edit", "facts"))
+    assert len(prepared) == 6
+    for i in range(6):
+        assert (prepared[i].id, prepared[i].turns) == (drawn[i].id, drawn[i].turns)
+        for ours, theirs in zip(prepared[i].images, drawn[i].images, strict=True):
+            np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
+
+
+def test_errors_of_folders(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no prepared data"):
+        open_source(str(tmp_path))
+    with pytest.raises(InputError, match="lower-case words"):
+        prepare("My Mix", tmp_path, [])
+    with pytest.raises(InputError, match="no sample"):
+        prepare("mix", tmp_path, [])
+    with pytest.raises(InputError, match="no such folder"):
+        list(readable(tmp_path / "mix.json", Skipped(0, tmp_path / "log"), tmp_path / "photos"))
+
+
+def test_mixture_shuffles_all_by_seed_and_keeps_the_weights() -> None:
+    parts = [(Picturebook(size=30), 3.0), (Picturebook(1, size=8), 1.0)]
+    drawn = [mixture(parts, seed=5)[i].id for i in range(160)]
+    assert drawn == [mixture(parts, seed=5)[i].id for i in range(160)]
+    assert drawn != [mixture(parts, seed=6)[i].id for i in range(160)]
+    first = [name for name in drawn if "train-0-" in name]
+    assert len(first) == 120
+    epochs = [first[i : i + 30] for i in range(0, 120, 30)]
+    assert all(len(set(epoch)) == 30 for epoch in epochs)  # every sample once an epoch,
+    assert epochs[0] != epochs[1]  # in another order
+    with pytest.raises(InputError, match="weight 0"):
+        mixture([(Picturebook(), 0.0)], seed=0)
