@@ -161,14 +161,19 @@ def image_inputs(
     return out
 
 
-def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
-    """Whether both see the same features, so that images are encoded once."""
+def same_images(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Whether images become the same inputs to both towers."""
     a, b = target.config, draft.config
     if not isinstance(a, LvlmConfig) or not isinstance(b, LvlmConfig) or a.tower != b.tower:
         return False
     if type(target.images) is not type(draft.images):
         return False
-    if target.image_processor.to_dict() != draft.image_processor.to_dict():
+    return target.image_processor.to_dict() == draft.image_processor.to_dict()
+
+
+def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
+    """Whether both see the same features, so that images are encoded once."""
+    if not same_images(target, draft):
         return False
     return _equal(*(split_tower(model.config, model.params)[0] for model in (target, draft)))
 

@@ -84,6 +84,12 @@ class Row:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __getitem__(self, kept: slice) -> Row:
+        """A part of the row."""
+        rotary = None if self.rotary is None else self.rotary[:, kept]
+        blend, sources = (None if part is None else part[kept] for part in (self.blend, self.sources))
+        return Row(self.tokens[kept], sources, blend, rotary)
+
     def followed_by(self, tokens: Sequence[int]) -> Row:
         """The row with more text behind it."""
         grown, rotary = ((0, len(tokens)), (0, 0)), self.rotary

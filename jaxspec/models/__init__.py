@@ -263,6 +263,15 @@ class LanguageModel:
         """Scores of what follows, float32."""
         return self._text(params, "logits", hidden)
 
+    def score(
+        self, params: Params, rows: PromptRows, images: Mapping[str, Array], pool: Pool | None = None
+    ) -> Float[Array, "B L V"]:
+        """Logits of what follows every token of right-padded rows, no cache: what training reads."""
+        embeds = self.embed(params, rows, self.encode(params, images) if images else None, pool)
+        positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
+        return self._text(params, "logits", hidden)
+
     def extend(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:

@@ -1,0 +1,208 @@
+"""Training batches from conversations, as a pure function of the step; and a checkpointable iterator over them.
+
+Samples of a group of steps are sorted by length, so that a batch is padded to the bucket of its own longest row and
+not to that of the longest row there is. Every process tokenises the rows of a whole group and so agrees on the shapes
+with all others without a word; it decodes the images of its own rows alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import grain
+import numpy as np
+from absl import flags
+
+from jaxspec.data.images import StoredImage, to_rgb
+from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, bucket
+from jaxspec.data.samples import Sample
+from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
+from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows
+from jaxspec.errors import InputError
+from jaxspec.models.inputs import TEXT, Slots
+
+_LOG = logging.getLogger(__name__)
+
+GROUP = 8
+"""Steps whose samples are sorted together."""
+TEACHER = "teacher/"
+"""Stands before the names of what a teacher reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConversationBatches:
+    """Calling it with a step gives this process's rows of that step's batch as numpy arrays:
+
+    tokens [B,L], mask [B,L] of what the assistant wrote, length [B]; with images also sources and blend [B,L,K] and
+    the tower's inputs [B,U,...], as in `PromptRows` and `ImageInputs`. Rows are cut at the largest bucket.
+
+    With a `teacher`, also the same conversations as it reads them, named alike after `teacher/`, and `before` [B,L]:
+    the slot of its row at which it tells what comes after slot t of the draft's. Its images are left out where they
+    are the draft's.
+
+    Raises InputError for a sample without answers, and for a batch of which the buckets leave none.
+    """
+
+    samples: Any
+    """Random access: sample i of the endless training order, as `mixture` gives it."""
+    encoder: PromptEncoder
+    """The target's: a text draft reads its prompts too."""
+    model: LoadedModel
+    """Whose images are read; its parameters are not."""
+    batch: int
+    """Rows of a step, over all processes."""
+    buckets: tuple[int, ...]
+    """Of row lengths."""
+    units: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    """Buckets of the most image units of one row."""
+    view: View = VIEWS["M"]
+    """How conversations are shown: as drafting will show them."""
+    plain: bool = False
+    """Without questions and roles, images and what is said of them alone (LLaVA's first stage)."""
+    teacher: LoadedModel | None = None
+    """Whose distributions are to be learned. It reads view M."""
+    seed: int = 0
+    process: tuple[int, int] = (0, 1)
+    """(i, n): the i-th of n equal parts of the rows are this process's."""
+
+    def __post_init__(self) -> None:
+        if self.batch % self.process[1]:
+            raise InputError(f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple of these")
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        group, place = divmod(step, GROUP)
+        with _GROUPING:  # threads that ask for the same group make it once
+            rows = _group(self, group)
+        order = np.random.default_rng((self.seed, group)).permutation(GROUP)
+        rows = rows[order[place] * self.batch :][: self.batch]
+        part, parts = self.process
+        own = slice(part * self.batch // parts, (part + 1) * self.batch // parts)
+        pictures = [[to_rgb(image) for image in row.images] for row in rows[own]]
+        out = self._read(self.model, self.view, [row.forms[0] for row in rows], own, pictures)
+        mask = np.zeros((len(rows), out["tokens"].shape[1]), bool)
+        for i, row in enumerate(rows):
+            mask[i, row.forms[0].places[row.learned]] = True
+        if not mask.any():
+            raise InputError(f"training step {step}: no row has an answer within the buckets; add a longer one")
+        out["mask"] = mask[own]
+        return out | (self._taught(rows, own, pictures, out) if self.teacher else {})
+
+    def _taught(
+        self, rows: list[_TrainingRow], own: slice, pictures: list[list[Any]], read: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        assert self.teacher is not None
+        before = np.zeros(read["tokens"].shape, np.int32)
+        for i, row in enumerate(rows[own]):
+            mine, theirs = (form.places[row.learned] - 1 for form in row.forms)
+            before[i, mine] = theirs
+        shown = None if self.view.reads_images and same_images(self.teacher, self.model) else pictures
+        taught = self._read(self.teacher, VIEWS["M"], [row.forms[1] for row in rows], own, shown)
+        return {"before": before} | {f"{TEACHER}{name}": value for name, value in taught.items()}
+
+    def _read(
+        self, model: LoadedModel, view: View, forms: list[_Form], own: slice, pictures: list[list[Any]] | None
+    ) -> dict[str, np.ndarray]:
+        """The fields of `PromptRows` of this process's rows, and their images. Shapes are those of all rows."""
+        width = bucket(max(len(form.row) for form in forms), self.buckets, "training row")
+        most = max(form.units for form in forms)
+        units = bucket(most, self.units, "image units of a training row") if view.reads_images else 0
+        fields = vars(stack_rows([[form.row] for form in forms], width)[0])
+        if units and fields["sources"] is None:  # a batch without images is no program of its own
+            blended = model.model.blended(view.pool)
+            fields["sources"] = np.full((len(forms), width, blended), TEXT, np.int32)
+            fields["blend"] = np.zeros(fields["sources"].shape, np.float32) if blended > 1 else None
+        images = None if pictures is None else image_inputs(model, pictures, units)
+        return {name: value[own] for name, value in fields.items() if value is not None} | (images or {})
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A conversation as one model reads it."""
+
+    row: Row
+    places: np.ndarray
+    """int32: the (first) slot of each of the conversation's tokens."""
+    units: int
+
+
+@dataclass(frozen=True)
+class _TrainingRow:
+    forms: tuple[_Form, ...]
+    """The draft's, and the teacher's if there is one."""
+    learned: np.ndarray
+    """The conversation's tokens that the assistant wrote and that lie within the buckets."""
+    images: tuple[Any, ...]
+
+
+_GROUPING = threading.Lock()
+
+
+@lru_cache(maxsize=2)
+def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
+    """All rows of a group of steps, sorted by length."""
+    count = GROUP * batches.batch
+    samples: list[Sample] = [batches.samples[group * count + i] for i in range(count)]
+    encoded = batches.encoder.dialogues([_turns(batches, sample) for sample in samples])
+    rows = [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
+    return sorted(rows, key=lambda row: len(row.forms[0].row))
+
+
+def _turns(batches: ConversationBatches, sample: Sample) -> Sequence[tuple[str, str]]:
+    if not batches.plain:
+        return sample.turns
+    return [(PLACEHOLDER * len(sample.images), sample.turns[0][1])]
+
+
+def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray) -> _TrainingRow:
+    readers = [(batches.model, batches.view)] + ([(batches.teacher, VIEWS["M"])] if batches.teacher else [])
+    sizes = [_size(image) for image in sample.images]
+    forms = tuple(_form(batches, *reader, tokens, sizes) for reader in readers)
+    limit = max(batches.buckets)
+    within = np.logical_and.reduce([form.places < limit for form in forms])
+    if not mask.any():
+        raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out")
+    if not (mask & within).any():
+        _LOG.warning("sample %s of %s: no answer in its first %d tokens; skipped", sample.id, sample.dataset, limit)
+    images = sample.images if any(form.units for form in forms) else ()
+    return _TrainingRow(forms, np.flatnonzero(mask & within), images)
+
+
+def _form(
+    batches: ConversationBatches, model: LoadedModel, view: View, tokens: np.ndarray, sizes: list[tuple[int, int]]
+) -> _Form:
+    encoder, reader, count = batches.encoder, model.images, len(sizes)
+    reads = view.reads_images and reader is not None
+    shown = [reader.slots(size, view.pool, count) if reads else view.substitute(encoder, "") for size in sizes]
+    copies = np.ones(len(tokens), np.int32)
+    copies[tokens == encoder.image_token] = [len(x.sources) if isinstance(x, Slots) else len(x) for x in shown]
+    row = rewrite(tokens, encoder.image_token, shown)[: max(batches.buckets)]
+    return _Form(row, np.cumsum(copies) - copies, sum(reader.units(size, count) for size in sizes) if reads else 0)
+
+
+def _size(image: Any) -> tuple[int, int]:
+    """Height and width of an image."""
+    if isinstance(image, StoredImage) and image.size is not None:
+        return image.size
+    picture = to_rgb(image)
+    return picture.height, picture.width
+
+
+def iterate(batches: ConversationBatches, steps: int, workers: int = 0, threads: int = 2, ahead: int = 4) -> Any:
+    """A Grain iterator over the batches of the steps [0, `steps`), made ahead; its state is the next step.
+
+    Args:
+      workers: processes that make batches, for hosts of many cores; 0: this process's threads.
+      threads: of each process.
+      ahead: batches made in advance, of each process.
+    """
+    dataset = grain.MapDataset.range(steps).map(batches)
+    made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead))
+    if workers:
+        flags.FLAGS.mark_as_parsed()  # Grain reads its flags, and nobody here parses any
+        made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead))
+    return iter(made)

@@ -1,0 +1,134 @@
+"""Training batches: what the mask marks, views, processes, and an iterator that goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxspec.data.picturebook.samples import Sample
+from jaxspec.data.prompts import PLACEHOLDER
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.views import parse_views
+from jaxspec.errors import InputError
+from jaxspec.training.conversations import GROUP, ConversationBatches, iterate
+from tests.end_to_end import tiny
+
+MODEL = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())
+PAGE = tiny.CONFIG.image_tokens
+IMAGE = tiny.CONFIG.image_token_index
+
+
+class Talk(Sequence[Sample]):
+    """Sample i has i mod 3 images, of shade i, and i mod 5 words in its answer."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, i: Any) -> Sample:
+        images = tuple(np.full((20, 30, 3), i % 256, np.uint8) for _ in range(i % 3))
+        answer = f"It is {i}" + " so" * (i % 5)
+        return Sample(str(i), "talk", images, ((PLACEHOLDER * len(images) + "What?", answer), ("And?", "No.")))
+
+
+def batches(**fields: Any) -> ConversationBatches:
+    given: dict[str, Any] = {"batch": 4, "buckets": (64, 96), "units": (2,)} | fields
+    return ConversationBatches(Talk(), MODEL.encoder, MODEL, **given)
+
+
+def told(batch: dict[str, np.ndarray], row: int) -> str:
+    return tiny.tokenizer().decode(batch["tokens"][row][batch["mask"][row]])
+
+
+def same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_the_mask_marks_what_the_assistant_wrote() -> None:
+    seen = []
+    for step in range(GROUP):
+        batch = batches()(step)
+        assert batch["tokens"].shape[1] in (64, 96)
+        for row in range(4):
+            words = told(batch, row)
+            number = int(words.split()[2].removesuffix("</s>No.</s>"))
+            assert words == f"It is {number}" + " so" * (number % 5) + "</s>No.</s>"
+            images = number % 3
+            assert (batch["tokens"][row] == IMAGE).sum() == images * PAGE
+            np.testing.assert_array_equal((batch["sources"][row, :, 0] >= 0), batch["tokens"][row] == IMAGE)
+            assert (batch["pixels"][row, images:] == 0).all()
+            np.testing.assert_allclose(  # of the row's own shade, as the processor normalises it
+                batch["pixels"][row, :images, 0, 0, 0], (number / 255 - 0.48145466) / 0.26862954, rtol=1e-5
+            )
+            seen.append(number)
+    assert sorted(seen) == list(range(4 * GROUP))  # a group has each of its samples once,
+    assert seen != sorted(seen)  # mixed by length
+
+
+def test_padding_is_that_of_the_longest_row_of_a_batch() -> None:
+    widths = {batches()(step)["tokens"].shape[1] for step in range(GROUP)}
+    assert widths == {64, 96}
+
+
+def test_processes_share_a_batch_and_its_shapes() -> None:
+    for step in (0, 5):
+        whole, parts = batches()(step), [batches(process=(i, 2))(step) for i in range(2)]
+        same(whole, {name: np.concatenate([part[name] for part in parts]) for name in whole})
+    with pytest.raises(InputError, match="4 rows over 3 processes"):
+        batches(process=(0, 3))
+
+
+@pytest.mark.parametrize(("view", "slots"), [("T", 1), ("P1", 1), ("P", 1)])
+def test_views_show_images_as_drafting_does(view: str, slots: int) -> None:
+    made, whole = (
+        [batches(view=parse_views((name,))[0], units=(0, 2))(step) for step in range(GROUP)] for name in (view, "M")
+    )
+    answers, expected = ([told(batch, row) for batch in part for row in range(4)] for part in (made, whole))
+    assert sorted(answers) == sorted(expected)
+    lengths = [sum(batch["length"].sum() for batch in part) for part in (made, whole)]
+    images = sum((batch["tokens"] == IMAGE).sum() for batch in whole) // PAGE
+    assert lengths[0] == lengths[1] - images * (PAGE - slots)
+    assert any("pixels" in batch for batch in made) == (view != "T")
+
+
+def test_plain_rows_are_images_and_what_is_said_of_them() -> None:
+    batch = batches(plain=True)(0)
+    for row in range(4):
+        tokens = batch["tokens"][row][: batch["length"][row]]
+        images = (tokens == IMAGE).sum()
+        assert tokens[0] == 1  # BOS
+        assert batch["mask"][row].sum() == len(tokens) - images - 1
+        assert told(batch, row).endswith("</s>")
+        assert "No." not in told(batch, row)
+
+
+def test_rows_cut_before_their_answer_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [batches(buckets=(24,))(step) for step in range(GROUP)]
+    lengths = np.concatenate([row["mask"].any(axis=1) for row in rows])
+    assert 0 < lengths.sum() < len(lengths)
+    assert "no answer in its first 24 tokens" in caplog.text
+    with pytest.raises(InputError, match="no row has an answer within"):
+        batches(buckets=(8,))(0)
+
+
+def test_iterator_goes_on_where_it_stopped() -> None:
+    straight = [batches()(step) for step in range(20)]
+    first = iterate(batches(), 20)
+    for step in range(11):
+        same(next(first), straight[step])
+    again = iterate(batches(), 20)
+    again.set_state(first.get_state())
+    for step in range(11, 20):
+        same(next(again), straight[step])
+    with pytest.raises(StopIteration):
+        next(again)
+
+
+def test_worker_processes_keep_the_order() -> None:
+    made = iterate(batches(), 3, workers=1, ahead=1)
+    for step in range(3):
+        same(next(made), batches()(step))

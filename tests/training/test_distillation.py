@@ -1,0 +1,96 @@
+"""Distillation losses against sums written out in numpy float64, and their bounds."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.errors import InputError
+from jaxspec.training.distillation import coarsen, distillation_loss, divergence, top_k
+
+KINDS = ("forward_kl", "reverse_kl", "tvd")
+RNG = np.random.default_rng(0)
+STUDENT, TEACHER = RNG.normal(size=(2, 6, 9)) * 2, RNG.normal(size=(2, 6, 11)) * 2
+MASK = RNG.random((2, 6)) < 0.6
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+def reference(kind: str, p: np.ndarray, q: np.ndarray) -> float:
+    if kind == "tvd":
+        return float(np.maximum(p - q, 0).sum())
+    a, b = (p, q) if kind == "forward_kl" else (q, p)
+    return float(sum(x * np.log(x / y) for x, y in zip(a, b)))
+
+
+def logs(*logits: np.ndarray) -> list[jax.Array]:
+    return [jax.nn.log_softmax(jnp.asarray(part, jnp.float32)) for part in logits]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_is_the_mean_over_masked_tokens_and_shared_words(kind) -> None:
+    loss, metrics = distillation_loss(jnp.asarray(STUDENT), jnp.asarray(TEACHER), jnp.asarray(MASK), kind)
+    places = [(b, t) for b in range(2) for t in range(5) if MASK[b, t + 1]]
+    pairs = [(softmax(TEACHER[b, t, :9]), softmax(STUDENT[b, t])) for b, t in places]
+    assert float(loss) == pytest.approx(np.mean([reference(kind, p, q) for p, q in pairs]), rel=1e-5)
+    kept = np.mean([np.minimum(p, q).sum() for p, q in pairs])
+    assert float(metrics["acceptance"]) == pytest.approx(kept, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_divergences_are_zero_at_the_teacher_and_pull_towards_it(kind) -> None:
+    (log_p,) = logs(TEACHER)
+    np.testing.assert_allclose(divergence(kind, log_p, log_p), 0, atol=1e-6)
+
+    def mean(student: jax.Array) -> jax.Array:
+        return divergence(kind, log_p, jax.nn.log_softmax(student)).mean()
+
+    student = jnp.zeros_like(log_p)
+    before = mean(student)
+    for _ in range(20):
+        student = student - 5.0 * jax.grad(mean)(student)
+    assert mean(student) < 0.8 * before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_top_k_is_a_lower_bound_and_exact_when_it_holds_all(kind) -> None:
+    log_p, log_q = logs(TEACHER[..., :9], STUDENT)
+    exact = divergence(kind, log_p, log_q)
+    bounds = []
+    for k in (1, 4, 8):
+        ids, compressed = top_k(log_p, k)
+        assert compressed.shape == (2, 6, k + 1)
+        np.testing.assert_allclose(jnp.exp(compressed).sum(-1), 1, rtol=1e-5)
+        bounds.append(divergence(kind, compressed, coarsen(log_q, ids)))
+    assert (bounds[0] <= bounds[1] + 1e-5).all()
+    assert (bounds[1] <= exact + 1e-5).all()
+    np.testing.assert_allclose(bounds[2], exact, rtol=1e-3, atol=1e-4)  # 8 tokens and the one other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_that_a_distribution_excludes_leave_gradients_finite(kind) -> None:
+    teacher = jnp.where(jnp.arange(9) < 4, jnp.asarray(TEACHER[..., :9]), -1e9)
+
+    def loss(student: jax.Array) -> jax.Array:
+        return distillation_loss(student, teacher, jnp.asarray(MASK), kind)[0]
+
+    value, gradient = jax.value_and_grad(loss)(jnp.asarray(STUDENT))
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
+    assert not np.isnan(gradient).any()
+    assert float(jnp.abs(gradient).max()) > 0
+
+
+def test_no_gradient_goes_to_the_teacher() -> None:
+    gradient = jax.grad(lambda teacher: distillation_loss(jnp.asarray(STUDENT), teacher, jnp.asarray(MASK))[0])
+    np.testing.assert_array_equal(gradient(jnp.asarray(TEACHER)), 0)
+
+
+def test_unknown_divergence() -> None:
+    with pytest.raises(InputError, match="forward_kl"):
+        divergence("kl", *logs(TEACHER, TEACHER))  # type: ignore[arg-type]

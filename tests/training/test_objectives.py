@@ -1,0 +1,94 @@
+"""What is trained for: logits of a draft's view beside its teacher's own, slot by slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.views import parse_views
+from jaxspec.errors import InputError
+from jaxspec.models import build
+from jaxspec.training.conversations import ConversationBatches
+from jaxspec.training.objectives import Distillation, _taught, score, simulated, tuning_loss
+from tests.end_to_end import tiny
+from tests.training.test_conversations import MODEL, Talk
+
+TEXT = LoadedModel(tiny.CONFIG.text_config, {}, MODEL.tokenizer, None)
+TEACHER = tiny.random_params(tiny.CONFIG)
+STUDENT = tiny.random_params(TEXT.config, seed=1)
+
+
+def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedModel = MODEL) -> dict[str, Any]:
+    made = ConversationBatches(
+        Talk(), MODEL.encoder, model, 4, (96,), units=(2,), view=parse_views((view,))[0], teacher=teacher
+    )
+    return made(0)
+
+
+@pytest.mark.parametrize(("name", "view"), [("text", "T"), ("lvlm", "P1")])
+def test_a_teacher_is_read_where_the_draft_predicts(name: str, view: str) -> None:
+    made = batch(view, model=MODEL if name == "lvlm" else TEXT)
+    images = made.get("teacher/pixels", made.get("pixels"))
+    whole = build(tiny.CONFIG).apply({"params": TEACHER}, made["teacher/tokens"], images)
+    taught = _taught(MODEL.model, TEACHER, made)
+    longer = made["teacher/length"] - made["length"]
+    assert longer.max() > 0
+    for row, place in np.argwhere(made["mask"]):
+        there = place + longer[row]  # all images stand before the first answer
+        assert made["teacher/tokens"][row, there] == made["tokens"][row, place]
+        np.testing.assert_allclose(taught[row, place - 1], whole[row, there - 1], rtol=1e-4, atol=1e-4)
+    assert ("teacher/pixels" in made) == (name == "text")
+
+
+def test_the_teacher_itself_has_nothing_to_learn_and_shares_its_images() -> None:
+    made = batch()
+    loss_fn = tuning_loss(MODEL.model, teacher=MODEL.model, distillation=Distillation("reverse_kl"))
+    loss, metrics = jax.jit(loss_fn)(TEACHER | {"teacher": TEACHER}, made)
+    assert float(loss) == pytest.approx(0, abs=1e-5)
+    assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5)
+    assert float(metrics["tokens_per_block"]) > 4  # all agree: full blocks but for the last of an answer
+    assert "teacher/pixels" not in made
+
+
+def test_a_text_draft_learns_from_a_teacher_that_sees() -> None:
+    made = batch("T", model=TEXT)
+    view = parse_views(("T",))[0]
+    loss_fn = tuning_loss(TEXT.model, view, teacher=MODEL.model, distillation=Distillation(share=0.5))
+
+    @jax.jit
+    def step(params: Any) -> tuple[Any, Any]:
+        gradient, metrics = jax.grad(lambda own: loss_fn(own | {"teacher": TEACHER}, made), has_aux=True)(params)
+        return jax.tree.map(lambda leaf, change: leaf - 0.3 * change, params, gradient), metrics
+
+    params, before = step(STUDENT)
+    for _ in range(15):
+        params, after = step(params)
+    assert after["divergence"] < 0.9 * before["divergence"]
+    assert float(before["loss"]) == pytest.approx(
+        float(before["divergence"] + next_token(TEXT, STUDENT, made)) / 2, rel=1e-5
+    )
+
+
+def next_token(model: LoadedModel, params: Any, made: dict[str, Any]) -> jax.Array:
+    logits = np.asarray(jax.nn.log_softmax(score(model.model, params, made)))
+    places = np.argwhere(made["mask"])
+    return -np.mean([logits[b, t - 1, made["tokens"][b, t]] for b, t in places])
+
+
+def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
+    made = batch(teacher=None)
+    evaluate = simulated(MODEL.model, [made, made])
+    alone = simulated(MODEL.model, [made])(TEACHER)
+    assert evaluate(TEACHER | {"teacher": {}}) == alone
+    assert 1 <= alone["simulated_tokens_per_block"] <= 6
+
+
+@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"top_k": 0}])
+def test_distillation_options(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="distillation"):
+        replace(Distillation(), **wrong)
