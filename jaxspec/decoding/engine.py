@@ -226,6 +226,11 @@ class Engine:
         spent = [sum(caption.ms for caption in told) for told in captions]
         return [replace(results[i], caption_ms=spent[i]) for i in range(len(requests))]
 
+    def check(self, request: Request) -> None:
+        """Raises InputError where the request is too long for the target or the buckets."""
+        requests, _, rows = self._read([request])
+        self._sizes(requests[0], rows[0])
+
     def prefill(self, requests: Sequence[Request]) -> DecodeState:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
         requests, _, rows = self._read(requests)

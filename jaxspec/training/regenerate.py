@@ -1,0 +1,162 @@
+"""Sequence-level distillation: a source's answers written anew by a target (Kim and Rush, arXiv 1606.07947).
+
+The work is cut into chunks, each a JSONL file that is there whole or not at all: a run that was stopped goes on with
+the first that is missing, and shards on several machines take every n-th. Answers depend on the sample, its number
+and the seed alone, not on who computes them. A conversation ends before an answer that did not reach its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from jaxspec.config import text_config
+from jaxspec.data.prompts import PLACEHOLDER, Prompt
+from jaxspec.data.samples import Sample
+from jaxspec.decoding.engine import Engine, Request
+from jaxspec.errors import InputError
+
+TURNS = 64
+"""More than a conversation has: the seeds of two samples never meet."""
+
+
+@dataclass(frozen=True)
+class Regeneration:
+    """What decides the answers. It is kept beside them, and chunks of another are refused."""
+
+    target: str
+    """Name of the target, for the record."""
+    samples: int
+    """The first so many of the source."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    max_new_tokens: int = 256
+    seed: int = 0
+    chunk: int = 256
+    """Samples of one file."""
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.samples // self.chunk)
+
+
+def regenerate(
+    engine: Engine, source: Sequence[Sample], work: Regeneration, folder: Path, shard: tuple[int, int] = (0, 1)
+) -> int:
+    """Writes the chunks that are missing in `folder`, and returns how many there are in all now.
+
+    Args:
+      shard: (i, n): take every n-th chunk from the i-th on.
+
+    Raises InputError if the folder holds chunks of another `work`.
+    """
+    _claim(folder, work)
+    mine = [chunk for chunk in range(shard[0], work.chunks, shard[1]) if not _file(folder, chunk).exists()]
+    with tqdm(total=sum(len(_members(work, chunk)) for chunk in mine), unit="sample", desc=folder.name) as bar:
+        for chunk in mine:
+            members = _members(work, chunk)
+            rows = _answer(engine, {i: source[i] for i in members}, work)
+            path = _file(folder, chunk)
+            temporary = path.with_suffix(f".{os.getpid()}.tmp")
+            temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            temporary.replace(path)
+            bar.update(len(members))
+    return sum(_file(folder, chunk).exists() for chunk in range(work.chunks))
+
+
+def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> Iterator[Sample]:
+    """The source's samples with the new answers; those without any are left out. All chunks must be there."""
+    for chunk in range(work.chunks):
+        with _file(folder, chunk).open() as lines:
+            for line in lines:
+                row = json.loads(line)
+                turns = tuple((asked, told) for asked, told in row["turns"])
+                if turns:
+                    sample = source[row["sample"]]
+                    shown = sum(asked.count(PLACEHOLDER) for asked, _ in turns)
+                    yield replace(sample, turns=turns, images=sample.images[:shown])
+
+
+def losses(work: Regeneration, folder: Path) -> dict[str, int]:
+    """How many conversations were refused, and how many ended before an answer that was too long."""
+    counts = {"refused": 0, "cut": 0}
+    for chunk in range(work.chunks):
+        for line in _file(folder, chunk).read_text().splitlines():
+            row = json.loads(line)
+            counts["refused"] += row["refused"] is not None
+            counts["cut"] += row["cut"]
+    return counts
+
+
+def _claim(folder: Path, work: Regeneration) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path, mine = folder / "work.json", asdict(work)
+    if path.exists():
+        theirs = json.loads(path.read_text())
+        for name, value in mine.items():
+            if theirs.get(name) != value:
+                raise InputError(
+                    f"{folder}: holds answers of {name} {theirs.get(name)!r}, and now it is {value!r}; "
+                    "go on with that, or give another name"
+                )
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(mine, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def _file(folder: Path, chunk: int) -> Path:
+    return folder / f"{chunk:06d}.jsonl"
+
+
+def _members(work: Regeneration, chunk: int) -> range:
+    return range(chunk * work.chunk, min((chunk + 1) * work.chunk, work.samples))
+
+
+def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> list[dict[str, Any]]:
+    """One row a sample: its answered turns, all samples' first turns decoded together, then all second ones."""
+    eos = text_config(engine.target.config).eos_token_id
+    ends = {eos} if isinstance(eos, int) else set(eos or ())
+    rows: dict[int, dict[str, Any]] = {
+        i: {"sample": i, "id": sample.id, "turns": [], "cut": False, "refused": None} for i, sample in samples.items()
+    }
+    told: dict[int, tuple[Prompt, Sequence[int]]] = {}
+    turn, left = 0, list(samples)
+    while left:
+        requests: dict[int, Request] = {}
+        for i in left:
+            try:
+                prompt = _prompt(engine, samples[i], turn, told.get(i))
+                seed = (work.seed + i * TURNS + turn) % 2**32
+                request = Request(prompt, work.max_new_tokens, work.temperature, seed=seed)
+                engine.check(request)
+                requests[i] = request
+            except InputError as error:
+                rows[i]["refused"] = str(error)
+        results = engine.generate(list(requests.values()))
+        for (i, request), result in zip(requests.items(), results, strict=True):
+            told[i] = request.prompt, result.tokens
+            if result.tokens[-1] in ends and result.text:
+                rows[i]["turns"].append((samples[i].turns[turn][0], result.text))
+            else:
+                rows[i]["cut"] = True
+        turn += 1
+        left = [i for i in requests if not rows[i]["cut"] and turn < len(samples[i].turns)]
+    return list(rows.values())
+
+
+def _prompt(engine: Engine, sample: Sample, turn: int, told: tuple[Prompt, Sequence[int]] | None) -> Prompt:
+    """The prompt of a turn, with the images that its question brings."""
+    asked = sample.turns[turn][0]
+    if not asked.replace(PLACEHOLDER, "").strip():
+        raise InputError(f"sample {sample.id}: nothing is asked; text alone cannot be answered anew")
+    first = sum(question.count(PLACEHOLDER) for question, _ in sample.turns[:turn])
+    images = sample.images[first : first + asked.count(PLACEHOLDER)]
+    if told is None:
+        return engine.encoder.prompt(asked, images)
+    return engine.encoder.follow_up(told[0], told[1], asked, images)

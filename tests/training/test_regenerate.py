@@ -1,0 +1,88 @@
+"""Answers written anew: chunk by chunk, the same after a stop and from any shard, and each the engine's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jaxspec.data.builders import Prepared, prepare
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.errors import InputError
+from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
+from tests.end_to_end import tiny
+from tests.training.test_conversations import Talk
+
+# A quarter of all tokens end an answer, so that some do before the limit and some do not.
+TEXT = replace(tiny.CONFIG.text_config, eos_token_id=tuple(range(5, 30)), max_position_embeddings=60)
+CONFIG = replace(tiny.CONFIG, text_config=TEXT)
+WORK = Regeneration("tiny", samples=7, temperature=1.0, max_new_tokens=6, chunk=3)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    target = LoadedModel(CONFIG, tiny.random_params(CONFIG), tiny.tokenizer(), tiny.image_processor())
+    config = EngineConfig(batch_size=4, prompt_buckets=(64,), image_buckets=(2,), new_buckets=(6,))
+    return Engine(target, config=config)
+
+
+def chunks(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
+
+
+@pytest.fixture(scope="module")
+def straight(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("straight")
+    assert regenerate(engine, Talk(), WORK, folder) == 3
+    return folder
+
+
+def test_answers_are_the_engines(engine: Engine, straight: Path) -> None:
+    rows = [json.loads(line) for text in chunks(straight) for line in text.splitlines()]
+    assert [row["sample"] for row in rows] == list(range(7))
+    for i, row in enumerate(rows):
+        sample = Talk()[i]
+        prompt = engine.encoder.prompt(sample.turns[0][0], sample.images)
+        (first,) = engine.generate([Request(prompt, 6, 1.0, seed=64 * i)])
+        ended = first.tokens[-1] in TEXT.eos_token_id and bool(first.text)  # type: ignore[operator]
+        assert row["turns"][:1] == ([[sample.turns[0][0], first.text]] if ended else [])
+        assert row["cut"] or row["refused"] or len(row["turns"]) == 2
+    assert any(len(row["turns"]) == 2 for row in rows)
+    assert any(row["cut"] for row in rows)
+
+
+def test_a_stopped_run_and_shards_give_the_same(engine: Engine, straight: Path, tmp_path: Path) -> None:
+    assert regenerate(engine, Talk(), WORK, tmp_path, (1, 2)) == 1
+    kept = (tmp_path / "000001.jsonl").stat().st_mtime_ns
+    (tmp_path / "000002.123.tmp").write_text("half of a ch")  # of a run that was killed
+    assert regenerate(engine, Talk(), WORK, tmp_path) == 3
+    assert (tmp_path / "000001.jsonl").stat().st_mtime_ns == kept
+    assert chunks(tmp_path) == chunks(straight)
+    with pytest.raises(InputError, match=r"temperature 1.0, and now it is 0.0"):
+        regenerate(engine, Talk(), replace(WORK, temperature=0.0), tmp_path)
+
+
+def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:
+    samples = list(regenerated(Talk(), WORK, straight))
+    lost = losses(WORK, straight)
+    assert lost["refused"] == 0
+    assert len(samples) + lost["cut"] >= 7
+    source = Prepared(prepare("anew", tmp_path, samples))
+    for i, sample in enumerate(samples):
+        assert source[i].turns == sample.turns
+        assert len(source[i].images) == int(sample.id) % 3
+
+
+def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path) -> None:
+    class Long(Talk):
+        def __getitem__(self, i: int):
+            sample = super().__getitem__(i)
+            return replace(sample, turns=((sample.turns[0][0] + " please" * 9 * i, ""),)) if i else sample
+
+    regenerate(engine, Long(), replace(WORK, samples=2), tmp_path)
+    rows = [json.loads(line) for line in chunks(tmp_path)[0].splitlines()]
+    assert rows[0]["refused"] is None
+    assert "over the" in rows[1]["refused"]
+    assert losses(replace(WORK, samples=2), tmp_path)["refused"] == 1

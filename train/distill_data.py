@@ -1,0 +1,117 @@
+"""Writes a data set's answers anew with a target, for sequence-level distillation, and prepares it for training.
+
+    python train/distill_data.py --target llava-hf/llava-1.5-7b-hf --data runs/data/my_mix --name my_mix_t0
+    python train/distill_data.py --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
+        --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
+
+A run that was stopped goes on where it was. On several machines that see one folder, give --shard 0/4 to 3/4; the
+first shard, run when the others are done, prepares the whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from jaxspec.data.builders import prepare
+from jaxspec.data.sources import open_source
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
+from jaxspec.errors import InputError
+from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the target answers, and how."""
+
+    target: str
+    """Directory in Hugging Face layout, or hub id."""
+    data: str
+    """A folder of prepared data, or picturebook, or picturebook:describe,read for some of its kinds."""
+    name: str
+    """Of the new data set: lower-case words joined by _."""
+    samples: int | None = None
+    """The first so many; all by default."""
+    temperature: float = 0.0
+    """0 is greedy; 1 shows a draft more of what the target may say."""
+    max_new_tokens: int = 256
+    """An answer that is longer, and what follows it, is left out."""
+    draft: str | None = None
+    """A draft makes it faster; the answers are the target's in any case."""
+    views: tuple[str, ...] = ("M",)
+    """How the draft is shown the prompts."""
+    batch_size: int = 16
+    """Conversations at a time."""
+    prompt_buckets: tuple[int, ...] = (256, 768, 1536, 4096)
+    """Prompt lengths that programs are compiled for."""
+    image_buckets: tuple[int, ...] = (0, 1, 2, 5, 10, 24)
+    """Numbers of pages or tiles that programs are compiled for."""
+    seed: int = 0
+    """Of the drawn tokens, for temperatures above 0."""
+    chunk: int = 256
+    """Samples between two savings."""
+    shard: str = "0/1"
+    """i/n: this run's part of the chunks."""
+    dtype: str | None = None
+    """What models compute in; by default float32 on CPUs, else what their files hold."""
+    out: Path = Path("runs/data")
+    """Where prepared data sets lie; the chunks go to OUT/NAME.answers."""
+
+
+def main(options: Options) -> Path | None:
+    """Answers, and prepares the whole when all is answered; then returns its folder."""
+    shard = _shard(options.shard)
+    source = open_source(options.data)
+    samples = len(source) if options.samples is None else min(options.samples, len(source))
+    if samples > 10**9:
+        raise InputError(f"data {options.data}: has no end; say how many with --samples")
+    dtype = options.dtype or ("float32" if jax.default_backend() == "cpu" else None)
+    setup_runtime(dtype)
+    precision = dtype and jnp.dtype(dtype)
+    target = LoadedModel.load(options.target, precision)
+    draft = None if options.draft is None else LoadedModel.load(options.draft, precision, beside=target)
+    config = EngineConfig(
+        options.views,
+        batch_size=options.batch_size,
+        prompt_buckets=options.prompt_buckets,
+        image_buckets=options.image_buckets,
+        new_buckets=(options.max_new_tokens,),
+    )
+    engine = Engine(target, draft, config)
+    work = Regeneration(
+        options.target, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
+    )
+    folder = options.out / f"{options.name}.answers"
+    done = regenerate(engine, source, work, folder, shard)
+    if shard[0] > 0 or done < work.chunks:
+        print(f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}")
+        return None
+    lost = losses(work, folder)
+    prepared = prepare(
+        options.name, options.out, regenerated(source, work, folder), metadata=lambda: vars(work) | lost
+    )
+    print(
+        f"wrote {prepared}; {lost['cut']} conversations end before an answer of over {work.max_new_tokens} tokens, "
+        f"{lost['refused']} before a question that the target cannot be asked (reasons are in {folder})"
+    )
+    return prepared
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+        raise InputError(f"--shard: {text!r} is not i/n with i from 0 to n - 1, such as 0/4")
+    return int(part), int(parts)
+
+
+if __name__ == "__main__":
+    with input_errors("distill_data"):
+        main(tyro.cli(Options, description=__doc__))
