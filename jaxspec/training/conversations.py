@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -39,7 +39,8 @@ class ConversationBatches:
     """Calling it with a step gives this process's rows of that step's batch as numpy arrays:
 
     tokens [B,L], mask [B,L] of what the assistant wrote, length [B]; with images also sources and blend [B,L,K] and
-    the tower's inputs [B,U,...], as in `PromptRows` and `ImageInputs`. Rows are cut at the largest bucket.
+    the tower's inputs [B,U,...], as in `PromptRows` and `ImageInputs`. Rows are cut at the largest bucket; what has no
+    answer left then, or more image units than their largest, counts nothing and is told to the log.
 
     With a `teacher`, also the same conversations as it reads them, named alike after `teacher/`, and `before` [B,L]:
     the slot of its row at which it tells what comes after slot t of the draft's. Its images are left out where they
@@ -168,6 +169,10 @@ def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask:
         raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out")
     if not (mask & within).any():
         _LOG.warning("sample %s of %s: no answer in its first %d tokens; skipped", sample.id, sample.dataset, limit)
+    most = max(form.units for form in forms)
+    if most > max(batches.units):
+        _LOG.warning("sample %s of %s: %d image units, over the buckets; skipped", sample.id, sample.dataset, most)
+        forms, within = tuple(replace(form, units=0) for form in forms), np.zeros_like(mask)
     images = sample.images if any(form.units for form in forms) else ()
     return _TrainingRow(forms, np.flatnonzero(mask & within), images)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
+from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatches, iterate
+from jaxspec.training.trainer import fit
 from tests.end_to_end import tiny
 
 MODEL = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())
@@ -33,9 +36,18 @@ class Talk(Sequence[Sample]):
         return Sample(str(i), "talk", images, ((PLACEHOLDER * len(images) + "What?", answer), ("And?", "No.")))
 
 
+class Cut(Talk):
+    """Stopped by hand when the second group of steps begins."""
+
+    def __getitem__(self, i: Any) -> Sample:
+        if i >= 4 * GROUP:
+            raise KeyboardInterrupt
+        return super().__getitem__(i)
+
+
 def batches(**fields: Any) -> ConversationBatches:
     given: dict[str, Any] = {"batch": 4, "buckets": (64, 96), "units": (2,)} | fields
-    return ConversationBatches(Talk(), MODEL.encoder, MODEL, **given)
+    return ConversationBatches(given.pop("samples", Talk()), MODEL.encoder, MODEL, **given)
 
 
 def told(batch: dict[str, np.ndarray], row: int) -> str:
@@ -126,6 +138,24 @@ def test_iterator_goes_on_where_it_stopped() -> None:
         same(next(again), straight[step])
     with pytest.raises(StopIteration):
         next(again)
+
+
+def test_training_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+    """Stopped between two checkpoints, it ends with the bits of a run that was not."""
+    config = TrainConfig(steps=11, batch=4, warmup=1, save_every=3, log_every=1, mesh=MeshConfig(data=1))
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        loss = ((params["words"][batch["tokens"]] - 1) ** 2 * batch["mask"]).mean()
+        return loss, {"loss": loss}
+
+    def train(name: str, made: Any) -> np.ndarray:
+        params = {"words": np.zeros(tiny.CONFIG.text_config.vocab_size, np.float32)}
+        return np.asarray(fit(config, params, loss_fn, made, tmp_path / name)["words"])
+
+    straight = train("straight", iterate(batches(), 11))
+    with pytest.raises(KeyboardInterrupt):
+        train("cut", iterate(batches(samples=Cut()), 11))
+    np.testing.assert_array_equal(train("cut", iterate(batches(), 11)), straight)
 
 
 def test_worker_processes_keep_the_order() -> None:

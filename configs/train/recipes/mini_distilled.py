@@ -1,0 +1,13 @@
+"""The mini draft, trained on towards the mini target's distributions, over picturebook's own answers.
+
+For sequence-level distillation make answers with train/distill_data.py and name them with `--data`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.train.recipes.mini_pooled import config as mini_pooled
+from jaxspec.training.objectives import Distillation
+
+config = replace(mini_pooled, view="M", distillation=Distillation("forward_kl"))

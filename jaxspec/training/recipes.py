@@ -1,0 +1,201 @@
+"""Recipes: what a draft starts as, and the stages that make it a draft for its target.
+
+| start | `sees` | the draft |
+|---|---|---|
+| an LVLM | yes | it, trained on |
+| a text model, or the configuration of a fresh one | yes | the target's tower and a fresh projector before it |
+| the same | no | a text model, which is shown view T |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
+from jaxspec.data.sources import mixture, open_source
+from jaxspec.decoding.host import prompt_encoder
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.views import parse_views
+from jaxspec.errors import InputError
+from jaxspec.models import init_params
+from jaxspec.sharding import shardings
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.conversations import ConversationBatches, iterate
+from jaxspec.training.objectives import HELD_BY, Distillation, simulated, tuning_loss
+from jaxspec.training.placement import process_share
+from jaxspec.training.trainer import fit
+from jaxspec.typing import Array, Params
+
+PREPARED = Path("runs/data")
+"""Where data sets are looked for that no path is given for."""
+HELD_OUT = 8
+"""Batches that tokens per block are simulated on."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of the trainer."""
+
+    name: str
+    train: TrainConfig
+    data: tuple[tuple[str, float], ...]
+    """(data set, weight): its name under `runs/data`, or picturebook, as `open_source` reads it."""
+    plain: bool = False
+    """Images and what is said of them, without questions and roles."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A draft for a target; a preset under `configs/train/recipes/` is an instance."""
+
+    target: str
+    """Directory or hub id. Its tokeniser and image processor become the draft's; in distillation it is the teacher."""
+    start: str | RotaryConfig
+    """Directory or hub id of what the draft starts as, or the configuration of a fresh decoder."""
+    stages: tuple[Stage, ...]
+    buckets: tuple[int, ...]
+    """Of row lengths; longer rows are cut at the last."""
+    sees: bool = True
+    view: str = "M"
+    """How the draft is shown prompts: as drafting will show them."""
+    units: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    """Buckets of the most image units of one row."""
+    distillation: Distillation | None = None
+    held_out: str = ""
+    """Data set of the target's own greedy answers, on which tokens per block are simulated; empty: none."""
+    workers: int = 0
+    """Processes that decode images, on each host; 0: two threads."""
+
+
+def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None = None) -> LoadedModel:
+    """Trains all stages, each from the end of the one before, and returns the draft; goes on where it was stopped.
+
+    Args:
+      directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
+      data: where data sets lie that are not under `runs/data`.
+
+    Raises InputError for models and data that do not fit; see `fit` for the rest.
+    """
+    sources = {name: _open(name, data or {}) for name in _names(recipe)}
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):  # placed on the mesh stage by stage
+        target = LoadedModel.load(recipe.target)
+        draft = start_draft(recipe, target)
+    for stage in recipe.stages:
+        parts = [(sources[name], weight) for name, weight in stage.data]
+        held_out = sources.get(recipe.held_out)
+        draft = replace(draft, params=_train(recipe, stage, target, draft, parts, held_out, directory / stage.name))
+    return draft
+
+
+def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
+    """What the recipe's first stage trains, float32 where it is fresh."""
+    key = jax.random.key(recipe.stages[0].train.seed)
+    if isinstance(recipe.start, str):
+        start = LoadedModel.load(recipe.start)
+    else:
+        start = LoadedModel(recipe.start, init_params(recipe.start, key), target.tokenizer, None)
+    if isinstance(start.config, LvlmConfig):
+        if not recipe.sees:
+            raise InputError(f"start {recipe.start}: is an LVLM, and the recipe wants a text model; give another")
+        return start
+    if not recipe.sees:
+        return start
+    if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
+        raise InputError(
+            f"start {recipe.start}: a {start.config.model_type} cannot get the tower of a {target.config.model_type}; "
+            "give a Llama-like decoder and a target of the LLaVA families"
+        )
+    words = text_config(target.config).vocab_size
+    config: ModelConfig = replace(target.config, text_config=replace(start.config, vocab_size=words))
+    params = init_params(config, key) | {
+        "language_model": with_words(start.params, words),
+        "vision_tower": target.params["vision_tower"],
+    }
+    return LoadedModel(config, params, target.tokenizer, target.image_processor)
+
+
+def with_words(params: Params, words: int) -> Params:
+    """A decoder with as many embeddings and output columns; new ones are the mean of the old."""
+
+    def grown(path: Any, leaf: Array) -> Array:
+        name = "/".join(key.key for key in path)
+        if name not in ("model/embed_tokens/embedding", "lm_head/kernel"):
+            return leaf
+        axis = 0 if name.startswith("model") else 1
+        mean = jnp.mean(leaf, axis=axis, keepdims=True)
+        new = jnp.repeat(mean, max(words - leaf.shape[axis], 0), axis=axis)
+        return jnp.concatenate([jax.lax.slice_in_dim(leaf, 0, min(words, leaf.shape[axis]), axis=axis), new], axis)
+
+    return jax.tree_util.tree_map_with_path(grown, params)
+
+
+def _train(
+    recipe: Recipe,
+    stage: Stage,
+    target: LoadedModel,
+    draft: LoadedModel,
+    parts: list[tuple[Any, float]],
+    held_out: Any | None,
+    directory: Path,
+) -> Params:
+    (view,) = parse_views((recipe.view,))
+    teacher = target if recipe.distillation else None
+    batches = ConversationBatches(
+        mixture(parts, stage.train.seed),
+        prompt_encoder(target),
+        replace(draft, params={}),
+        stage.train.batch,
+        recipe.buckets,
+        recipe.units,
+        view,
+        stage.plain,
+        teacher and replace(teacher, params={}),
+        stage.train.seed,
+        process_share(stage.train.mesh.make(stage.train.batch)),
+    )
+    params, train = draft.params, stage.train
+    if teacher is not None:
+        params, train = params | {HELD_BY: teacher.params}, replace(train, frozen=(*train.frozen, HELD_BY))
+
+    def places(mesh: Any) -> Params:
+
+        own = shardings(draft.config, draft.params, mesh)
+        return own | {HELD_BY: shardings(teacher.config, teacher.params, mesh)} if teacher else own
+
+    evaluate = None
+    if held_out is not None:
+        samples = mixture([(held_out, 1.0)], 0)
+        told = replace(batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1))
+        evaluate = simulated(draft.model, [told(step) for step in range(HELD_OUT)], view)
+    loss_fn = tuning_loss(draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation)
+    trained = fit(
+        train,
+        params,
+        loss_fn,
+        iterate(batches, stage.train.steps, recipe.workers),
+        directory,
+        places=places,
+        evaluate=evaluate,
+    )
+    return {name: part for name, part in trained.items() if name != HELD_BY}
+
+
+def _names(recipe: Recipe) -> dict[str, None]:
+    """All data sets that the recipe reads."""
+    names = [name for stage in recipe.stages for name, _ in stage.data]
+    return dict.fromkeys([*names, recipe.held_out] if recipe.held_out else names)
+
+
+def _open(name: str, data: Mapping[str, Path]) -> Any:
+    if name.partition(":")[0] == "picturebook" and name not in data:
+        return open_source(name)
+    path = data.get(name, PREPARED / name)
+    if name not in data and not path.is_dir():
+        raise InputError(f"data {name}: not in {PREPARED}; make it with train/prepare.py, or give --data {name}=PATH")
+    return open_source(str(path))

@@ -1,0 +1,125 @@
+"""Recipes: what a draft starts as, that its stages run and resume, and that presets fit their models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.data.builders import prepare
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params, init_params
+from jaxspec.presets import load_preset, preset_names
+from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.objectives import Distillation
+from jaxspec.training.optimizer import make_optimizer, partition
+from jaxspec.training.recipes import Recipe, Stage, start_draft, train_draft, with_words
+from tests.end_to_end import tiny
+from tests.training.test_conversations import Talk
+from train import recipe as script
+
+SMALL = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
+TRAIN = TrainConfig(
+    steps=1, batch=4, learning_rate=0.1, warmup=1, log_every=1, evaluate_every=1, mesh=MeshConfig(data=1)
+)
+FIRST = Stage("align", replace(TRAIN, frozen=("vision_tower", "language_model")), (("talk", 1.0),), plain=True)
+SECOND = Stage("tune", replace(TRAIN, frozen=("vision_tower",)), (("talk", 3.0), ("picturebook:facts", 1.0)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipes")
+    tiny.save(path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    prepare("talk", path, [Talk()[i] for i in range(20)])
+    return path
+
+
+def recipe(folder: Path, **fields: Any) -> Recipe:
+    made = Recipe(str(folder / "target"), SMALL, (FIRST, SECOND), buckets=(128,), units=(2,))
+    return replace(made, **fields)
+
+
+def log(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
+    made = recipe(folder, held_out="talk")
+    start = start_draft(made, LoadedModel.load(made.target))
+    draft = train_draft(made, tmp_path, {"talk": folder / "talk"})
+    changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), start.params, draft.params)
+    assert not any(jax.tree.leaves(changed["vision_tower"]))
+    assert all(jax.tree.leaves(changed["multi_modal_projector"]))
+    assert any(jax.tree.leaves(changed["language_model"]))
+    assert log(tmp_path / "align")[-1]["simulated_tokens_per_block"] >= 1
+    finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    again = train_draft(replace(made, stages=(FIRST,)), tmp_path, {"talk": folder / "talk"})  # finds it finished
+    assert again.config == draft.config
+    assert finished.keys() == {*tmp_path.rglob("*")}
+
+
+def test_a_text_draft_learns_from_a_teacher(folder: Path, tmp_path: Path) -> None:
+    stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
+    made = recipe(folder, sees=False, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))
+    draft = train_draft(made, tmp_path, {"talk": folder / "talk"})
+    assert draft.config == SMALL
+    assert set(draft.params) == {"model", "lm_head"}
+    entry = log(tmp_path / "tune")[-1]
+    assert entry["divergence"] < 1
+    assert 0 < entry["acceptance"] < 1
+
+
+def test_the_command_writes_a_draft_that_loads(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["mini_text", "--target", str(folder / "target"), "--data", str(folder / "talk"), "--runs", str(tmp_path)]
+    out = script.main([*words, "--tune.steps", "1", "--tune.batch", "4", "--tune.mesh.data", "1"])
+    assert capsys.readouterr().out == f"wrote {out}\n"
+    draft = LoadedModel.load(out)
+    assert draft.tokenizer.get_vocab() == LoadedModel.load(folder / "target").tokenizer.get_vocab()
+    assert [entry["step"] for entry in log(tmp_path / "tune")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "none is named; give one of dt_llama"),
+        (["mini_txt"], "did you mean 'mini_text'"),
+        (["mini_text", "--tune.stps", "1"], "did you mean '--tune.steps'"),
+        (["llava15_68m"], "blip_laion_cc_sbu_558k: not in"),
+        (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
+    ],
+)
+def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("jaxspec.training.recipes.PREPARED", tmp_path)
+    with pytest.raises(InputError, match=message):
+        script.main(words)
+
+
+def test_new_words_are_the_mean_of_the_old() -> None:
+    params = init_params(SMALL, jax.random.key(0))
+    grown = with_words(params, 104)
+    table = grown["model"]["embed_tokens"]["embedding"]
+    np.testing.assert_array_equal(table[:101], params["model"]["embed_tokens"]["embedding"])
+    np.testing.assert_allclose(table[101:], np.tile(table[:101].mean(0), (3, 1)), rtol=1e-5, atol=1e-7)
+    assert grown["lm_head"]["kernel"].shape == (16, 104)
+    assert with_words(params, 90)["lm_head"]["kernel"].shape == (16, 90)
+
+
+@pytest.mark.parametrize("name", preset_names("train.recipes"))
+def test_presets_fit_the_models_that_they_train(name: str) -> None:
+    """Every pattern of a stage matches a parameter, and leaves something to train."""
+    made: Recipe = load_preset("train.recipes", name)
+    paths = abstract_params(tiny.CONFIG if made.sees else tiny.CONFIG.text_config)
+    for stage in made.stages:
+        trainable, held = partition(paths, stage.train.frozen)
+        make_optimizer(stage.train, trainable)
+        assert trainable
+        assert bool(held) == bool(stage.train.frozen)
+    assert (made.view == "T") == (not made.sees)
