@@ -75,7 +75,7 @@ def main(options: Options) -> Path | None:
         raise InputError(f"data {options.data}: has no end; say how many with --samples")
     dtype = options.dtype or ("float32" if jax.default_backend() == "cpu" else None)
     setup_runtime(dtype)
-    precision = dtype and jnp.dtype(dtype)
+    precision = None if dtype is None else jnp.dtype(dtype)
     target = LoadedModel.load(options.target, precision)
     draft = None if options.draft is None else LoadedModel.load(options.draft, precision, beside=target)
     config = EngineConfig(

@@ -92,8 +92,8 @@ def main(command: Llava | Text | Book) -> Path:
         folder = prepare(command.name, command.out, counted(samples), command.samples, lambda: dict(counts))
     else:
         skipped = Skipped(command.skip, command.out / f"{command.name}.skipped.jsonl")
-        shown = (command.images, command.frames) if isinstance(command, Llava) else ()
-        samples = readable(command.data, skipped, *shown)
+        shown = {"images": command.images, "frames": command.frames} if isinstance(command, Llava) else {}
+        samples = readable(command.data, skipped, **shown)
         folder = prepare(
             command.name, command.out, counted(samples), metadata=lambda: counts | {"skipped": skipped.count}
         )

@@ -26,7 +26,7 @@ import tyro
 from jaxspec.checkpoints import huggingface
 from jaxspec.errors import InputError, nearest
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, train_draft
 
@@ -54,6 +54,8 @@ class Options:
     """The finished draft, a Hugging Face directory; by default RUNS/hf."""
     dtype: str = "bfloat16"
     """Of the finished draft's file."""
+    cluster: str = ""
+    """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:
@@ -71,6 +73,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     if own:
         recipe = replace(recipe, stages=tuple(replace(stage, data=own) for stage in recipe.stages))
     places = {name: Path(path or name) for name, _, path in (entry.partition("=") for entry in options.data)}
+    join_cluster(options.cluster)
     setup_runtime("float32" if jax.default_backend() == "cpu" else None)
     runs = options.runs or Path("runs/train") / name
     draft = train_draft(recipe, runs, places)

@@ -34,7 +34,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
     def __init__(
         self, name: str, out: Path, samples: Iterable[Sample], metadata: Callable[[], dict[str, Any]] = dict
     ) -> None:
-        self.name = name  # TFDS takes it from the class otherwise: one class serves all sets
+        self.name = name  # type: ignore[misc]  # TFDS takes it from the class otherwise: one class serves all sets
         self._samples, self._metadata = samples, metadata
         super().__init__(data_dir=str(out), file_format="array_record")
 
@@ -70,7 +70,8 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
                     "turns": [{"question": question, "answer": answer} for question, answer in sample.turns],
                 },
             )
-        self.info.metadata.update(self._metadata())
+        metadata: Any = self.info.metadata
+        metadata.update(self._metadata())
 
 
 def prepare(
@@ -127,7 +128,7 @@ class Prepared(Sequence[Sample]):
         if folder is None:
             raise InputError(f"data {path}: no prepared data in it; make it with train/prepare.py")
         self.path = path
-        builder = tfds.builder_from_directory(str(folder))
+        builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
         self.metadata: dict[str, Any] = dict(builder.info.metadata or {})
         self._records: Any = builder.as_data_source(SPLIT)
 

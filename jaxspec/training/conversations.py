@@ -180,13 +180,13 @@ def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask:
 def _form(
     batches: ConversationBatches, model: LoadedModel, view: View, tokens: np.ndarray, sizes: list[tuple[int, int]]
 ) -> _Form:
-    encoder, reader, count = batches.encoder, model.images, len(sizes)
-    reads = view.reads_images and reader is not None
-    shown = [reader.slots(size, view.pool, count) if reads else view.substitute(encoder, "") for size in sizes]
+    encoder, count = batches.encoder, len(sizes)
+    reader = model.images if view.reads_images else None
+    shown = [reader.slots(size, view.pool, count) if reader else view.substitute(encoder, "") for size in sizes]
     copies = np.ones(len(tokens), np.int32)
     copies[tokens == encoder.image_token] = [len(x.sources) if isinstance(x, Slots) else len(x) for x in shown]
     row = rewrite(tokens, encoder.image_token, shown)[: max(batches.buckets)]
-    return _Form(row, np.cumsum(copies) - copies, sum(reader.units(size, count) for size in sizes) if reads else 0)
+    return _Form(row, np.cumsum(copies) - copies, sum(reader.units(size, count) for size in sizes) if reader else 0)
 
 
 def _size(image: Any) -> tuple[int, int]:

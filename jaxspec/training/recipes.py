@@ -113,7 +113,8 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         )
     words = text_config(target.config).vocab_size
     config: ModelConfig = replace(target.config, text_config=replace(start.config, vocab_size=words))
-    params = init_params(config, key) | {
+    params = {
+        **init_params(config, key),
         "language_model": with_words(start.params, words),
         "vision_tower": target.params["vision_tower"],
     }
@@ -161,7 +162,7 @@ def _train(
     )
     params, train = draft.params, stage.train
     if teacher is not None:
-        params, train = params | {HELD_BY: teacher.params}, replace(train, frozen=(*train.frozen, HELD_BY))
+        params, train = {**params, HELD_BY: teacher.params}, replace(train, frozen=(*train.frozen, HELD_BY))
 
     def places(mesh: Any) -> Params:
 

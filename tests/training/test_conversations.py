@@ -127,6 +127,15 @@ def test_rows_cut_before_their_answer_count_nothing(caplog: pytest.LogCaptureFix
         batches(buckets=(8,))(0)
 
 
+def test_rows_of_too_many_images_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    for step in range(GROUP):
+        batch = batches(units=(1,))(step)
+        several = (batch["tokens"] == IMAGE).sum(axis=1) > PAGE
+        assert not batch["mask"][several].any()
+        assert batch["mask"][~several].any(axis=1).all()
+    assert "2 image units, over the buckets" in caplog.text
+
+
 def test_iterator_goes_on_where_it_stopped() -> None:
     straight = [batches()(step) for step in range(20)]
     first = iterate(batches(), 20)
