@@ -5,7 +5,8 @@
     python train/recipe.py llava15_68m --data llava_v1_5_mix665k=/data/mix --tune.accumulate 4
     python train/recipe.py pooled --view P36 --start mjbooo/lvlm68m
 
-A recipe is a preset under configs/train/recipes; each of its stages takes the options of a TrainConfig after its name.
+A recipe is a preset under configs/train/recipes; each of its stages takes the options of a TrainConfig after its name,
+and a distillation its own: --distillation.divergence tvd.
 A run that was stopped goes on where it was.
 """
 
@@ -28,6 +29,7 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, train_draft
 
 KIND = "train.recipes"
@@ -93,18 +95,21 @@ def main(args: Sequence[str] | None = None) -> Path:
 
 def _parse(name: str, recipe: Recipe, args: Sequence[str]) -> tuple[Recipe, Options]:
     """The recipe with what the command line changes."""
-    stages: list[Any] = [(stage.name, TrainConfig, field(default=stage.train)) for stage in recipe.stages]
-    command: Any = make_dataclass("Command", stages, bases=(Options,), frozen=True)
+    parts: list[Any] = [(stage.name, TrainConfig, field(default=stage.train)) for stage in recipe.stages]
+    if recipe.distillation is not None:
+        parts.append(("distillation", Distillation, field(default=recipe.distillation)))
+    command: Any = make_dataclass("Command", parts, bases=(Options,), frozen=True)
     found, unknown = tyro.cli(command, prog=f"recipe.py {name}", args=args, return_unknown_args=True)
     if unknown:
         known = [part.name for part in fields(Options)]
-        known += [f"{stage.name}.{part.name}" for stage in recipe.stages for part in fields(TrainConfig)]
+        known += [f"{name}.{part.name}" for name, kind, _ in parts for part in fields(kind)]
         options = [f"--{name}".replace("_", "-") for name in known]
         raise InputError(f"{unknown[0]}: no such option; {nearest(unknown[0], options)}")
     changed = {key: getattr(found, key) for key in ("target", "start", "view", "held_out")}
     recipe = replace(
         recipe,
         stages=tuple(replace(stage, train=getattr(found, stage.name)) for stage in recipe.stages),
+        distillation=getattr(found, "distillation", None),
         **{key: value for key, value in changed.items() if value is not None},
     )
     return recipe, Options(**{part.name: getattr(found, part.name) for part in fields(Options)})

@@ -44,7 +44,7 @@ class ConversationBatches:
 
     With a `teacher`, also the same conversations as it reads them, named alike after `teacher/`, and `before` [B,L]:
     the slot of its row at which it tells what comes after slot t of the draft's. Its images are left out where they
-    are the draft's.
+    are the draft's. And `seed` [B], for what is drawn in the step.
 
     Raises InputError for a sample without answers, and for a batch of which the buckets leave none.
     """
@@ -91,10 +91,10 @@ class ConversationBatches:
         if not mask.any():
             raise InputError(f"training step {step}: no row has an answer within the buckets; add a longer one")
         out["mask"] = mask[own]
-        return out | (self._taught(rows, own, pictures, out) if self.teacher else {})
+        return out | (self._taught(step, rows, own, pictures, out) if self.teacher else {})
 
     def _taught(
-        self, rows: list[_TrainingRow], own: slice, pictures: list[list[Any]], read: dict[str, np.ndarray]
+        self, step: int, rows: list[_TrainingRow], own: slice, pictures: list[list[Any]], read: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         assert self.teacher is not None
         before = np.zeros(read["tokens"].shape, np.int32)
@@ -103,7 +103,8 @@ class ConversationBatches:
             before[i, mine] = theirs
         shown = None if self.view.reads_images and same_images(self.teacher, self.model) else pictures
         taught = self._read(self.teacher, VIEWS["M"], [row.forms[1] for row in rows], own, shown)
-        return {"before": before} | {f"{TEACHER}{name}": value for name, value in taught.items()}
+        seed = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[own]
+        return {"before": before, "seed": seed} | {f"{TEACHER}{name}": value for name, value in taught.items()}
 
     def _read(
         self, model: LoadedModel, view: View, forms: list[_Form], own: slice, pictures: list[list[Any]] | None

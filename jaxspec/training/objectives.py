@@ -17,6 +17,7 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.training.conversations import TEACHER
 from jaxspec.training.distillation import Divergence, distillation_loss
 from jaxspec.training.losses import next_token_loss
+from jaxspec.training.on_policy import answered
 from jaxspec.training.simulation import agreement, count_blocks
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -24,7 +25,7 @@ Metrics = dict[str, Float[Array, ""]]
 HELD_BY = TEACHER.rstrip("/")
 """The teacher's parameters stand beside the draft's under this name; freeze it."""
 _ROWS = {field.name for field in fields(PromptRows)}
-_OURS = {*_ROWS, "mask", "before"}
+_OURS = {*_ROWS, "mask", "before", "seed"}
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,15 @@ class Distillation:
     """Compare over the teacher's likeliest tokens and all others together; None: over all."""
     share: float = 1.0
     """Of the divergence in the loss; the rest is the next-token loss."""
+    on_policy: int = 0
+    """Most tokens of an answer of the draft's own, on which it is taught in place of the data's; 0: the data's."""
 
     def __post_init__(self) -> None:
+        if self.on_policy < 0 or (self.on_policy and self.share < 1):
+            raise InputError(
+                f"distillation: on_policy {self.on_policy} with share {self.share}; a draft has nothing to learn from "
+                "its own tokens but what the teacher thinks of them, so give share 1"
+            )
         if not 0 < self.share <= 1:
             raise InputError(f"distillation: share {self.share} of the loss; give more than 0 and at most 1")
         if self.top_k is not None and self.top_k < 1:
@@ -47,14 +55,15 @@ class Distillation:
 
 def score(model: LanguageModel, params: Params, batch: Mapping[str, Any], view: View = VIEWS["M"]) -> Array:
     """Logits [B,L,V] of a batch as `ConversationBatches` makes it; images in the parameters' dtype."""
+    return model.score(params, *_inputs(params, batch), view.pool)
+
+
+def _inputs(params: Params, batch: Mapping[str, Any]) -> tuple[PromptRows, dict[str, Array]]:
+    """What a draft reads of a batch: its rows, and the images."""
     dtype = jax.tree.leaves(params)[0].dtype
-    images = {k: _as(v, dtype) for k, v in batch.items() if k not in _OURS and not k.startswith(TEACHER)}
+    images = {k: v for k, v in batch.items() if k not in _OURS and not k.startswith(TEACHER)}
     rows = PromptRows(**{k: v for k, v in batch.items() if k in _ROWS})
-    return model.score(params, rows, images, view.pool)
-
-
-def _as(values: Array, dtype: Any) -> Array:
-    return values.astype(dtype) if jnp.issubdtype(values.dtype, jnp.floating) else values
+    return rows, {k: v.astype(dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v for k, v in images.items()}
 
 
 def tuning_loss(
@@ -73,6 +82,8 @@ def tuning_loss(
 
     def loss_fn(params: Params, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Metrics]:
         own = {name: part for name, part in params.items() if name != HELD_BY}
+        if distillation is not None and distillation.on_policy:
+            batch = answered(model, own, batch, *_inputs(own, batch), view, distillation.on_policy)
         logits = score(model, own, batch, view)
         loss, metrics = next_token_loss(logits, batch["tokens"], batch["mask"])
         agree = agreement(logits, batch["tokens"])

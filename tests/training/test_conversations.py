@@ -11,6 +11,7 @@ import pytest
 
 from jaxspec.data.picturebook.samples import Sample
 from jaxspec.data.prompts import PLACEHOLDER
+from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
@@ -20,6 +21,7 @@ from jaxspec.training.trainer import fit
 from tests.end_to_end import tiny
 
 MODEL = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())
+ENCODER = prompt_encoder(MODEL)
 PAGE = tiny.CONFIG.image_tokens
 IMAGE = tiny.CONFIG.image_token_index
 
@@ -47,7 +49,7 @@ class Cut(Talk):
 
 def batches(**fields: Any) -> ConversationBatches:
     given: dict[str, Any] = {"batch": 4, "buckets": (64, 96), "units": (2,)} | fields
-    return ConversationBatches(given.pop("samples", Talk()), MODEL.encoder, MODEL, **given)
+    return ConversationBatches(given.pop("samples", Talk()), ENCODER, MODEL, **given)
 
 
 def told(batch: dict[str, np.ndarray], row: int) -> str:

@@ -13,10 +13,12 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models import build
+from jaxspec.models.inputs import PromptRows
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.objectives import Distillation, _taught, score, simulated, tuning_loss
+from jaxspec.training.on_policy import answered
 from tests.end_to_end import tiny
-from tests.training.test_conversations import MODEL, Talk
+from tests.training.test_conversations import ENCODER, MODEL, Talk
 
 TEXT = LoadedModel(tiny.CONFIG.text_config, {}, MODEL.tokenizer, None)
 TEACHER = tiny.random_params(tiny.CONFIG)
@@ -25,7 +27,7 @@ STUDENT = tiny.random_params(TEXT.config, seed=1)
 
 def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedModel = MODEL) -> dict[str, Any]:
     made = ConversationBatches(
-        Talk(), MODEL.encoder, model, 4, (96,), units=(2,), view=parse_views((view,))[0], teacher=teacher
+        Talk(), ENCODER, model, 4, (96,), units=(2,), view=parse_views((view,))[0], teacher=teacher
     )
     return made(0)
 
@@ -63,12 +65,12 @@ def test_a_text_draft_learns_from_a_teacher_that_sees() -> None:
     @jax.jit
     def step(params: Any) -> tuple[Any, Any]:
         gradient, metrics = jax.grad(lambda own: loss_fn(own | {"teacher": TEACHER}, made), has_aux=True)(params)
-        return jax.tree.map(lambda leaf, change: leaf - 0.3 * change, params, gradient), metrics
+        return jax.tree.map(lambda leaf, change: leaf - 0.03 * change, params, gradient), metrics
 
     params, before = step(STUDENT)
-    for _ in range(15):
+    for _ in range(20):
         params, after = step(params)
-    assert after["divergence"] < 0.9 * before["divergence"]
+    assert after["loss"] < 0.9 * before["loss"]
     assert float(before["loss"]) == pytest.approx(
         float(before["divergence"] + next_token(TEXT, STUDENT, made)) / 2, rel=1e-5
     )
@@ -88,7 +90,42 @@ def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
     assert 1 <= alone["simulated_tokens_per_block"] <= 6
 
 
-@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"top_k": 0}])
+def test_on_policy_rows_are_what_the_draft_says() -> None:
+    """Each token is drawn from the logits that the finished row has before it; both forms of the row hold it."""
+    made = batch()
+    rows = PromptRows(**{name: made[name] for name in ("tokens", "length", "sources")})
+    view = parse_views(("M",))[0]
+    new = jax.jit(lambda: answered(MODEL.model, TEACHER, made, rows, {"pixels": made["pixels"]}, view, 7))()
+    logits = score(MODEL.model, TEACHER, new)
+    begin, lengths = made["mask"].argmax(1), new["mask"].sum(1)
+    assert lengths.min() >= 1
+    for row in range(4):
+        np.testing.assert_array_equal(new["tokens"][row, : begin[row]], made["tokens"][row, : begin[row]])
+        for i in range(lengths[row]):
+            key = jax.random.fold_in(jax.random.key(made["seed"][row]), i)
+            drawn = jax.random.categorical(key, logits[row, begin[row] + i - 1])
+            assert new["tokens"][row, begin[row] + i] == drawn
+        last = new["tokens"][row, begin[row] + lengths[row] - 1]
+        assert lengths[row] == 7 or last == ENCODER.eos
+    text = parse_views(("T",))[0]
+    made = batch("T", model=TEXT)
+    rows = PromptRows(**{name: made[name] for name in ("tokens", "length")})
+    new = jax.jit(lambda: answered(TEXT.model, STUDENT, made, rows, {}, text, 7))()
+    for row, place in np.argwhere(new["mask"]):
+        there = new["before"][row, place - 1] + 1
+        assert new["tokens"][row, place] == new["teacher/tokens"][row, there]
+        assert there < new["teacher/length"][row]
+
+
+def test_on_policy_a_teacher_agrees_with_itself() -> None:
+    distillation = Distillation("reverse_kl", on_policy=5)
+    loss_fn = tuning_loss(MODEL.model, teacher=MODEL.model, distillation=distillation)
+    _, metrics = jax.jit(loss_fn)(TEACHER | {"teacher": TEACHER}, batch())
+    assert float(metrics["loss"]) == pytest.approx(0, abs=1e-5)
+    assert 4 <= metrics["tokens"] <= 20
+
+
+@pytest.mark.parametrize("wrong", [{"on_policy": 4, "share": 0.5}, {"share": 0.0}, {"share": 1.5}, {"top_k": 0}])
 def test_distillation_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="distillation"):
         replace(Distillation(), **wrong)
