@@ -1,6 +1,6 @@
 """The papers' evaluation sets: where each lies, which columns matter, and how it is asked.
 
-Sets of IbED and TABED, and those that AASD adds. A set is read in the order of its rows and the first 100 count
+Sets of IbED and TABED, and those that AASD and CoS add. A set is read in the order of its rows and the first 100 count
 (`test_set` of picturebook does the same); a row that cannot be read is an error and not skipped, because the first
 hundred would be others then. Prompts are TABED's where it prints them.
 
@@ -25,6 +25,7 @@ from jaxspec.errors import InputError, nearest
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer.\n"
 """TABED's instruction before questions that a word could answer."""
 
+SUMMARISE = "Sum up this article in a few sentences.\n"
 DESCRIBE = "Describe this image in detail."
 READ = "Describe this image and what is written in it."
 
@@ -101,6 +102,15 @@ BENCHMARKS = {
             "nq", "NQ", "google-research-datasets/nq_open", "validation", "nq_open", "facts", images="", short=True
         ),
         Benchmark("gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True, final="####"),
+        Benchmark(
+            "humaneval", "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval", images="",
+            question=("prompt",), answer=("canonical_solution",),
+        ),
+        Benchmark("mmlu", "MMLU", "cais/mmlu", "test", "all", images="", options="choices", short=True),
+        Benchmark(
+            "cnn-dm", "CNN/DM", "abisee/cnn_dailymail", "test", "3.0.0", images="",
+            question=("article",), answer=("highlights",), prompt=SUMMARISE + "{question}",
+        ),
         _lite("chartqa", "chartqa", "ChartQA", "chart"),
         _lite("textvqa", "textvqa_val", "TextVQA", "read"),
         _lite("vqav2", "vqav2_val", "VQAv2", "reason"),

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from huggingface_hub import HfFileSystem
 from PIL import Image
 
-from jaxspec.data.benchmarks import BENCHMARKS, DESCRIBE, REASON, benchmark_samples
+from jaxspec.data.benchmarks import BENCHMARKS, DESCRIBE, REASON, SUMMARISE, benchmark_samples
 from jaxspec.data.follow_ups import add_follow_ups
 from jaxspec.data.images import StoredImage
 from jaxspec.data.picturebook import FOLLOW_UPS, TWINS
@@ -88,6 +88,17 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
         f"<image>\n{REASON}Colour?",
     ),
     "gsm8k": ({"question": "1+1?", "answer": "It is <<1+1=2>>2.\n#### 2"}, ("2",), "1+1?"),
+    "humaneval": (
+        {"task_id": "0", "prompt": "def f(x):\n", "canonical_solution": "    return x", "test": "", "entry_point": "f"},
+        (),
+        "def f(x):",
+    ),
+    "mmlu": (
+        {"question": "2 is", "subject": "algebra", "choices": ["odd", "even"], "answer": 1},
+        ("even",),
+        "2 is\nA. odd\nB. even",
+    ),
+    "cnn-dm": ({"article": "Rain fell.", "highlights": "Rain.", "id": "1"}, (), f"{SUMMARISE}Rain fell."),
     "nq": ({"question": "who wrote it", "answer": ["Ann", "Ann B"]}, ("Ann", "Ann B"), "who wrote it"),
     "ocrbench": (
         {
@@ -125,10 +136,13 @@ def test_rows_in_the_hubs_columns(name: str, tmp_path: Path) -> None:
 
 
 def test_every_twin_and_every_set_of_the_papers_is_there() -> None:
+    twins = {known.twin for known in BENCHMARKS.values()}
     for known in BENCHMARKS.values():
+        if known.name in ("humaneval", "mmlu", "cnn-dm"):  # CoS's, which has text models only
+            continue
         assert known.twin is not None
         assert known.title in TWINS[known.twin].stands_for, known.name
-    assert {known.twin for known in BENCHMARKS.values()} == set(TWINS)
+    assert twins - {None} == set(TWINS)
 
 
 def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> None:
