@@ -272,6 +272,43 @@ def test_refused_before_a_model_is_read(
     assert words in refusal(capsys, *args)
 
 
+def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = ["--collaborate", f"{world / 'target'},{world / 'draft'}", "--combine", "weighted:0.6,0.4"]
+    main(["generate", *both, "--gammas", "1,2", "--prompt", "Hi", "--max-new-tokens", str(NEW), "--json"])
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert len(told["tokens"]) == NEW
+    assert told["stats"]["gammas"] == [1, 2]
+    assert all(0 < calls <= 2 for calls in told["stats"]["calls_per_token"])
+    assert "passes of each model a token" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "--target: no model is named"),
+        (["--collaborate", "{}/target"], "1 model; give 2 or more"),
+        (["--collaborate", "{0}/target,{0}/draft", "--target", "{}/target"], "stands instead of --target"),
+        (["--collaborate", "{0}/target,{0}/nothing"], "nothing': no such directory"),
+        (["--collaborate", "{0}/target,{0}/draft", "--combine", "weighted:0.6,0.5"], "sum to 1.1"),
+        (["--collaborate", "{0}/target,{0}/draft", "--combine", "contrast"], "did you mean 'contrastive'"),
+        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
+        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is no list of numbers"),
+        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "give whole numbers"),
+        (["--collaborate", "{0}/target,{0}/draft", "--proposer", "2"], "2 of 2 models"),
+    ],
+)
+def test_refused_collaborations(
+    args: list[str],
+    words: str,
+    world: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jaxspec.cli.collaborate.LoadedModel", None)
+    assert words in refusal(capsys, *(part.format(world) for part in args), "--prompt", "Hi")
+
+
 def test_prompt_over_the_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(capsys, "--target", world / "target", "--prompt", "x" * tiny.CONTEXT)
     assert f"over the target's context of {tiny.CONTEXT}" in line

@@ -29,7 +29,7 @@ def run(args: Generate) -> str:
     config = CollaborationConfig(
         args.combine,
         args.method,
-        None if args.gammas is None else tuple(map(int, numbers("--gammas", args.gammas))),
+        None if args.gammas is None else _whole("--gammas", args.gammas),
         args.proposer,
         None if args.views is None else tuple(args.views.split(",")),
         batch_size=1,
@@ -71,3 +71,10 @@ def run(args: Generate) -> str:
     if args.json:
         return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
     return result.text
+
+
+def _whole(option: str, text: str) -> tuple[int, ...]:
+    given = numbers(option, text)
+    if any(number != int(number) for number in given):
+        raise InputError(f"{option}: {text!r} are draft lengths; give whole numbers")
+    return tuple(map(int, given))
