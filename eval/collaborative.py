@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jaxspec.evaluation.collaboration import load_members, measure
+from jaxspec.evaluation.collaboration import measure
 from jaxspec.evaluation.collaborative_tables import dial_table, draw_dial, methods_table
 from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig
@@ -35,7 +35,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Measures collaborative decoding of the preset's pairings of models."""
     preset, config, options = parse_command(Options, main.__doc__, args, CollaborativeEvalConfig, "gsm8k")
     setup_runtime(config.dtype)
-    rows, dial, records = measure(config, load_members(config))
+    rows, dial, records = measure(config)
     tables = [methods_table(config, rows)] + ([dial_table(config, dial)] if dial else [])
     text = "\n".join(markdown(*table) for table in tables)
     write_results(options.out, describe_run(preset), [*rows, *dial], records, text)

@@ -42,7 +42,7 @@ STAGES = {
     "left": TextStage(_llama(96, 2, 3), _TRAIN, (0, 2)),
     "right": TextStage(_llama(128, 1, 4), replace(_TRAIN, seed=1), (1, 2)),
     "whole": TextStage(_llama(64, 1, 2), replace(_TRAIN, steps=900, warmup=60, learning_rate=8e-3)),
-    "amateur": TextStage(_llama(32, 1, 1), replace(_TRAIN, steps=200, learning_rate=8e-3)),
+    "amateur": TextStage(_llama(32, 1, 1), replace(_TRAIN, steps=60, batch=8, warmup=10, learning_rate=1e-2)),
 }
 
 DEBUG = TextStage(_llama(64, 1, 2), replace(_TRAIN, steps=2, batch=2, save_every=1, log_every=1))

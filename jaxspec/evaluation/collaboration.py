@@ -39,30 +39,29 @@ METHODS: tuple[tuple[str, Method, bool], ...] = (
 """Rows of a pairing: name, method, and whether with the pairing's draft lengths or with 1 each."""
 
 
-def load_members(config: CollaborativeEvalConfig) -> dict[str, LoadedModel]:
-    """All models of all pairings, by their names, each once; towers alike are held once."""
-    loaded: dict[str, LoadedModel] = {}
-    for name in dict.fromkeys(name for pairing in config.pairings for name in pairing.models):
-        first = next(iter(loaded.values()), None)
-        loaded[name] = LoadedModel.load(name, jnp.dtype(config.dtype), beside=first)
-    return loaded
+def measure(config: CollaborativeEvalConfig) -> tuple[list[Record], list[Record], list[Record]]:
+    """(rows of methods, rows of the grid, a record an answer); a row pools a pairing, a set and a method.
 
-
-def measure(
-    config: CollaborativeEvalConfig, models: Mapping[str, LoadedModel]
-) -> tuple[list[Record], list[Record], list[Record]]:
-    """(rows of methods, rows of the grid, a record an answer); a row pools a pairing, a set and a method."""
+    Only one pairing's models are held at a time.
+    """
     rows, dial, records = [], [], []
+    loaded: dict[str, LoadedModel] = {}
     bar = tqdm(total=len(config.pairings) * len(config.sets), unit="set", desc="collaboration", delay=1)
     for pairing in config.pairings:
-        chosen = [models[name] for name in pairing.models]
+        loaded = {name: model for name, model in loaded.items() if name in pairing.models}
+        for name in pairing.models:
+            if name not in loaded:
+                loaded[name] = LoadedModel.load(
+                    name, jnp.dtype(config.dtype), beside=next(iter(loaded.values()), None)
+                )
+        models = [loaded[name] for name in pairing.models]
         for dataset in config.sets:
             bar.set_postfix_str(f"{pairing.name}, {dataset}")
             samples = config.samples(dataset, max(config.limit, config.held_out))
-            found, answers = _methods(config, pairing, chosen, dataset, samples)
+            found, answers = _methods(config, pairing, models, dataset, samples)
             rows += found
             records += answers
-            dial += _dial(config, pairing, chosen, dataset, samples)
+            dial += _dial(config, pairing, models, dataset, samples)
             bar.update()
     bar.close()
     return rows, dial, records
