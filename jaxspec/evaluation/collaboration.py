@@ -6,6 +6,7 @@ the speed-up is the median over the runs of the rate over that of standard colla
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -224,7 +225,7 @@ def _place(
         "turn": 1,
         "pairing": pairing.name,
         "row": row,
-        "models": list(pairing.models),
+        "models": [os.path.relpath(name) if os.path.isabs(name) else name for name in pairing.models],
         "combine": given.combine,
         "method": given.method,
         "gammas": list(given.checked(len(pairing.models))[1]),
