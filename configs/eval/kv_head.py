@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.eval.mini import ASSETS
 from configs.eval.mini import config as mini
 from jaxspec.evaluation.config import Row
 
 config = replace(
     mini,
-    kv_head=str(ASSETS / "kv_head"),
     rows=(
         Row("M", ("M",)),
         Row("T", ("T",)),

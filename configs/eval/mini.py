@@ -1,4 +1,4 @@
-"""The shipped mini models on picturebook's twins: single views, their static mixtures, and MT* as the paper has it."""
+"""The shipped mini models on picturebook's twins: single views, their mixtures, and the KV head."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ config = EvalConfig(
     target=str(ASSETS / "target"),
     draft=str(ASSETS / "draft"),
     captioner=f"jax:{ASSETS / 'captioner'}",
+    kv_head=str(ASSETS / "kv_head"),
     rows=(
         Row("M", ("M",)),
         Row("T", ("T",)),
@@ -20,6 +21,7 @@ config = EvalConfig(
         Row("MT static", ("M", "T")),
         Row("MT*", ("M", "T"), weighting="mt-paper"),
         Row("MTCP static", ("M", "T", "C", "P")),
+        Row("KV head", ("kv",)),
     ),
     sets=(
         "describe",

@@ -81,10 +81,10 @@ def load_models(
     else:
         target = LoadedModel.load(config.target, dtype, tiles=config.tiles)
         draft = LoadedModel.load(config.draft, dtype, tiles=config.tiles, beside=target)
-    if config.kv_head is not None:
+    shown = [name for row in config.rows for name in row.views] if views is None else views
+    if config.kv_head is not None and "kv" in shown:
         target = target.with_head(config.kv_head)
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
-    shown = [name for row in config.rows for name in row.views] if views is None else views
     if config.captioner is None or "C" not in shown:
         return target, draft, None
     return target, draft, load_captioner(config.captioner, dtype, beside=target)
