@@ -14,6 +14,7 @@ from jaxspec.errors import InputError
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 from tests.end_to_end import tiny
 from tests.training.test_conversations import Talk
+from train.distill_data import Options, main
 
 # A quarter of all tokens end an answer, so that some do before the limit and some do not.
 TEXT = replace(tiny.CONFIG.text_config, eos_token_id=tuple(range(5, 30)), max_position_embeddings=60)
@@ -73,6 +74,32 @@ def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:
     for i, sample in enumerate(samples):
         assert source[i].turns == sample.turns
         assert len(source[i].images) == int(sample.id) % 3
+
+
+def test_the_command_prepares_when_all_shards_are_there(
+    straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.save(tmp_path / "target", CONFIG, tiny.random_params(CONFIG))
+    prepare("talk", tmp_path, [Talk()[i] for i in range(7)])
+    options = Options(
+        str(tmp_path / "target"), str(tmp_path / "talk"), "talk_t1", temperature=1.0, max_new_tokens=6, batch_size=4,
+        prompt_buckets=(64,), image_buckets=(2,), chunk=3, shard="0/2", out=tmp_path,
+    )  # fmt: skip
+    assert main(options) is None
+    assert capsys.readouterr().out == (
+        "2 of 3 chunks are there; when all are, run shard 0 again to prepare talk_t1\n"
+    )
+    assert main(replace(options, shard="1/2")) is None
+    folder = main(options)
+    assert folder is not None
+    assert chunks(tmp_path / "talk_t1.answers") == chunks(straight)
+    source = Prepared(folder)
+    assert source.metadata["temperature"] == 1.0
+    assert [source[i].turns for i in range(len(source))] == [s.turns for s in regenerated(Talk(), WORK, straight)]
+    with pytest.raises(InputError, match="say how many"):
+        main(replace(options, data="picturebook"))
+    with pytest.raises(InputError, match="is not i/n"):
+        main(replace(options, shard="2/2"))
 
 
 def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path) -> None:
