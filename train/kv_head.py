@@ -13,6 +13,7 @@ from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import jax
 import jax.numpy as jnp
 import tyro
 
@@ -22,7 +23,7 @@ from jaxspec.config import KVHeadConfig, LlavaConfig
 from jaxspec.config.kv_head import Pooling
 from jaxspec.data.loader import DialogueBatches
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.kv_head import train_kv_head
 from train.export import encoder
 
@@ -41,13 +42,16 @@ def main(
     head: Ablation = Ablation(),
     runs: Path = Path("runs/train"),
     out: Path = Path("runs/train/kv_head/hf"),
+    cluster: str = "",
 ) -> None:
     """Trains the head; a run that was stopped goes on where it was.
 
     Args:
       runs: checkpoints and metrics go to RUNS/kv_head.
       out: the finished head, a directory of this library's own format.
+      cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
+    join_cluster(cluster)
     plan = PRESETS[preset]
     setup_runtime(plan.train.dtype)
     target = LoadedModel.load(plan.target, jnp.dtype("float32"))
@@ -60,8 +64,9 @@ def main(
     params = train_kv_head(
         config, target.model, target.params, plan.train, plan.anchoring, batches, runs / "kv_head"
     )
-    save_kv_head(out, config, params)
-    print(f"wrote {out}")
+    if jax.process_index() == 0:
+        save_kv_head(out, config, params)
+        print(f"wrote {out}")
 
 
 if __name__ == "__main__":

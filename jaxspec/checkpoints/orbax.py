@@ -32,6 +32,10 @@ State = TypeVar("State")
 logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.getMessage())
 
 
+class _WriteError(InputError):
+    """What `Checkpoints` raises where the directory cannot be written."""
+
+
 class Checkpoints:
     """Saves and restores (state, place in the data) by step; a context manager, leaving waits for pending writes.
 
@@ -55,7 +59,7 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, InputError):
+        if isinstance(error, _WriteError):
             return  # closing waits for the write that failed, and raises anew
         with self._told_in_one_line():
             self._manager.wait_until_finished()
@@ -116,7 +120,7 @@ class Checkpoints:
             manager = getattr(self, "_manager", None)
             last = None if manager is None else max(manager.all_steps(read=True), default=None)
             left = "nothing was saved before" if last is None else f"step {last} is whole and a new start goes on there"
-            raise InputError(f"checkpoints: cannot write {self._directory}: {reason}; mend that, {left}") from error
+            raise _WriteError(f"checkpoints: cannot write {self._directory}: {reason}; mend that, {left}") from error
 
 
 def _file_error(error: Exception) -> str | None:

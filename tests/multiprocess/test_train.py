@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.errors import InputError
+from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig
 from tests.training import child, tiny
 from tests.training.child import Child
@@ -50,3 +52,9 @@ def end(runs: list[Child], code: int) -> list[str]:
     for run in runs:
         run.open_gate()
     return [run.end(code) for run in runs]
+
+
+@pytest.mark.parametrize("place", ["host", "host:1", "host:1,2", "host:1,2,2", "host:x,2,0", "auto "])
+def test_a_place_in_a_cluster_that_is_none(place):
+    with pytest.raises(InputError, match="give auto, or HOST:PORT,COUNT,INDEX"):
+        join_cluster(place)
