@@ -109,7 +109,7 @@ def run(args: Generate) -> str:
     if draft is not None and head is None and is_kv_head(draft):
         draft, head = None, draft
     default = ["kv"] if draft is None else ["M", "kv"]
-    views = tuple(args.views.split(",") if args.views else default if head else ["M"])
+    views = tuple(args.views.split(",") if args.views is not None else default if head else ["M"])
     config = EngineConfig(
         views,
         weights,

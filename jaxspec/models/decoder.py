@@ -16,12 +16,12 @@ from jaxspec.cache import KVCache, TreeMask, write
 from jaxspec.config import RotaryConfig
 from jaxspec.models.layers import (
     INIT,
+    Embed,
     GatedMLP,
     RMSNorm,
     attend,
     call_layer,
     dense,
-    look_up,
     rotary_frequencies,
     rotate,
 )
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.embed_tokens = nn.Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
+        self.embed_tokens = Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
         self.layers = [Layer(c) for _ in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
@@ -153,7 +153,7 @@ class CausalLM(nn.Module):
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""
-        return look_up(self.model.embed_tokens, jnp.clip(tokens, 0, self.config.vocab_size - 1))
+        return self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
 
     def hidden(
         self,

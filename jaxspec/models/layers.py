@@ -82,10 +82,12 @@ class LayerNorm(nn.Module):
         return wide.astype(x.dtype)
 
 
-def look_up(table: nn.Embed, rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Rows of an embedding, which a mesh that splits them by columns gathers first, and not what was looked up."""
-    whole = constrain(table.embedding, "vocab", None)
-    return constrain(jnp.take(whole, rows, axis=0), "batch", None, None)
+class Embed(nn.Embed):
+    """An embedding that a mesh which splits it by columns gathers before the look-up, and not what was looked up."""
+
+    def __call__(self, inputs: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        whole = constrain(self.embedding, "vocab", None)
+        return constrain(jnp.take(whole, inputs, axis=0), "batch", None, None)
 
 
 def dense(features: int, bias: bool, name: str | None = None) -> nn.Dense:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, write
 from jaxspec.config import OptConfig
 from jaxspec.models.decoder import CausalLM, LayerCache, run_layers
-from jaxspec.models.layers import INIT, LayerNorm, attend, dense, look_up
+from jaxspec.models.layers import INIT, Embed, LayerNorm, attend, dense
 from jaxspec.typing import Array, Float
 
 OFFSET = 2
@@ -69,8 +69,8 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.embed_tokens = nn.Embed(c.vocab_size, c.word_embed_proj_dim, embedding_init=INIT)
-        self.embed_positions = nn.Embed(c.max_position_embeddings + OFFSET, c.hidden_size, embedding_init=INIT)
+        self.embed_tokens = Embed(c.vocab_size, c.word_embed_proj_dim, embedding_init=INIT)
+        self.embed_positions = Embed(c.max_position_embeddings + OFFSET, c.hidden_size, embedding_init=INIT)
         if c.word_embed_proj_dim != c.hidden_size:
             self.project_in = dense(c.hidden_size, bias=False)
             self.project_out = dense(c.word_embed_proj_dim, bias=False)
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
         c = self.config
         projects = c.word_embed_proj_dim != c.hidden_size
         rows = jnp.clip(rotary, 0, c.max_position_embeddings - 1) + OFFSET
-        x = (self.project_in(embeds) if projects else embeds) + look_up(self.embed_positions, rows)
+        x = (self.project_in(embeds) if projects else embeds) + self.embed_positions(rows)
         x, cache = run_layers(self.layers, x, (positions, seen), cache, live)
         x = self.final_layer_norm(x) if c.final_layer_norm else x
         return self.project_out(x) if projects else x, cache
