@@ -295,8 +295,8 @@ class Engine:
         for view, row in zip(self._views, rows[1:], strict=True):
             if len(row) + request.max_new_tokens + self.config.gamma > limit:
                 raise InputError(
-                    f"view {view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the draft's "
-                    f"{limit} trained positions; leave the view out, or use context 'drop_view' or 'extrapolate'"
+                    f"view {view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the "
+                    f"draft's {limit} trained positions; leave the view out or use context 'drop_view' or 'extrapolate'"
                 )
 
     def _sizes(self, request: Request, rows: list[Row]) -> Sizes:
