@@ -35,7 +35,8 @@ MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
 CACHE_AXES = ("batch", None, "kv_heads", None)
 """Of a layer's keys or values [B, S, K, H]."""
 
-_DECODER = r"(?:language_model/)?model/(?:decoder/)?"
+_DECODER = r"(?:(?:language_model/)?model/(?:decoder/)?)?"
+"""What stands before a decoder's parameters; nothing before a KV head's."""
 _TOWER = r"(?:vision_tower|visual)/(?:.+/)?"
 
 TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
@@ -67,6 +68,8 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     # both
     (r"(?:.*/)?\w*(?:norm|norm[12]|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),
+    # the KV head
+    (r"kv_projector/[kv]", ()),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates whatever its rank."""
 

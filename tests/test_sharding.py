@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxspec.config import LlamaConfig, ModelConfig, text_config
+from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES, abstract_params
+from jaxspec.models.kv_head import abstract_head
 from jaxspec.models.vision import _attend
 from jaxspec.sharding import (
     TABLE,
@@ -77,6 +79,15 @@ def test_splits_divide_or_fall_back(model_type, model):
     text = text_config(config)
     if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:  # then nearly all of a model divides
         assert held < 1.2 * whole / (2 * model)
+
+
+def test_a_kv_head_is_split_as_its_target():
+    target = LlavaConfig()
+    head = abstract_head(KVHeadConfig.of_target(target, target_name="target", image_slots=64))
+    places = flatten_dict(shardings(target, head, abstract_mesh(model=2, fsdp=4)), sep="/")
+    assert places["layers_0/self_attn/q_proj/kernel"].spec == P("fsdp", "model")
+    assert places["layers_0/mlp/down_proj/kernel"].spec == P("model", "fsdp")
+    assert places["kv_projector/k"].spec == P()
 
 
 def test_heads_are_split_whole():

@@ -22,7 +22,7 @@ from jaxspec.config import KVHeadConfig, LlavaConfig
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head
-from jaxspec.sharding import replicated, shardings
+from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.losses import draft_loss
@@ -160,8 +160,7 @@ def train_kv_head(
     params = {"head": head, "target": target_params}
 
     def places(mesh: Mesh) -> Params:
-        whole = jax.tree.map(lambda _: replicated(mesh), head)
-        return {"head": whole, "target": shardings(target.config, target_params, mesh)}
+        return {name: shardings(target.config, part, mesh) for name, part in params.items()}
 
     return fit(stage, params, make_loss(target, config, anchoring), data, directory, places=places)["head"]
 
