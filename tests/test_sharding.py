@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, text_config
+from jaxspec.config.kv_head import Pooling
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES, abstract_params
 from jaxspec.models.kv_head import abstract_head
@@ -81,13 +82,16 @@ def test_splits_divide_or_fall_back(model_type, model):
         assert held < 1.2 * whole / (2 * model)
 
 
-def test_a_kv_head_is_split_as_its_target():
+@pytest.mark.parametrize("pooling", get_args(Pooling))
+def test_a_kv_head_is_split_as_its_target(pooling):
     target = LlavaConfig()
-    head = abstract_head(KVHeadConfig.of_target(target, target_name="target", image_slots=64))
-    places = flatten_dict(shardings(target, head, abstract_mesh(model=2, fsdp=4)), sep="/")
-    assert places["layers_0/self_attn/q_proj/kernel"].spec == P("fsdp", "model")
-    assert places["layers_0/mlp/down_proj/kernel"].spec == P("model", "fsdp")
-    assert places["kv_projector/k"].spec == P()
+    named = {"target_name": "target", "image_slots": 64, "slot_bias": True}
+    head = KVHeadConfig.of_target(target, pooling=pooling, **named)
+    places = flatten_dict(shardings(target, abstract_head(head), abstract_mesh(model=2, fsdp=4)), sep="/")
+    assert places.pop("layers_0/self_attn/q_proj/kernel").spec == P("fsdp", "model")
+    assert places.pop("layers_0/mlp/down_proj/kernel").spec == P("model", "fsdp")
+    own = [place.spec for path, place in places.items() if path.startswith(("kv_projector", "slot_bias"))]
+    assert set(own) == {P()}
 
 
 def test_heads_are_split_whole():
