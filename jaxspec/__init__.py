@@ -11,20 +11,34 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
+    from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
+    from jaxspec.decoding.engine import Engine, EngineConfig
+    from jaxspec.decoding.host import Request, Result
     from jaxspec.decoding.loading import LoadedModel
     from jaxspec.errors import InputError
 
 _HOMES = {
+    "Collaboration": "jaxspec.decoding.collaboration",
+    "CollaborationConfig": "jaxspec.decoding.collaboration",
     "Engine": "jaxspec.decoding.engine",
     "EngineConfig": "jaxspec.decoding.engine",
     "InputError": "jaxspec.errors",
     "LoadedModel": "jaxspec.decoding.loading",
-    "Request": "jaxspec.decoding.engine",
-    "Result": "jaxspec.decoding.engine",
+    "Request": "jaxspec.decoding.host",
+    "Result": "jaxspec.decoding.host",
 }
 
-__all__ = ["Engine", "EngineConfig", "InputError", "LoadedModel", "Request", "Result", "__version__"]
+__all__ = [
+    "Collaboration",
+    "CollaborationConfig",
+    "Engine",
+    "EngineConfig",
+    "InputError",
+    "LoadedModel",
+    "Request",
+    "Result",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
