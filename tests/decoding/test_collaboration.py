@@ -95,7 +95,7 @@ def check_contrast(model: LoadedModel, plain: Collaboration, request: Request, a
 
 def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
     seeing, _, reading = models
-    wider = replace(reading.config, vocab_size=reading.config.vocab_size + 1)
+    wider = replace(tiny.CONFIG.text_config, vocab_size=tiny.CONFIG.text_config.vocab_size + 1)
     with pytest.raises(InputError, match=r"model 2 vocabulary: 105 tokens and model 1's 104"):
         Collaboration([seeing, loaded(wider, tiny.random_params(wider))])
     other = loaded(reading.config, reading.params, tiny.tokenizer(tiny.CHARACTERS[::-1]))

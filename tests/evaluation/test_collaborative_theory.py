@@ -88,7 +88,7 @@ def test_alternating_single_proposals_never_loses() -> None:
         gain = speedup(alternating_calls([q, p], [1, 1]), [c, 1])
         assert 1 - 1e-12 <= gain <= 2 + 1e-12
     for alphas in RNG.random((50, 3)):
-        assert 1 - 1e-12 <= speedup(alternating_calls(alphas, [1, 1, 1]), RNG.random(3) + 0.01) <= 3 + 1e-12
+        assert 1 - 1e-12 <= speedup(alternating_calls(alphas, [1, 1, 1]), (RNG.random(3) + 0.01).tolist()) <= 3 + 1e-12
 
 
 def test_bounds_of_weighted_ensembles() -> None:
