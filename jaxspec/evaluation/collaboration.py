@@ -86,8 +86,8 @@ def _methods(
     held = read_answers(programs["standard"], samples[: config.held_out], config.max_new_tokens)
     combination = programs["standard"].params["combination"]
     quality = {"held_out_nats": held.nats(combination), "held_out_nats_alone": held.nats_alone()}
-    alphas = collaboration_metrics([a.stats for a in answers["CoS"]])["alpha"]
-    alphas = [measured if measured is not None else 0.0 for measured in alphas]
+    pooled = collaboration_metrics([a.stats for every in answers.values() for a in every])["alpha"]
+    alphas = [0.0 if alpha is None else alpha for alpha in pooled]
     widths = {name: _scoring_widths(c) for name, c in programs.items()}
     times = time_members(programs["CoS"], requests[0], [1, *(w for pair in widths.values() for w in pair)])
     rows, records = [], []

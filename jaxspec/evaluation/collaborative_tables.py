@@ -45,7 +45,7 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Ta
         f"{config.limit} samples a set one by one, {config.max_new_tokens} new tokens, {config.dtype}, "
         f"{rows[0]['device']}; medians of {config.repeats} interleaved runs. Lists are of models, in their order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests. predicted, Thm.: calls "
-        "and speed-up of the exact law at the mean alphas of CoS; with times: with those of scoring passes too.",
+        "and speed-up of the exact law at the mean alphas; with times: with those of scoring passes too.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. right: final numbers that are "
         "the accepted one. same: answers equal to standard collaborative decoding's, at temperature 0.",
     ]
