@@ -172,9 +172,13 @@ class Collaboration:
         names = self.config.views or tuple("M" if model.images else "T" for model in self.models)
         views = tuple(map(parse_view, names))
         for number, (model, view) in enumerate(zip(self.models, views), start=1):
-            drafts_alone = view.reads_captions or view.reads_target
-            if drafts_alone or (view.reads_images and model.images is None):
-                mend = "that view is for drafts" if drafts_alone else "it is a text model"
+            refused = {
+                "captions are for drafts": view.reads_captions,
+                "KV heads are for drafts": view.reads_target,
+                "it is a text model": view.reads_images and model.images is None,
+            }
+            if any(refused.values()):
+                mend = next(reason for reason, holds in refused.items() if holds)
                 raise InputError(f"views: model {number} cannot be shown {view.name}, {mend}; use T")
         return views
 
