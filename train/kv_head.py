@@ -1,45 +1,42 @@
-"""Trains the mini KV head on picturebook dialogues by Target-Draft attention, and writes its directory.
+"""Trains a KV head by Target-Draft attention and writes its directory.
 
     python train/kv_head.py
-    python train/kv_head.py --preset ablation --head.pooling drop --runs runs/drop --out runs/drop/kv_head/hf
+    python train/kv_head.py --head.pooling drop --runs runs/drop
+    python train/kv_head.py --recipe llava15_7b --data text=/data/chats llava_v1_5_mix665k=/data/mix
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax
-import jax.numpy as jnp
 import tyro
 
-from configs.train.kv_head import PRESETS
+from configs.train.kv_head import RECIPES
 from jaxspec.checkpoints.kv_head import save_kv_head
-from jaxspec.config import KVHeadConfig, LlavaConfig
 from jaxspec.config.kv_head import Pooling
-from jaxspec.data.loader import DialogueBatches
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.kv_head import train_kv_head
-from train.export import encoder
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What may be changed of the head; see `KVHeadConfig`."""
+    """What may be changed of the recipe's head; see `KVHeadConfig`."""
 
     pooling: Pooling = "linear"
-    slot_bias: bool = True
     reads_text: bool = True
 
 
 def main(
-    preset: Literal["mini", "ablation", "debug"] = "mini",
+    recipe: Literal["mini", "debug", "llava15_7b", "llava15_7b_paper", "llava15_13b"] = "mini",
     head: Ablation = Ablation(),
+    steps: int | None = None,
+    data: tuple[str, ...] = (),
     runs: Path = Path("runs/train"),
     out: Path = Path("runs/train/kv_head/hf"),
     cluster: str = "",
@@ -47,23 +44,22 @@ def main(
     """Trains the head; a run that was stopped goes on where it was.
 
     Args:
-      runs: checkpoints and metrics go to RUNS/kv_head.
+      steps: of every stage, in place of the recipe's.
+      data: NAME=PATH, where a data set of the recipe's lies, if not in runs/data.
+      runs: checkpoints and metrics go to RUNS/STAGE.
       out: the finished head, a directory of this library's own format.
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
     join_cluster(cluster)
-    plan = PRESETS[preset]
-    setup_runtime(plan.train.dtype)
-    target = LoadedModel.load(plan.target, jnp.dtype("float32"))
-    assert isinstance(target.config, LlavaConfig)
-    options = {**plan.head, "target_name": Path(plan.target).name, **vars(head)}
-    config = KVHeadConfig.of_target(target.config, **options)
-    batches = DialogueBatches(
-        encoder(), target.config, plan.train.batch, plan.train.seed, plan.buckets, plan.images, plan.kinds
-    )
-    params = train_kv_head(
-        config, target.model, target.params, plan.train, plan.anchoring, batches, runs / "kv_head"
-    )
+    plan = RECIPES[recipe]
+    setup_runtime("float32")
+    options = {**plan.head, **vars(head)}
+    options["slot_bias"] = plan.head.get("slot_bias", False) and head.pooling in ("linear", "attention", "avgpool")
+    stages = plan.stages
+    if steps is not None:
+        stages = tuple(replace(stage, train=replace(stage.train, steps=steps)) for stage in stages)
+    places = {name: Path(path) for name, _, path in (entry.partition("=") for entry in data)}
+    config, params = train_kv_head(replace(plan, head=options, stages=stages), runs, places)
     if jax.process_index() == 0:
         save_kv_head(out, config, params)
         print(f"wrote {out}")

@@ -1,29 +1,64 @@
-"""How KV heads are trained: the shipped mini head's preset, and the one that its ablations are compared by."""
+"""How KV heads are trained: the shipped mini head's recipe, its debug twin, and LLaVA-1.5's.
+
+LLaVA-1.5's: first text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order); best on
+answers that the target wrote (`train/distill_data.py`). Draft lengths up to 7 are trained for.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train.mini import DRAFT_BUCKETS, DRAFT_KINDS, TARGET_BUCKETS
+from configs.train.mini import TARGET_BUCKETS
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.kv_head import Anchoring, HeadPreset
+from jaxspec.training.kv_head import Anchoring, HeadRecipe
+from jaxspec.training.recipes import Stage
 
-MINI = HeadPreset(
+_STEPS = TrainConfig(steps=300, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.02, save_every=50)
+
+MINI = HeadRecipe(
     target="jaxspec/assets/mini/target",
     head={"image_slots": 4, "slot_bias": True, "gamma": 5},
-    train=TrainConfig(
-        steps=300, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.02, frozen=("target",), save_every=50
-    ),
+    stages=(Stage("kv_head", _STEPS, (("picturebook", 1.0),)),),
     anchoring=Anchoring(anchors=32),
     buckets=TARGET_BUCKETS,
-    images=(2, 5),
+    units=(2, 5),
 )
-ABLATION = replace(MINI, train=replace(MINI.train, steps=80), buckets=DRAFT_BUCKETS, images=(2,), kinds=DRAFT_KINDS)
-"""Short dialogues and few steps: what a variant of the head is worth beside the others, not how far it can go."""
+"""The shipped head saw the same mixture of dialogues in another order."""
 
-MINI_DEBUG = replace(
-    ABLATION,
-    train=replace(MINI.train, steps=2, batch=2, save_every=1, log_every=1, mesh=MeshConfig(data=1)),
+DEBUG = replace(
+    MINI,
+    stages=(
+        Stage(
+            "kv_head",
+            replace(_STEPS, steps=2, batch=2, save_every=1, log_every=1, mesh=MeshConfig(data=1)),
+            (("picturebook:describe", 1.0),),
+        ),
+    ),
     anchoring=Anchoring(anchors=2),
+    buckets=(96,),
 )
-PRESETS = {"mini": MINI, "ablation": ABLATION, "debug": MINI_DEBUG}
+
+_LARGE = TrainConfig(steps=4000, batch=64, learning_rate=5e-5, warmup=200, weight_decay=0.0, dtype="bfloat16")
+
+LLAVA15_7B = HeadRecipe(
+    target="llava-hf/llava-1.5-7b-hf",
+    head={"image_slots": 64, "slot_bias": True, "gamma": 7},
+    stages=(
+        Stage("text", _LARGE, (("text", 1.0),)),
+        Stage("images", replace(_LARGE, steps=8000), (("llava_v1_5_mix665k", 1.0),)),
+    ),
+    anchoring=Anchoring(anchors=128),
+    buckets=(1024, 1536, 2048),
+    units=(0, 1, 2),
+)
+LLAVA15_13B = replace(LLAVA15_7B, target="llava-hf/llava-1.5-13b-hf")
+LLAVA15_7B_PAPER = replace(LLAVA15_7B, head={"image_slots": 64, "gamma": 5})
+"""As the paper has it: no bias on image slots."""
+
+RECIPES = {
+    "mini": MINI,
+    "debug": DEBUG,
+    "llava15_7b": LLAVA15_7B,
+    "llava15_7b_paper": LLAVA15_7B_PAPER,
+    "llava15_13b": LLAVA15_13B,
+}

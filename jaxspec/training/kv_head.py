@@ -9,7 +9,7 @@ it sees in decoding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +19,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxspec.config import KVHeadConfig, LlavaConfig
+from jaxspec.data.sources import mixture
+from jaxspec.decoding.host import prompt_encoder
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.inputs import TEXT, PromptRows, in_order
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch
-from jaxspec.training.config import TrainConfig
+from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.losses import draft_loss
+from jaxspec.training.recipes import Stage, open_data
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -46,26 +51,25 @@ class Anchoring:
 
 
 @dataclass(frozen=True)
-class HeadPreset:
+class HeadRecipe:
     """A head, its target, and how it is trained."""
 
     target: str
-    """Directory or hub id."""
+    """Directory or hub id of a LLaVA-1.5."""
     head: Mapping[str, Any]
     """Options of `KVHeadConfig.of_target`."""
-    train: TrainConfig
+    stages: tuple[Stage, ...]
     anchoring: Anchoring
     buckets: tuple[int, ...]
-    """Lengths of dialogues."""
-    images: tuple[int, ...]
-    """Most images of a dialogue, buckets too."""
-    kinds: tuple[str, ...] | None = None
-    """Of picturebook's dialogues; None is all."""
+    """Of row lengths; longer rows are cut at the last."""
+    units: tuple[int, ...] = (0, 1, 2, 4, 8)
+    """Buckets of the most images of one row."""
 
 
 @dataclass(frozen=True)
 class HeadBatches:
-    """Dialogues with anchors: what `batches` gives, and `anchors` [B, A], `text` [B, E] and `images` [B, I, n].
+    """Conversations with anchors: what `batches` gives, and `anchors` [B, A], `head_text` [B, E] and `head_images`
+    [B, I, n], the slots of `HeadRows`.
 
     An anchor is a token that the assistant wrote and whose follower it wrote too; -1 fills rows that have fewer. The
     target's key of an anchor does not exist yet when a block begins there.
@@ -81,10 +85,16 @@ class HeadBatches:
         batch = self.batches(step)
         tokens, mask = batch["tokens"], batch["mask"]
         shows = tokens == self.target.image_token_index
+        if "sources" in batch:
+            shows = batch["sources"][..., 0] != TEXT
         shown = np.where(shows, (np.cumsum(shows, axis=1) - 1) // self.target.image_tokens, -1)
-        rows = head_rows(self.config, list(shown), tokens.shape[1], batch["pixels"].shape[1])
+        rows = head_rows(self.config, list(shown), tokens.shape[1], int(shown.max(initial=-1)) + 1)
         anchors = draw_anchors(mask, self.anchoring.anchors, np.random.default_rng((self.seed, step)))
-        return batch | {"anchors": anchors, "text": rows.text, "images": rows.images}
+        images = rows.images
+        if "pixels" in batch and self.config.pools:  # of one bucket, so that few programs are compiled
+            spare = batch["pixels"].shape[1] - images.shape[1]
+            images = np.pad(images, ((0, 0), (0, spare), (0, 0)), constant_values=-1)
+        return batch | {"anchors": anchors, "head_text": rows.text, "head_images": images}
 
 
 def draw_anchors(mask: Bool[np.ndarray, "B L"], count: int, rng: np.random.Generator) -> Int[np.ndarray, "B A"]:
@@ -103,7 +113,7 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
 
     def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         frozen, tokens = jax.lax.stop_gradient(params["target"]), batch["tokens"]
-        hidden, k, v = read_target(target, frozen, tokens, batch["pixels"])
+        hidden, k, v = read_target(target, frozen, batch)
         at = batch["anchors"][..., None] + jnp.arange(steps + 1)
         inside = (batch["anchors"] >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
@@ -111,7 +121,7 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         block = at[..., :-1]
         written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), batch["anchors"])
         embeds = target.embed(frozen, written, None).reshape(*block.shape, -1)
-        rows = HeadRows(batch["text"], batch["images"])
+        rows = HeadRows(batch["head_text"], batch["head_images"])
         drafted: Any = jax.checkpoint(
             lambda own: head.apply({"params": own}, embeds, batch["anchors"], block, k, v, rows)
         )(params["head"])
@@ -130,39 +140,64 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
 
 
 def read_target(
-    target: LanguageModel, params: Params, tokens: Int[Array, "B L"], pixels: Float[Array, "B I Y X 3"]
+    target: LanguageModel, params: Params, batch: Mapping[str, Array]
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B L K H"], Float[Array, "B L K H"]]:
-    """Hidden states, and last-layer keys and values, of whole dialogues of a LLaVA; images show their rows in order."""
-    batch, length = tokens.shape
+    """Hidden states, and last-layer keys and values, of whole conversations of a LLaVA-1.5. Where a batch names no
+    `sources`, the slots of image tokens show the images' rows in order."""
+    tokens = batch["tokens"]
+    rows, length = tokens.shape
     assert isinstance(target.config, LlavaConfig)
-    sources = in_order(tokens == target.config.image_token_index)
-    rows = PromptRows(tokens, jnp.full(batch, length), sources)
-    embeds = target.embed(params, rows, target.encode(params, {"pixels": pixels}))
-    hidden, cache = target.read(params, embeds, rows, length)
+    features = sources = None
+    if "pixels" in batch:
+        dtype = jax.tree.leaves(params)[0].dtype
+        features = target.encode(params, {"pixels": batch["pixels"].astype(dtype)})
+        shown = tokens == target.config.image_token_index
+        sources = batch["sources"] if "sources" in batch else in_order(shown)
+    prompt = PromptRows(tokens, jnp.full(rows, length), sources)
+    hidden, cache = target.read(params, target.embed(params, prompt, features), prompt, length)
     return hidden, cache.k[-1], cache.v[-1]
 
 
 def train_kv_head(
-    config: KVHeadConfig,
-    target: LanguageModel,
-    target_params: Params,
-    stage: TrainConfig,
-    anchoring: Anchoring,
-    batches: Callable[[int], Batch],
-    directory: Path,
-    start: Params | None = None,
-) -> Params:
-    """Trains a head from the target's last layer, or from `start`; resumes from `directory`. Returns the head's own
-    parameters."""
-    assert isinstance(target.config, LlavaConfig)
-    head = start or init_head(config, text_params(target.config, target_params), jax.random.key(stage.seed))
-    data = HeadBatches(batches, config, target.config, anchoring, stage.seed)
-    params = {"head": head, "target": target_params}
+    recipe: HeadRecipe, directory: Path, data: Mapping[str, Path] | None = None
+) -> tuple[KVHeadConfig, Params]:
+    """Trains all stages, each from the end of the one before; goes on where it was stopped.
+
+    Args:
+      directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
+      data: where data sets lie that are not under `runs/data`.
+
+    Returns the head's configuration and its own parameters. Raises InputError for targets and data that do not fit.
+    """
+    target = LoadedModel.load(recipe.target)
+    if target.config.model_type != LlavaConfig.model_type or not isinstance(target.config, LlavaConfig):
+        raise InputError(f"target {recipe.target}: KV heads are trained for LLaVA-1.5 so far, and this is "
+                         f"{target.config.model_type!r}")
+    config = KVHeadConfig.of_target(target.config, target_name=Path(recipe.target).name, **recipe.head)
+    start = jax.random.key(recipe.stages[0].train.seed)
+    head = init_head(config, text_params(target.config, target.params), start)
 
     def places(mesh: Mesh) -> Params:
-        return {name: shardings(target.config, part, mesh) for name, part in params.items()}
+        parts = {"head": head, "target": target.params}
+        return {name: shardings(target.config, part, mesh) for name, part in parts.items()}
 
-    return fit(stage, params, make_loss(target, config, anchoring), data, directory, places=places)["head"]
+    loss_fn = make_loss(target.model, config, recipe.anchoring)
+    for stage in recipe.stages:
+        parts = [(open_data(name, data or {}), weight) for name, weight in stage.data]
+        conversations = ConversationBatches(
+            mixture(parts, stage.train.seed),
+            prompt_encoder(target),
+            replace(target, params={}),
+            stage.train.batch,
+            recipe.buckets,
+            recipe.units,
+            seed=stage.train.seed,
+        )
+        batches = HeadBatches(conversations, config, target.config, recipe.anchoring, stage.train.seed)
+        params = {"head": head, "target": target.params}
+        train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
+        head = fit(train, params, loss_fn, batches, directory / stage.name, places=places)["head"]
+    return config, head
 
 
 def _pick(values: Array, at: Int[Array, "B A J"]) -> Array:

@@ -82,7 +82,7 @@ def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None
 
     Raises InputError for models and data that do not fit; see `fit` for the rest.
     """
-    sources = {name: _open(name, data or {}) for name in _names(recipe)}
+    sources = {name: open_data(name, data or {}) for name in _names(recipe)}
     with jax.default_device(jax.local_devices(backend="cpu")[0]):  # placed on the mesh stage by stage
         target = LoadedModel.load(recipe.target)
         draft = start_draft(recipe, target)
@@ -193,7 +193,8 @@ def _names(recipe: Recipe) -> dict[str, None]:
     return dict.fromkeys([*names, recipe.held_out] if recipe.held_out else names)
 
 
-def _open(name: str, data: Mapping[str, Path]) -> Any:
+def open_data(name: str, data: Mapping[str, Path]) -> Any:
+    """A data set by its name under `runs/data`, or where `data` says that it lies."""
     if name.partition(":")[0] == "picturebook" and name not in data:
         return open_source(name)
     path = data.get(name, PREPARED / name)

@@ -70,7 +70,7 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
     whole = {"tokens": tokens, "mask": mask, "pixels": pixels}
     batch = HeadBatches(lambda step: whole, config, target.config, Anchoring(anchors=3))(0)
     assert batch["anchors"][0].tolist() == [8, 9, -1]
-    assert batch["images"][:, 0].tolist() == [[1, 2, 3, 4]] * 2
+    assert batch["head_images"][:, 0].tolist() == [[1, 2, 3, 4]] * 2
     loss_fn = make_loss(target, config, Anchoring(anchors=3))
 
     @jax.jit
@@ -78,6 +78,9 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
         return jax.grad(lambda both: loss_fn(both, batch)[0])(both)
 
     both = {"target": params, "head": head}
+    sources = np.where(tokens == tiny.VOCABULARY - 1, np.arange(16) - 1, -1)[..., None]
+    named = HeadBatches(lambda step: whole | {"sources": sources}, config, target.config, Anchoring(anchors=3))(0)
+    np.testing.assert_array_equal(loss_fn(both, named)[0], loss_fn(both, batch)[0])
     before = grads(both, batch)
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(before["target"]))
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(before["head"]))
