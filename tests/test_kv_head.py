@@ -23,14 +23,11 @@ IMAGE = tiny.VOCABULARY - 1
 BASE = KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3)
 VARIANTS = {
     "paper": BASE,
-    "bias": replace(BASE, slot_bias=True),
-    "per head": replace(BASE, per_head=True, image_slots=2),
+    "per head": replace(BASE, per_head=True, image_slots=2, slot_bias=True),
     "attention": replace(BASE, pooling="attention", image_slots=3, slot_bias=True),
-    "avgpool": replace(BASE, pooling="avgpool"),
-    "none": replace(BASE, pooling="none"),
+    "averages, no text": replace(BASE, pooling="avgpool", reads_text=False),
     "drop": replace(BASE, pooling="drop"),
-    "no text": replace(BASE, reads_text=False),
-    "two layers": replace(BASE, text_config=replace(BASE.text_config, num_hidden_layers=2)),
+    "all, two layers": replace(BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)),
 }
 LENGTH, J = 16, BASE.gamma
 SHOWN = [

@@ -145,7 +145,7 @@ class KVHead(nn.Module):
         self.norm = RMSNorm(c.text_config.rms_norm_eps)
         if c.pools:
             self.kv_projector = KVProjector(c)
-        if c.slot_bias:
+        if c.pools and c.slot_bias:
             weight = math.log(c.image_tokens / c.image_slots)
             self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
 

@@ -25,9 +25,7 @@ TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1
 HEADS = {
     "linear": {"slot_bias": True},
     "attention": {"pooling": "attention", "image_slots": 3},
-    "none": {"pooling": "none"},
-    "drop": {"pooling": "drop"},
-    "two layers": {"layers": 2},
+    "all, two layers": {"pooling": "none", "layers": 2},
 }
 PAGES, BEFORE, NEW, J = (2, 0, 1), 6, 12, 3
 
@@ -121,7 +119,7 @@ def test_absent_images_and_later_tokens_change_nothing() -> None:
 
 
 def test_one_token_without_images_is_the_last_layer_with_its_newest_key_replaced() -> None:
-    config, params = tiny.kv_head(TARGET, PARAMS, pooling="drop", slot_bias=False, gamma=1)
+    config, params = tiny.kv_head(TARGET, PARAMS, pooling="drop", gamma=1)
     tokens = jnp.asarray(np.random.default_rng(3).integers(3, IMAGE, (2, 9)))
     target = LanguageModel(TEXT)
     own = PARAMS["language_model"]
@@ -153,7 +151,7 @@ def raw(head: KVHead, embeds: Any, anchors: Any, rotary: Any, k: Any, v: Any, ro
 def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | None) -> None:
     """Its layer, reading all images, computes what the target will: every block is accepted as far as it goes."""
     target, params = tiny.lvlm(32, 1, seed=0)
-    config, head = tiny.kv_head(target, params, noise=0.0, pooling="none", slot_bias=False)
+    config, head = tiny.kv_head(target, params, noise=0.0, pooling="none")
     batch = tiny.prompts([5, 3, 7, 5], [1, 0, 2, 1], ("kv",), head=config)
     spec = tiny.speculator(target, LanguageModel(config.text_config), ("kv",), J, tree=tree, head=config)
     new = 1 + 5 * (J + 1)
