@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from configs.eval.mini import config as MINI
+from jaxspec.decoding.combination import parse_combination
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.config import CollaborativeEvalConfig
 from jaxspec.presets import load_preset, preset_names
 
 
@@ -70,5 +72,11 @@ def test_help_lists_both_kinds_of_options(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", preset_names("eval"))
 def test_presets_are_well_formed(name: str) -> None:
     config = load_preset("eval", name)
+    if isinstance(config, CollaborativeEvalConfig):
+        for pairing in config.pairings:
+            config.collaboration(pairing, "alternating", pairing.gammas).checked(len(pairing.models))
+            for _, text in pairing.dial:
+                parse_combination(text, len(pairing.models))
+        return
     for row in config.rows:
         config.engine(row)
