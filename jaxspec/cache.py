@@ -19,10 +19,14 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class KVCache(struct.PyTreeNode):
-    """One pair of leaves a layer: XLA updates them in place, where one stacked leaf is copied every step."""
+    """One pair of leaves a layer: XLA updates them in place, where one stacked leaf is copied every step.
 
-    k: tuple[Float[Array, "B S K H"], ...]
-    v: tuple[Float[Array, "B S K H"], ...]
+    Heads come before slots: attention multiplies one matrix [S, H] a head, and with the slots in front XLA would
+    copy the whole cache into that order in every pass.
+    """
+
+    k: tuple[Float[Array, "B K S H"], ...]
+    v: tuple[Float[Array, "B K S H"], ...]
     length: Int[Array, " B"]
     """Tokens of each row that are valid."""
     shift: Int[Array, " B"]
@@ -33,7 +37,11 @@ class KVCache(struct.PyTreeNode):
 
     @property
     def slots(self) -> int:
-        return self.k[0].shape[1]
+        return self.k[0].shape[2]
+
+
+LayerCache = tuple[Array, ...]
+"""Keys, values and, where the cache has one, the bias of its slots."""
 
 
 class TreeMask(struct.PyTreeNode):
@@ -47,7 +55,7 @@ class TreeMask(struct.PyTreeNode):
 
 def init_cache(config: TextConfig, batch: int, slots: int, dtype: jnp.dtype) -> KVCache:
     """An empty cache of `slots` tokens for `batch` rows."""
-    shape = (batch, slots, config.num_key_value_heads, config.head_dim)
+    shape = (batch, config.num_key_value_heads, slots, config.head_dim)
     layers = range(config.num_hidden_layers)
     return KVCache(
         k=tuple(jnp.zeros(shape, dtype) for _ in layers),
@@ -58,14 +66,35 @@ def init_cache(config: TextConfig, batch: int, slots: int, dtype: jnp.dtype) -> 
 
 
 def write(
-    leaf: Float[Array, "B S K H"], new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
-) -> Float[Array, "B S K H"]:
+    leaf: Float[Array, "B K S H"], new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
+) -> Float[Array, "B K S H"]:
     """Puts T new entries a row at their positions; entries past the last slot are dropped.
 
-    A scatter, because `dynamic_update_slice` would clamp at the end and overwrite valid slots.
+    A scatter, because `dynamic_update_slice` would clamp at the end and overwrite valid slots. Never of one entry:
+    XLA turns that into a choice between the whole leaf with and without it, and copies the cache in every pass.
     """
+    if positions.size == 1:
+        nowhere = jnp.full_like(positions, leaf.shape[2])
+        positions, new = jnp.concatenate([positions, nowhere], axis=1), jnp.repeat(new, 2, axis=1)
     rows = jnp.arange(leaf.shape[0])[:, None]
-    return leaf.at[rows, positions].set(new.astype(leaf.dtype), mode="drop", unique_indices=True)
+    return leaf.at[rows, :, positions].set(new.astype(leaf.dtype), mode="drop", unique_indices=True)
+
+
+def remember(
+    cache: LayerCache | None,
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    positions: Int[Array, "B T"],
+    live: int | None,
+) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"], LayerCache | None]:
+    """The keys and values that T new tokens attend to, theirs included, and a layer's cache with theirs written.
+
+    Of the cache the first `live` slots are read, or all. Without a cache there are no others than the new ones.
+    """
+    if cache is None:
+        return k.swapaxes(1, 2), v.swapaxes(1, 2), None
+    cache = write(cache[0], k, positions), write(cache[1], v, positions), *cache[2:]
+    return cache[0][:, :, :live], cache[1][:, :, :live], cache
 
 
 def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -> KVCache:
@@ -73,10 +102,10 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
 
     Only the J slots of each row are read and written. What is rejected, or stood there, is rubbish afterwards.
     """
-    source = (root[:, None] + path)[..., None, None]
+    source = (root[:, None] + path)[:, None, :, None]
     slots = root[:, None] + 1 + jnp.arange(path.shape[1])
 
     def moved(leaf: Array) -> Array:
-        return write(leaf, jnp.take_along_axis(leaf, source, axis=1, mode="clip"), slots)
+        return write(leaf, jnp.take_along_axis(leaf, source, axis=2, mode="clip").swapaxes(1, 2), slots)
 
     return cache.replace(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)))

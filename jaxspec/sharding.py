@@ -32,8 +32,8 @@ MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
 }
 """Logical axis -> mesh axis. An axis that the mesh's does not divide is replicated."""
 
-CACHE_AXES = ("batch", None, "kv_heads", None)
-"""Of a layer's keys or values [B, S, K, H]."""
+CACHE_AXES = ("batch", "kv_heads", None, None)
+"""Of a layer's keys or values [B, K, S, H]."""
 
 _DECODER = r"(?:(?:language_model/)?model/(?:decoder/)?)?"
 """What stands before a decoder's parameters; nothing before a KV head's."""

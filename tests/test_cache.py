@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,20 +34,29 @@ def entries(seed: int, count: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(B, count, K, H)).astype(np.float32)
 
 
+def written(old: np.ndarray, new: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    expected = old.copy()
+    for (b, t), position in np.ndenumerate(positions):
+        if position < S:
+            expected[b, :, position] = new[b, t]
+    return expected
+
+
 @given(starts)
 def test_a_write_touches_its_slots_and_no_other(first: list[int]) -> None:
-    old, new = entries(0, S), entries(1, T)
+    old, new = entries(0, S).swapaxes(1, 2), entries(1, T)
     positions = np.asarray(first, np.int32)[:, None] + np.arange(T, dtype=np.int32)
-    expected = old.copy()
-    for b in range(B):
-        for t in range(T):
-            if positions[b, t] < S:
-                expected[b, positions[b, t]] = new[b, t]
-    np.testing.assert_array_equal(jit_write(old, new, positions), expected)
+    np.testing.assert_array_equal(jit_write(old, new, positions), written(old, new, positions))
+
+
+@pytest.mark.parametrize("position", [0, S - 1, S])
+def test_a_single_entry_is_written_like_many(position: int) -> None:
+    old, new, positions = entries(0, S)[:1].swapaxes(1, 2), entries(1, 1)[:1], np.asarray([[position]])
+    np.testing.assert_array_equal(jit_write(old, new, positions), written(old, new, positions))
 
 
 def test_a_write_takes_the_dtype_of_the_cache() -> None:
-    leaf = jnp.zeros((B, S, K, H), jnp.bfloat16)
+    leaf = jnp.zeros((B, K, S, H), jnp.bfloat16)
     positions = jnp.zeros((B, T), jnp.int32) + jnp.arange(T)
     assert write(leaf, entries(0, T), positions).dtype == jnp.bfloat16
 
@@ -54,7 +64,7 @@ def test_a_write_takes_the_dtype_of_the_cache() -> None:
 def test_an_empty_cache() -> None:
     cache = init_cache(CONFIG, B, S, jnp.dtype(jnp.bfloat16))
     assert len(cache.k) == len(cache.v) == CONFIG.num_hidden_layers
-    assert {leaf.shape for leaf in (*cache.k, *cache.v)} == {(B, S, 1, CONFIG.head_dim)}
+    assert {leaf.shape for leaf in (*cache.k, *cache.v)} == {(B, 1, S, CONFIG.head_dim)}
     assert all(leaf.dtype == jnp.bfloat16 and not leaf.any() for leaf in (*cache.k, *cache.v))
     assert cache.slots == S
     assert cache.length.tolist() == [0] * B

@@ -55,6 +55,7 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
     rows = head_rows(config, SHOWN, LENGTH + 2, 3)
     shape = (3, LENGTH, TEXT.num_key_value_heads, TEXT.head_dim)
     k, v = rng.normal(size=shape), rng.normal(size=shape)
+    heads = k.swapaxes(1, 2), v.swapaxes(1, 2)  # as a cache has them
     embeds = rng.normal(size=(3, 3, J, TEXT.hidden_size))
     weights = rng.normal(size=embeds.shape)
     with jax.enable_x64(True):
@@ -64,7 +65,7 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
         @partial(jax.grad, has_aux=True)
         def together(params: Params) -> tuple[Array, Array]:
             places = ANCHORS[..., None] + jnp.arange(J)
-            out: Any = KVHead(config).apply({"params": params}, embeds, jnp.asarray(ANCHORS), places, k, v, rows)
+            out: Any = KVHead(config).apply({"params": params}, embeds, jnp.asarray(ANCHORS), places, *heads, rows)
             return (out * weights).sum(), out
 
         gradient, ours = jax.device_get(together(params))

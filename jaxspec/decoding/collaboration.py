@@ -232,7 +232,7 @@ class Collaboration:
         self, sizes: tuple[int, tuple[int, ...], int], requests: list[Request], rows: list[list[Row]]
     ) -> list[Result[MemberCounts]]:
         inputs = self._inputs(requests, rows, sizes)
-        state, *times = run_timed(STEPS, None, self.program, self.params, *inputs, sizes[-1])
+        state, *times = run_timed(STEPS, None, self.program, (self.params, self.params), *inputs, sizes[-1])
         tokens, count, stats = jax.device_get((state.tokens, state.count, state.stats))
         return [
             Result(

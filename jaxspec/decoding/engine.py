@@ -59,6 +59,7 @@ from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.kv_head import head_rows, reads_as_text
+from jaxspec.models.panels import ROWS
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
 from jaxspec.typing import Params
@@ -322,7 +323,8 @@ class Engine:
 
     def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[RowStats]]:
         batch, options = self._inputs(requests, rows, sizes)
-        params = self._params(requests)
+        whole = self._params(requests)
+        params = whole, self.loop_params(whole, len(options.temperature))
         if batch.costs is not None:
             batch = batch.replace(costs=self._measured_costs(sizes, params, batch, options))
         state, *times = run_timed(STEPS, self.mesh, self.program, params, batch, options, sizes.new)
@@ -346,7 +348,9 @@ class Engine:
             for i in range(len(requests))
         ]
 
-    def _measured_costs(self, sizes: Sizes, params: Params, batch: PromptBatch, options: Sampling) -> np.ndarray:
+    def _measured_costs(
+        self, sizes: Sizes, params: tuple[Params, Params], batch: PromptBatch, options: Sampling
+    ) -> np.ndarray:
         """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
         key = sizes, len(options.temperature)
         if key not in self._costs:
@@ -362,6 +366,14 @@ class Engine:
 
             self._costs[key] = measure_costs(self.program.lengths, run)
         return jax.device_put(self._costs[key], self._everywhere)
+
+    def loop_params(self, params: Params, batch: int) -> Params:
+        """The engine's parameters as its loop reads them: on CPUs in panels, where a pass has few rows."""
+        rows = batch * max(self.program.spare_slots, 1)
+        if self.mesh is not None or isinstance(self.target, RecordedTarget) or rows > ROWS:
+            return params
+        models = {"target": self.target, "drafter": self.draft}
+        return {**params, **{name: model.loop_params for name, model in models.items() if model is not None}}
 
     def _params(self, requests: list[Request]) -> Params:
         """The parameters; those of a recorded target are the answers to these requests."""

@@ -155,7 +155,7 @@ def run_timed(
     steps: tuple[Callable[..., Any], Callable[..., Any]],
     mesh: Mesh | None,
     program: Any,
-    params: Params,
+    params: tuple[Params, Params],
     batch: Any,
     options: Sampling,
     new_slots: int,
@@ -165,14 +165,15 @@ def run_timed(
     Args:
       steps: the jitted (program, params, batch, options, new_slots) -> state and (program, params, state, options)
         -> state.
+      params: as prefill reads them and as the loop does.
     """
-    prefill = executable(steps[0], mesh, program, params, batch, options, new_slots)
+    prefill = executable(steps[0], mesh, program, params[0], batch, options, new_slots)
     start = time.perf_counter()
-    state = jax.block_until_ready(prefill(params, batch, options))
+    state = jax.block_until_ready(prefill(params[0], batch, options))
     prefilled = time.perf_counter()
-    decode = executable(steps[1], mesh, program, params, state, options)
+    decode = executable(steps[1], mesh, program, params[1], state, options)
     begun = time.perf_counter()
-    state = jax.block_until_ready(decode(params, state, options))
+    state = jax.block_until_ready(decode(params[1], state, options))
     return state, 1e3 * (prefilled - start), 1e3 * (time.perf_counter() - begun)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer,
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower
+from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
+from jaxspec.models.panels import panelled
 from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
 
@@ -118,6 +120,12 @@ class LoadedModel:
         if not _equal(own, theirs):
             return self
         return replace(self, params=unflatten_dict(flatten_dict(rest) | flatten_dict(theirs)))
+
+    @cached_property
+    def loop_params(self) -> Params:
+        """The decoder's parameters without the tower, as this device multiplies a few rows fastest."""
+        text = text_params(self.config, split_tower(self.config, self.params)[1])
+        return panelled(text) if jax.default_backend() == "cpu" else text
 
     @property
     def model(self) -> LanguageModel:

@@ -48,7 +48,8 @@ class Sizes(NamedTuple):
 class MemoryReport:
     """Bytes of one device by use. Weights, caches and inputs are exact; `working` estimates one pass's activations.
 
-    On a mesh every device holds the same; `working` is then what a device would need alone.
+    On a mesh every device holds the same; `working` is then what a device would need alone. A CPU holds the decoders'
+    matrices once more, in panels (`jaxspec.models.panels`), which are not counted.
     """
 
     target_weights: int

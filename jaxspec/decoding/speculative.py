@@ -19,8 +19,8 @@ from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, filtered, tempered
-from jaxspec.typing import Array, Params
-from jaxspec.verification import along_path, verify
+from jaxspec.typing import Array, Float, Params
+from jaxspec.verification import Draft, Verdict, along_path, verify
 
 WEIGHTS_STREAM = 1 << 20
 """Of a block's keys, the one for weights: no draft is that long."""
@@ -121,7 +121,7 @@ class Speculator:
             best = jnp.argmax(logits, axis=-1)
             p = by_place(lambda place, best: filtered(place, options, best))(soft, best)
             keys = step_keys(options, state.count, self.drafter.reads)
-            verdict = verify(p, draft, keys, options.temperature == 0)
+            verdict = self.judge(p, draft, state, keys, options.temperature == 0)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
             kept = None
@@ -141,3 +141,7 @@ class Speculator:
                 trace = extend_trace(state.trace, count, state.tokens, draft, verdict, weights, valid)
                 state = state.replace(trace=trace)
             return state.replace(drafter=self.drafter.commit(drafter, emitted, state.target, kept))
+
+    def judge(self, p: Float[Array, "B T V"], draft: Draft, state: DecodeState, keys: Array, greedy: Array) -> Verdict:
+        """Which drafted tokens stand against the target's distributions `p`."""
+        return verify(p, draft, keys, greedy)

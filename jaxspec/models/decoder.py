@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, TreeMask, write
+from jaxspec.cache import KVCache, LayerCache, TreeMask, remember
 from jaxspec.config import RotaryConfig
 from jaxspec.models.layers import (
     INIT,
@@ -26,9 +26,6 @@ from jaxspec.models.layers import (
     rotate,
 )
 from jaxspec.typing import Array, Bool, Float, Int
-
-LayerCache = tuple[Array, ...]
-"""Keys, values and, where the cache has one, the bias of its slots."""
 
 
 class Attention(nn.Module):
@@ -69,10 +66,8 @@ class Attention(nn.Module):
         live: int | None,
     ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
         """Writes what is new to the cache, if there is one, and attends to all that the queries may read."""
-        if cache is None:
-            return attend(q, k, v, positions, seen), None
-        cache = (write(cache[0], k, positions), write(cache[1], v, positions), *cache[2:])
-        k, v, *bias = (leaf[:, :live] for leaf in cache)
+        k, v, cache = remember(cache, k, v, positions, live)
+        bias = () if cache is None else (leaf[:, :live] for leaf in cache[2:])
         return attend(q, k, v, positions, seen, *bias), cache
 
 

@@ -149,10 +149,10 @@ class KVHead(nn.Module):
             weight = math.log(c.image_tokens / c.image_slots)
             self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
 
-    def context(self, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"], rows: HeadRows) -> Context:
+    def context(self, k: Float[Array, "B K S H"], v: Float[Array, "B K S H"], rows: HeadRows) -> Context:
         """What is read of the target's last layer."""
         c = self.config
-        batch, _, kv_heads, width = k.shape
+        batch, kv_heads, _, width = k.shape
         since = jnp.where(rows.text < 0, NEVER, rows.text) if c.reads_text else jnp.full_like(rows.text, NEVER)
         k_text, v_text = (_gather(leaf, rows.text) for leaf in (k, v))
         if not c.pools:
@@ -182,8 +182,8 @@ class KVHead(nn.Module):
         embeds: Float[Array, "B A J D"],
         anchors: Int[Array, "B A"],
         rotary: Int[Array, "B A J"],
-        k: Float[Array, "B S K H"],
-        v: Float[Array, "B S K H"],
+        k: Float[Array, "B K S H"],
+        v: Float[Array, "B K S H"],
         rows: HeadRows,
     ) -> Float[Array, "B A J D"]:
         """Final-normed hidden states of blocks of J tokens that begin at the anchors.
@@ -204,9 +204,9 @@ class KVHead(nn.Module):
         return self.norm(x).reshape(embeds.shape)
 
 
-def _gather(leaf: Float[Array, "B S K H"], at: Int[Array, "B E"]) -> Float[Array, "B E K H"]:
+def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B E"]) -> Float[Array, "B E K H"]:
     """The slots `at`; zeros for -1, so that what is masked is finite."""
-    rows = jnp.take_along_axis(leaf, jnp.maximum(at, 0)[..., None, None], axis=1)
+    rows = jnp.take_along_axis(leaf, jnp.maximum(at, 0)[:, None, :, None], axis=2).swapaxes(1, 2)
     return jnp.where((at < 0)[..., None, None], 0, rows)
 
 
@@ -226,11 +226,12 @@ def pack(
     places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
 
     def packed(leaf: Array) -> Array:
-        return write(jnp.zeros((leaf.shape[0], slots, *leaf.shape[2:]), leaf.dtype), leaf, places)
+        batch, _, heads, width = leaf.shape
+        return write(jnp.zeros((batch, heads, slots, width), leaf.dtype), leaf, places)
 
     bias = None
     if context.bias is not None:
-        bias = packed(context.bias[..., None, None])[..., 0, 0]
+        bias = packed(context.bias[..., None, None])[:, 0, :, 0]
     layers = config.text_config.num_hidden_layers
     return KVCache(
         k=(packed(context.k),) * layers,
@@ -249,7 +250,8 @@ def take_over(cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count:
     places = cache.length[:, None] + new
 
     def taken(leaf: Array, theirs: Array) -> Array:
-        return write(leaf, jnp.take_along_axis(theirs, source[..., None, None], axis=1, mode="clip"), places)
+        verified = jnp.take_along_axis(theirs, source[:, None, :, None], axis=2, mode="clip").swapaxes(1, 2)
+        return write(leaf, verified, places)
 
     return cache.replace(
         k=tuple(taken(leaf, target.k[-1]) for leaf in cache.k),
@@ -271,7 +273,7 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     random; the KV projector averages."""
     text = config.text_config
     images = jnp.zeros((1, 1, max(config.image_tokens, 1)), jnp.int32)
-    leaf = jnp.zeros((1, 1, text.num_key_value_heads, text.head_dim))
+    leaf = jnp.zeros((1, text.num_key_value_heads, 1, text.head_dim))
     zero = jnp.zeros((1, 1), jnp.int32)
     embeds = jnp.zeros((1, 1, 1, text.hidden_size))
     make = jax.jit(KVHead(config).init)

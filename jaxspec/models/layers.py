@@ -90,8 +90,31 @@ class Embed(nn.Embed):
         return constrain(jnp.take(whole, inputs, axis=0), "batch", None, None)
 
 
-def dense(features: int, bias: bool, name: str | None = None) -> nn.Dense:
-    return nn.Dense(features, use_bias=bias, kernel_init=INIT, name=name)
+class Dense(nn.Module):
+    """x W + b, where W is `kernel` [D, E] or lies in `panels` [C, D, E/C] (`jaxspec.models.panels`)."""
+
+    features: int
+    bias: bool
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... E"]:
+        if self.has_variable("params", "panels"):
+            y = _times_panels(x, self.get_variable("params", "panels"))
+        else:
+            y = x @ self.param("kernel", INIT, (x.shape[-1], self.features))
+        if self.bias:
+            y += self.param("bias", nn.initializers.zeros, (self.features,))
+        return y
+
+
+def _times_panels(x: Float[Array, "... D"], panels: Float[Array, "C D W"]) -> Float[Array, "... C*W"]:
+    """x times the matrix of these columns, as one product a panel with the same rows."""
+    rows = jnp.broadcast_to(x.reshape(-1, x.shape[-1]), (len(panels), x.size // x.shape[-1], x.shape[-1]))
+    return jnp.einsum("CTD,CDW->CTW", rows, panels).swapaxes(0, 1).reshape(*x.shape[:-1], -1)
+
+
+def dense(features: int, bias: bool, name: str | None = None) -> Dense:
+    return Dense(features, bias, name=name)
 
 
 def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
@@ -157,8 +180,8 @@ def rotate(
 
 def attend(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
+    k: Float[Array, "B K S H"],
+    v: Float[Array, "B K S H"],
     positions: Int[Array, "B T"],
     seen: Bool[Array, "#B T A"] | None = None,
     bias: Float[Array, "B S"] | None = None,
@@ -189,15 +212,18 @@ def _attend_block(
     q: Array, k: Array, v: Array, positions: Array, seen: Array | None = None, bias: Array | None = None
 ) -> Array:
     batch, count, heads, width = q.shape
-    kv_heads = k.shape[2]
-    q = q.reshape(batch, count, kv_heads, heads // kv_heads, width)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32) * width**-0.5
+    kv_heads = k.shape[1]
+    # One matrix a key-value head, as the cache has them: XLA would transpose all slots for any other order.
+    rows = q.reshape(batch, count, kv_heads, -1, width).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, width)
+    scores = jnp.einsum("BKQH,BKSH->BKQS", rows, k, preferred_element_type=jnp.float32) * width**-0.5
     if bias is not None:
-        scores += bias[:, None, None, None]
-    slots = jnp.arange(k.shape[1])
+        scores += bias[:, None, None]
+    scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
+    slots = jnp.arange(k.shape[2])
     visible = slots <= positions[..., None] if seen is None else _visible(slots, positions, seen)
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
-    return jnp.einsum("BKGTS,BSKH->BTKGH", probs, v).reshape(batch, count, heads, width)
+    out = jnp.einsum("BKQS,BKSH->BKQH", probs.reshape(batch, kv_heads, -1, k.shape[2]), v)
+    return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
 
 def _visible(

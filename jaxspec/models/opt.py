@@ -8,9 +8,9 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, write
+from jaxspec.cache import KVCache, LayerCache, remember
 from jaxspec.config import OptConfig
-from jaxspec.models.decoder import CausalLM, LayerCache, run_layers
+from jaxspec.models.decoder import CausalLM, run_layers
 from jaxspec.models.layers import INIT, Embed, LayerNorm, attend, dense
 from jaxspec.typing import Array, Float
 
@@ -35,9 +35,7 @@ class Attention(nn.Module):
             return dense(c.hidden_size, c.enable_bias, name=name)(x).reshape(*x.shape[:2], -1, c.head_dim)
 
         q, k, v = heads("q_proj"), heads("k_proj"), heads("v_proj")
-        if cache is not None:
-            cache = write(cache[0], k, positions), write(cache[1], v, positions)
-            k, v = cache[0][:, :live], cache[1][:, :live]
+        k, v, cache = remember(cache, k, v, positions, live)
         out = attend(q, k, v, positions, seen).reshape(x.shape)
         return dense(c.hidden_size, c.enable_bias, name="out_proj")(out), cache
 

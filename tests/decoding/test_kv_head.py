@@ -95,7 +95,7 @@ def test_absent_images_and_later_tokens_change_nothing() -> None:
     config, params = tiny.kv_head(TARGET, PARAMS)
     tokens, shown = dialogues()
     rng = np.random.default_rng(2)
-    shape = (3, tokens.shape[1], TEXT.num_key_value_heads, TEXT.head_dim)
+    shape = (3, TEXT.num_key_value_heads, tokens.shape[1], TEXT.head_dim)
     k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
     anchor = tokens.shape[1] - 6
     embeds = jnp.asarray(rng.normal(size=(3, 1, J, TEXT.hidden_size)), jnp.float32)
@@ -108,13 +108,13 @@ def test_absent_images_and_later_tokens_change_nothing() -> None:
     rows = head_rows(config, shown, tokens.shape[1], 4)
     out = hidden(k, v, rows)
     for leaf in (k, v):
-        leaf[:, anchor:] += 100  # the anchor's own, and what comes later
+        leaf[:, :, anchor:] += 100  # the anchor's own, and what comes later
     np.testing.assert_array_equal(hidden(k, v, rows), out)
     wild = rows.replace(images=np.where(rows.images < 0, -1, rows.images))
     wild.images[:, 2] = anchor + np.arange(config.image_tokens)  # an image of a later turn
     np.testing.assert_array_equal(hidden(k, v, wild), out)
     changed = k.copy()
-    changed[:, 1:5] += 1  # the first image of rows 0 and 2, and text of row 1
+    changed[:, :, 1:5] += 1  # the first image of rows 0 and 2, and text of row 1
     assert (np.abs(np.asarray(hidden(changed, v, rows)) - out).max((1, 2, 3)) > 1e-3).all()
 
 

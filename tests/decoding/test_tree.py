@@ -122,7 +122,7 @@ def test_a_kept_path_is_a_plain_sequence(passes: tuple) -> None:
         for leaf, expected in zip((*moved.k, *moved.v), (*chain.k, *chain.v), strict=True):
             for b in range(B):
                 stop = int(start.length[b]) + 4
-                np.testing.assert_allclose(leaf[b, :stop], expected[b, :stop], atol=1e-5)
+                np.testing.assert_allclose(leaf[b, :, :stop], expected[b, :, :stop], atol=1e-5)
 
 
 def test_a_cache_at_its_end_keeps_what_it_holds(passes: tuple) -> None:

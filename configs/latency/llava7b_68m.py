@@ -1,0 +1,29 @@
+"""LLaVA-1.5-7B with IbED's 68M draft, bfloat16 (TABED, Table 13: T_q/T_p 0.063)."""
+
+from __future__ import annotations
+
+from jaxspec.config import LlamaConfig, LlavaConfig
+from jaxspec.evaluation.latency import LatencyConfig
+
+TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=4096))
+
+
+def draft(width: int, mlp: int, layers: int) -> LlavaConfig:
+    """A LLaVA-1.5 around a small Llama with the target's tower and vocabulary."""
+    text = LlamaConfig(
+        vocab_size=32064,
+        hidden_size=width,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+        max_position_embeddings=4096,
+    )
+    return LlavaConfig(text)
+
+
+config = LatencyConfig(
+    TARGET,
+    draft(768, 3072, 2),
+    dtype="bfloat16",
+    shapes=((1, 512), (1, 1024), (1, 2048), (1, 4000), *((batch, 1024) for batch in (2, 4, 8, 16, 32))),
+)

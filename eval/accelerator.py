@@ -1,0 +1,52 @@
+"""Every figure that needs an accelerator, in one go: passes and forced loops of LLaVA-1.5 with its drafts.
+
+    python eval/accelerator.py --out results/accelerator
+
+Weights are random and made on the device; nothing is fetched. The parts run one after the other, each a process of
+its own, so that one that fails or runs out of time leaves the others' results; what is done lies in --out already.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import tyro
+
+EVAL = Path(__file__).resolve().parent
+PARTS: dict[str, tuple[str, ...]] = {
+    "llava7b_68m": ("latency.py", "llava7b_68m", "--parts", "passes", "forced"),
+    "llava7b_160m": ("latency.py", "llava7b_160m", "--parts", "passes", "forced", "--views", "1"),
+    "startup": ("startup.py",),
+    "llava7b_images": ("latency.py", "llava7b_68m", "--parts", "images"),
+    "llava13b_68m": ("latency.py", "llava13b_68m", "--parts", "passes", "forced", "--views", "1"),
+    "llava13b_160m": ("latency.py", "llava13b_160m", "--parts", "passes"),
+    "throughput": ("latency.py", "llava7b_68m", "--parts", "forced", "--batches", "4", "16", "--views", "1"),
+}
+"""The most wanted first."""
+
+
+def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tuple[str, ...] = tuple(PARTS)) -> None:
+    """Runs the parts until the time is spent.
+
+    Args:
+      out: a directory for each part is made in it.
+      minutes: the part that runs when they are over is ended, and the rest left out.
+      parts: which of them.
+    """
+    end = time.monotonic() + 60 * minutes
+    for name in parts:
+        script, *options = PARTS[name]
+        command = [sys.executable, str(EVAL / script), *options, "--out", str(out / name)]
+        begun = time.monotonic()
+        try:
+            code = subprocess.run(command, timeout=max(end - begun, 1), check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = "out of time"
+        print(f"{name}: {code}, {time.monotonic() - begun:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,72 @@
+"""Latency of a pair of given shapes and random weights: passes, images, and loops at forced acceptance.
+
+    python eval/latency.py mini --out runs/latency_mini
+    python eval/latency.py llava7b_68m --parts passes forced --batches 1 8
+
+Nothing is read from files: weights are made on the device. Writes results.json, table.md and figures into --out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax.numpy as jnp
+import tyro
+
+from jaxspec.evaluation.latency import LatencyConfig, Pair, measure_forced, measure_images, measure_passes
+from jaxspec.evaluation.latency_report import draw_latency, latency_tables
+from jaxspec.evaluation.limits import probe
+from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.presets import load_preset
+from jaxspec.runtime import input_errors, setup_runtime
+
+Part = Literal["passes", "images", "forced"]
+
+
+def main(
+    preset: Annotated[str, tyro.conf.Positional],
+    out: Path = Path("runs/latency"),
+    parts: tuple[Part, ...] = ("passes", "images", "forced"),
+    batches: tuple[int, ...] = (1,),
+    views: tuple[int, ...] = (1, 4),
+    clock: Literal["wall", "cpu"] = "wall",
+) -> None:
+    """Times what the preset under configs/latency names.
+
+    Args:
+      out: directory for results.json, table.md and figures.
+      parts: what to time.
+      batches: rows of the loops at forced acceptance.
+      views: draft views of those loops.
+      clock: wall time, or the processor's, for CPUs that others use as well.
+    """
+    config: LatencyConfig = replace(load_preset("latency", preset), clock=clock)
+    setup_runtime(config.dtype)
+    limits = probe(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side, clock=clock)
+    pair = Pair(config)
+    rows = []
+    if "passes" in parts:
+        rows += measure_passes(pair, limits)
+    if "images" in parts:
+        rows += measure_images(pair)
+    if "forced" in parts:
+        rows += [row for batch in batches for r in views for row in measure_forced(pair, batch, r)]
+    run = describe_run(preset) | {"limits": vars(limits), "clock": clock, "load": os.getloadavg()[0]}
+    title = preset if clock == "wall" else f"{preset}, processor time"
+    tables = latency_tables(title, rows, limits)
+    write_results(out, run, rows, [], "\n".join(markdown(*table) for table in tables))
+    for table in tables:
+        show(*table)
+    figures = draw_latency(title, rows, out)
+    print(f"wrote {', '.join(['results.json', 'table.md', *(f.name for f in figures)])} to {out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    with input_errors("latency"):
+        tyro.cli(main)

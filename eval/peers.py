@@ -1,0 +1,282 @@
+"""jaxspec and transformers on the same weights, prompts and device: tokens a second, and tokens a target call.
+
+    python eval/peers.py mini --out runs/peers_mini
+    python eval/peers.py pair55m --new 128
+
+`mini` are the shipped models on picturebook; `pair55m` a pair of random weights whose agreement is planted. Both
+libraries read the same files. All methods run warm and in turns; a method's time is the least of its turns, summed
+over prompts. Needs torch (the `test` extra). Writes results.json and table.md into --out.
+
+On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that torch's threads
+do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from configs.eval.mini import ASSETS
+from jaxspec.checkpoints import huggingface
+from jaxspec.data.prompts import Prompt
+from jaxspec.data.sets import evaluation_set
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.evaluation.block_efficiency import first_question
+from jaxspec.evaluation.latency import random_params
+from jaxspec.evaluation.planted import plant
+from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.presets import load_preset
+from jaxspec.runtime import input_errors, setup_runtime
+
+GAMMA = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt's answer by one method."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+    """From prepared inputs to the last token."""
+    decode_seconds: float
+    """The same less prefill."""
+    cpu_seconds: float
+    """Of all the process's threads, prefill included."""
+    target_calls: int
+    """Forward passes of the target, prefill included."""
+
+
+Method = Callable[[Prompt], Run]
+
+
+def main(
+    preset: Annotated[Literal["mini", "pair55m"], tyro.conf.Positional],
+    out: Path = Path("runs/peers"),
+    new: int = 96,
+    prompts: int = 4,
+    repeats: int = 5,
+    acceptance: float = 0.7,
+    compiled: bool = False,
+    threads: int | None = None,
+) -> None:
+    """Times jaxspec and transformers on one pair.
+
+    Args:
+      new: most new tokens of an answer.
+      prompts: prompts, one after the other, batch 1.
+      repeats: turns of every method on every prompt, after one that is not counted.
+      acceptance: share of the cycle that the planted draft knows; only for pair55m.
+      threads: of torch; its own choice when None.
+      compiled: also transformers' static cache with a compiled forward pass (a minute of warm-up).
+    """
+    setup_runtime("float32")
+    with tempfile.TemporaryDirectory() as folder:
+        paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_planted(Path(folder), acceptance)
+        target, draft = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
+        asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
+        text_draft = Path(folder) / "text_draft"
+        huggingface.save(text_draft, draft.model.text, draft.params["language_model"], tokenizer=draft.tokenizer)
+        methods = ours(target, draft, new) | theirs(target, paths, text_draft, new, compiled, threads)
+        runs = measure(methods, asked, repeats)
+    rows = [summary(name, found, runs["jaxspec plain"]) for name, found in runs.items()]
+    header = ["method", "tok/s", "decode tok/s", "x eager", "x assisted", "CPU ms / token", "tokens / target call"]
+    header += ["same tokens"]
+    by_name = {row["method"]: row for row in rows}
+    base = by_name["transformers eager"], by_name["transformers assisted, LLaVA draft, constant"]
+    cells = [
+        [
+            row["method"],
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['decode_tokens_per_second']:.1f}",
+            *(f"{row['decode_tokens_per_second'] / other['decode_tokens_per_second']:.2f}" for other in base),
+            f"{row['cpu_ms_per_token']:.2f}",
+            f"{row['tokens_per_target_call']:.2f}",
+            f"{100 * row['token_identity_rate']:.0f}%",
+        ]
+        for row in rows
+    ]
+    notes = [
+        f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, {jax.devices()[0].device_kind}; "
+        f"least of {repeats} turns; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; threads of torch: "
+        f"{threads or 'its own choice'}.",
+        "x: decode tokens/s over transformers' eager, and over its assisted generation with 5 drafted tokens. CPU ms: "
+        "of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain decoding gives.",
+        "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the assistant).",
+    ]
+    if preset == "pair55m":
+        notes.append(f"PLANTED agreement: the draft is right after {acceptance:.0%} of the tokens; see planted.py.")
+    table = (f"Peers on {preset}", header, cells, notes)
+    write_results(out, describe_run(preset), rows, [], markdown(*table))
+    show(*table)
+    print(f"wrote results.json, table.md to {out}", file=sys.stderr)
+
+
+def write_planted(folder: Path, acceptance: float) -> tuple[Path, Path]:
+    """The planted pair as two directories, with the mini models' tokeniser."""
+    preset = load_preset("latency", "pair55m")
+    mini = LoadedModel.load(ASSETS / "target")
+    paths = folder / "target", folder / "draft"
+    for seed, (path, config, right) in enumerate(zip(paths, (preset.target, preset.draft), (1.0, acceptance))):
+        config = config.__class__(**(vars(config) | {"image_token_index": mini.config.image_token_index}))  # type: ignore[union-attr]
+        params = plant(config, random_params(config, jnp.dtype("float32"), seed), right)
+        side = config.vision_config.image_size
+        processor = type(mini.image_processor)(
+            **(mini.image_processor.to_dict() | {"size": {"shortest_edge": side}, "crop_size": side})
+        )
+        huggingface.save(path, config, params, tokenizer=mini.tokenizer, image_processor=processor)
+    return paths
+
+
+def mini_prompts(target: LoadedModel, count: int) -> list[Prompt]:
+    """Questions whose answers are long: descriptions."""
+    encoder = Engine(target).encoder
+    return [first_question(encoder, sample).prompt for sample in evaluation_set("describe", count)]
+
+
+def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
+    """A page of noise and 71 tokens of nothing: 648 tokens with the image's 576."""
+    rng = np.random.default_rng(0)
+    config: Any = target.config
+    page = (3 * [config.vision_config.image_size])[:2]
+    prompts = []
+    for _ in range(count):
+        text = rng.integers(300, config.text_config.vocab_size - 1, 71)
+        tokens = np.asarray([1, config.image_token_index, *text], np.int32)
+        prompts.append(Prompt(tokens, (rng.integers(0, 255, (*page, 3), dtype=np.uint8),)))
+    return prompts
+
+
+def ours(target: LoadedModel, draft: LoadedModel, new: int) -> dict[str, Method]:
+    """jaxspec with and without the draft."""
+
+    def method(engine: Engine) -> Method:
+        def run(prompt: Prompt) -> Run:
+            used, start = time.process_time(), time.perf_counter()
+            (result,) = engine.generate([Request(prompt, new)])
+            seconds, used = time.perf_counter() - start, time.process_time() - used
+            return Run(result.tokens, seconds, result.decode_ms / 1e3, used, result.stats.steps + 1)
+
+        return run
+
+    buckets = {"new_buckets": (new,), "prompt_buckets": (32, 64, 128, 648 + 32)}
+    return {
+        "jaxspec plain": method(Engine(target, None, EngineConfig(**buckets))),
+        "jaxspec speculative, view M": method(Engine(target, draft, EngineConfig(gamma=GAMMA, **buckets))),
+    }
+
+
+def theirs(
+    target: LoadedModel, paths: tuple[Path, Path], text_draft: Path, new: int, compiled: bool, threads: int | None
+) -> dict[str, Method]:
+    """transformers' own ways to decode faster, each with what it is compared to."""
+    import torch
+    import transformers
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model, llava = (transformers.LlavaForConditionalGeneration.from_pretrained(path).eval() for path in paths)
+    text = transformers.LlamaForCausalLM.from_pretrained(text_draft).eval()
+    calls = [0]
+    model.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    config: Any = target.config
+    assert target.images is not None
+
+    def method(assistant: Any = None, schedule: str = "constant", **options: Any) -> Method:
+        def run(prompt: Prompt) -> Run:
+            if assistant is not None:
+                assistant.generation_config.num_assistant_tokens = GAMMA
+                assistant.generation_config.num_assistant_tokens_schedule = schedule
+                assistant.generation_config.assistant_confidence_threshold = 0.0 if schedule == "constant" else 0.4
+                options["assistant_model"] = assistant
+            ids, pixels = expanded(prompt)
+            given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+            given |= options | {"do_sample": False, "pad_token_id": 3, "eos_token_id": config.text_config.eos_token_id}
+            with torch.inference_mode():
+                start = time.perf_counter()
+                model.generate(**given, max_new_tokens=1) if assistant is None and not options else None
+                first, used = time.perf_counter(), time.process_time()
+                calls[0] = 0
+                tokens = model.generate(**given, max_new_tokens=new)[0, ids.shape[1] :]
+                end, used = time.perf_counter(), time.process_time() - used
+            if first - start > 1e-3:
+                prefill[prompt.tokens.tobytes()] = first - start
+            spent = end - first
+            return Run(tuple(tokens.tolist()), spent, spent - prefill[prompt.tokens.tobytes()], used, calls[0])
+
+        return run
+
+    prefill: dict[bytes, float] = {}
+
+    def expanded(prompt: Prompt) -> tuple[Any, Any]:
+        repeats = np.where(prompt.tokens == config.image_token_index, config.image_tokens, 1)
+        ids = torch.tensor(np.repeat(prompt.tokens, repeats).astype(np.int64))[None]
+        pages = [target.image_processor(images=image, return_tensors="pt")["pixel_values"] for image in prompt.images]
+        return ids, torch.cat(pages)
+
+    methods = {
+        "transformers eager": method(),
+        "transformers assisted, LLaVA draft, constant": method(llava),
+        "transformers assisted, LLaVA draft, heuristic": method(llava, "heuristic"),
+        "transformers assisted, text draft, constant": method(text),
+        "transformers prompt lookup": method(prompt_lookup_num_tokens=GAMMA),
+    }
+    if compiled:
+        whole = transformers.CompileConfig(fullgraph=False)
+        whole._compile_all_devices = True  # CPUs are left out otherwise
+        methods["transformers static cache, compiled"] = method(cache_implementation="static", compile_config=whole)
+    return methods
+
+
+def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> dict[str, list[Run]]:
+    """Each method's best times of every prompt. A method that fails is left out, with a word on standard error."""
+    runs: dict[str, list[list[Run]]] = {name: [[] for _ in prompts] for name in methods}
+    for turn in range(repeats + 1):
+        for i, prompt in enumerate(prompts):
+            for name in list(runs):
+                try:
+                    found = methods[name](prompt)
+                except Exception as error:  # whatever it is, the other methods go on
+                    print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+                    del runs[name]
+                    continue
+                if turn:
+                    runs[name][i].append(found)
+    return {name: [best(each) for each in found] for name, found in runs.items()}
+
+
+def best(runs: list[Run]) -> Run:
+    """The run with the least of each time."""
+    least = {name: min(getattr(run, name) for run in runs) for name in ("seconds", "decode_seconds", "cpu_seconds")}
+    return replace(runs[0], **least)
+
+
+def summary(name: str, runs: list[Run], reference: list[Run]) -> dict[str, Any]:
+    """Rates over all prompts. The first token is prefill's, and no part of decoding."""
+    count = sum(len(run.tokens) for run in runs)
+    return {
+        "method": name,
+        "tokens": count,
+        "tokens_per_second": count / sum(run.seconds for run in runs),
+        "decode_tokens_per_second": (count - len(runs)) / sum(run.decode_seconds for run in runs),
+        "cpu_ms_per_token": 1e3 * sum(run.cpu_seconds for run in runs) / count,
+        "tokens_per_target_call": count / sum(run.target_calls for run in runs),
+        "token_identity_rate": float(np.mean([a.tokens == b.tokens for a, b in zip(runs, reference)])),
+    }
+
+
+if __name__ == "__main__":
+    with input_errors("peers"):
+        tyro.cli(main)

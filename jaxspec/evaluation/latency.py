@@ -1,0 +1,271 @@
+"""Latency of draft and target of random weights: passes, images, and whole loops at forced acceptance.
+
+Times depend on shapes and not on what the weights say, so none are read from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache import init_cache
+from jaxspec.config import ModelConfig, text_config
+from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.engine import run_prefill
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.views import VIEWS
+from jaxspec.decoding.weighting import Static
+from jaxspec.evaluation.forced import ForcedSpeculator, accepted_pattern
+from jaxspec.evaluation.limits import Limits, pass_work
+from jaxspec.evaluation.metrics import predicted_speedup
+from jaxspec.evaluation.timing import Passes, rewound, time_loops
+from jaxspec.models import LanguageModel, abstract_params, image_zeros
+from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.panels import ROWS
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Array, Params
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LatencyConfig:
+    """What is timed; a preset under `configs/latency/` is an instance."""
+
+    target: ModelConfig
+    draft: ModelConfig
+    dtype: str
+    shapes: tuple[tuple[int, int], ...]
+    """(B, S): rows of the target, and slots of the cache that are filled."""
+    gammas: tuple[int, ...] = (1, 3, 5, 7, 10)
+    """J of the passes over blocks."""
+    views: tuple[int, ...] = (1, 2, 4)
+    """R of the draft passes: they have R*B rows."""
+    images: tuple[int, ...] = (0, 1, 2, 5)
+    """Images of the prompts whose encoding and prefill are timed; none for text models."""
+    prompt: int = 72
+    """Tokens of text in those prompts."""
+    gamma: int = 5
+    """J of the loops at forced acceptance."""
+    forced: tuple[float, ...] = (2.29, 3.0)
+    """Their block efficiencies: what TABED measured on average, and a better draft."""
+    context: int = 648
+    """Prompt tokens of those loops: an image of 576 and a question."""
+    new: int = 128
+    """New tokens of those loops."""
+    repeats: int = 20
+    clock: Literal["wall", "cpu"] = "wall"
+    """`cpu` measures the processor's time."""
+    probe_megabytes: int = 1024
+    probe_side: int = 8192
+
+
+def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Params:
+    """Normal(0, 0.02) weights, norms at one, made on the device in that dtype: no second copy ever exists."""
+    leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
+    return jax.tree.unflatten(tree, [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)])
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    return jnp.ones(shape, dtype) if len(shape) < 2 else jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Target and draft of a preset, on the device."""
+
+    config: LatencyConfig
+
+    @cached_property
+    def target(self) -> LoadedModel:
+        return LoadedModel(self.config.target, random_params(self.config.target, self.dtype), None, None)
+
+    @cached_property
+    def draft(self) -> LoadedModel:
+        return LoadedModel(self.config.draft, random_params(self.config.draft, self.dtype, 1), None, None)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.config.dtype)
+
+    def passes(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> Passes:
+        """Passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
+        cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
+        cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
+        return Passes(
+            model.model.extend, lambda rows: model.loop_params if rows <= ROWS else model.params, cache, batch
+        )
+
+
+def measure_passes(pair: Pair, limits: Limits) -> list[Record]:
+    """T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the limits that the target's reach."""
+    config, rows = pair.config, []
+    for batch, slots in config.shapes:
+        target = pair.passes(pair.target, batch, slots, max(config.gammas) + 1)
+        calls = {f"target {tokens}": target.over(tokens) for tokens in (1, *(gamma + 1 for gamma in config.gammas))}
+        for views in config.views:
+            calls[f"draft {views}"] = pair.passes(pair.draft, views * batch, slots, 1).over(1)
+        ms = time_loops(calls, config.repeats, config.clock)
+        work = pass_work(text_config(config.target), pair.dtype.itemsize, batch, 1, target.state.slots)
+        gbps, tflops = work.bytes / ms["target 1"] / 1e6, work.flops / ms["target 1"] / 1e9
+        rows.append(
+            {"kind": "passes", "batch": batch, "slots": slots, "target_ms": ms["target 1"]}
+            | {"verify_ms": {str(gamma): ms[f"target {gamma + 1}"] for gamma in config.gammas}}
+            | {"draft_ms": {str(views): ms[f"draft {views}"] for views in config.views}}
+            | {"effective_gbps": gbps, "copy_share": gbps / limits.copy_gbps, "read_share": gbps / limits.read_gbps}
+            | {"matmul_share": tflops / limits.matmul_tflops}
+        )
+    return rows
+
+
+def measure_images(pair: Pair) -> list[Record]:
+    """Milliseconds of the tower and of prefill against the images of a prompt, for target and draft."""
+    config = pair.config
+    calls: dict[str, Callable[[int], Any]] = {}
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        for images in config.images if model.model.sees else (0,):
+            if images:
+                calls[f"{name} tower {images}"] = partial(_encode, model, images)
+            calls[f"{name} prefill {images}"] = partial(_prefill, model, images, config.prompt)
+    ms = time_loops(calls, config.repeats, config.clock)
+    found = []
+    for images in config.images:
+        times = {name: ms.get(f"{name} {images}") for name in dict.fromkeys(key.rpartition(" ")[0] for key in calls)}
+        found.append({"kind": "images", "images": images} | {f"{k.replace(' ', '_')}_ms": v for k, v in times.items()})
+    return found
+
+
+def _encode(model: LoadedModel, images: int, times: int) -> Array:
+    pixels = image_zeros(model.config, 1, images)
+    return [_run_encode(model.model, model.params, pixels) for _ in range(times)][-1]
+
+
+@partial(jax.jit, static_argnames="model")
+def _run_encode(model: LanguageModel, params: Params, pixels: dict[str, Array]) -> Array:
+    return model.encode(params, pixels)
+
+
+def _prefill(model: LoadedModel, images: int, prompt: int, times: int) -> Array:
+    shown = images * getattr(model.config, "image_tokens", 0)
+    tokens = jnp.arange(prompt + shown)[None] % model.model.text.vocab_size
+    rows = PromptRows(tokens, jnp.full(1, tokens.shape[1], jnp.int32))
+    features = None
+    if images:
+        width = model.config.vision_config.hidden_size  # type: ignore[union-attr]
+        dtype = jax.tree.leaves(model.params)[0].dtype
+        features = jnp.zeros((1, images, shown // images, width), dtype)
+        rows = rows.replace(sources=in_order(jnp.arange(tokens.shape[1])[None] < shown))
+    return [_run_prefill(model.model, model.params, rows, features) for _ in range(times)][-1]
+
+
+@partial(jax.jit, static_argnames="model")
+def _run_prefill(model: LanguageModel, params: Params, rows: PromptRows, features: Array | None) -> Array:
+    logits, cache = model.prefill(params, model.embed(params, rows, features), rows, rows.tokens.shape[1])
+    return logits + cache.k[-1][0, 0, 0, 0] * 0
+
+
+def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
+    """Whole decode loops at forced acceptance against the plain loop, with what Eq. (1) predicts and where time goes.
+
+    The speed-up is in tokens a second of decoding; `loop_efficiency` is its share of the prediction from T_q, T_p and
+    T_p(J+1). The loss, in milliseconds a block: `draft` is drafting less J passes, `verify` all of the block that is
+    neither drafting nor the target's pass, `loop` the whole loop's share of a block less the block.
+    """
+    config, gamma = pair.config, pair.config.gamma
+    drafter = ChainDrafter(pair.draft.model, (VIEWS["T"],) * views, gamma, pair.target.model.text.vocab_size)
+    tokens = jnp.arange(batch * config.context).reshape(batch, -1) % text_config(config.draft).vocab_size
+    rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, config.context, jnp.int32))
+    inputs = PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views))
+    options = greedy(batch, config.new)
+    whole = {"target": pair.target.params, "drafter": pair.draft.params}
+    fast = {"target": pair.target.loop_params, "drafter": pair.draft.loop_params}
+    looped = fast if batch * (gamma + 1) <= ROWS else whole
+
+    programs: dict[str, Any] = {"plain": Autoregressive(pair.target.model)}
+    for tau in config.forced:
+        pattern = accepted_pattern(tau, gamma)
+        programs[f"{tau:g}"] = ForcedSpeculator(pair.target.model, drafter, Static(), pattern=pattern)
+    states = {name: run_prefill(program, whole, inputs, options, config.new) for name, program in programs.items()}
+    steps: dict[str, float] = {}
+
+    def decode(name: str, times: int) -> Array:
+        done = [_run_decode(programs[name], looped, states[name], options) for _ in range(times)]
+        steps[name] = float(done[-1].stats.steps.max())
+        return done[-1].count
+
+    speculator = programs[f"{config.forced[0]:g}"]
+    state = states[f"{config.forced[0]:g}"]
+    slots = config.context + config.new  # a pass reads all slots of the cache, filled or not
+    target = pair.passes(pair.target, batch, slots, gamma + 1)
+    calls = {name: partial(decode, name) for name in programs} | {
+        "draft pass": pair.passes(pair.draft, views * batch, slots, 1).over(1),
+        "target pass": target.over(1),
+        "verify pass": target.over(gamma + 1),
+        "drafting": lambda times: _run_draft(speculator, looped, state, options, times),
+        "block": lambda times: _run_blocks(speculator, looped, state, options, times),
+    }
+    ms = time_loops(calls, config.repeats, config.clock)
+    found = []
+    for tau in config.forced:
+        name = f"{tau:g}"
+        passes = ms["draft pass"], ms["target pass"]
+        predicted = predicted_speedup(tau, gamma, *passes, ms["verify pass"])
+        measured = ms["plain"] / ms[name]
+        reached = (config.new - 1) / steps[name]
+        found.append(
+            {"kind": "forced", "batch": batch, "views": views, "gamma": gamma, "forced_block_efficiency": tau}
+            | {"mean_acceptance_length": reached, "plain_tokens_per_second": batch * 1e3 * config.new / ms["plain"]}
+            | {"tokens_per_second": batch * 1e3 * config.new / ms[name], "speedup_measured": measured}
+            | {"speedup_predicted": predicted_speedup(tau, gamma, *passes), "speedup_predicted_with_verify": predicted}
+            | {"loop_efficiency": measured / predicted * tau / reached, "draft_ms": passes[0], "target_ms": passes[1]}
+            | {"verify_ms": ms["verify pass"], "drafting_ms": ms["drafting"], "block_ms": ms["block"]}
+            | {"draft_loss_ms": ms["drafting"] - gamma * passes[0]}
+            | {"verify_loss_ms": ms["block"] - ms["drafting"] - ms["verify pass"]}
+            | {"loop_loss_ms": ms[name] / steps[name] - ms["block"]}
+        )
+    return found
+
+
+@partial(jax.jit, static_argnames="program")
+def _run_decode(program: Any, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+    """Without donation, so that one state starts all runs."""
+    return program.decode(params, state, options)
+
+
+@partial(jax.jit, static_argnames="program")
+def _run_draft(program: Any, params: Params, state: DecodeState, options: Sampling, times: int) -> Array:
+    weights = program.weighting.weights(state.weighting, options.keys)
+
+    def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        recent, drafter = carry
+        draft, drafter = program.drafter.draft(params, drafter, recent, state.count, weights, options)
+        return draft.tokens[:, -2:], rewound(drafter, state.drafter)
+
+    return jax.lax.fori_loop(0, times, step, (jnp.ones((len(state.count), 2), jnp.int32), state.drafter))[0]
+
+
+@partial(jax.jit, static_argnames="program")
+def _run_blocks(program: Any, params: Params, state: DecodeState, options: Sampling, times: int) -> Array:
+    def step(_: int, now: DecodeState) -> DecodeState:
+        after = program.block(params, now, options)
+        # Every block is over the same slots.
+        target, drafter = rewound(after.target, state.target), rewound(after.drafter, state.drafter)
+        return after.replace(count=state.count, done=state.done, target=target, drafter=drafter)
+
+    return jax.lax.fori_loop(0, times, step, state).tokens
+
+
+def greedy(batch: int, new: int) -> Sampling:
+    """Options of rows that write exactly so many tokens."""
+    whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), batch)
+    return Sampling(real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), keys)
