@@ -62,7 +62,7 @@ def layouts(length: int, gamma: int, config: KVHeadConfig) -> dict[str, Case]:
     def draw(*shape: int) -> Array:
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
-    k, v = (draw(1, length, text.num_key_value_heads, text.head_dim) for _ in range(2))
+    k, v = (draw(1, text.num_key_value_heads, length, text.head_dim) for _ in range(2))
     anchors = jnp.arange(1, length - gamma)[None]
     embeds = draw(1, anchors.shape[1], gamma, text.hidden_size)
     order = jnp.arange(length)[None]

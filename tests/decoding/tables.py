@@ -39,7 +39,7 @@ class TableModel:
         return rows.tokens
 
     def prefill(self, params: Array, embeds: Array, rows: PromptRows, slots: int) -> tuple[Array, KVCache]:
-        kept = jnp.pad(embeds, ((0, 0), (0, slots - embeds.shape[1])))[..., None, None]
+        kept = jnp.pad(embeds, ((0, 0), (0, slots - embeds.shape[1])))[:, None, :, None]
         cache = KVCache((kept,), (), rows.length, jnp.zeros_like(rows.length))
         return self._logits(params, kept, rows.length[:, None] - 1)[:, 0], cache
 
@@ -51,7 +51,7 @@ class TableModel:
     def _logits(self, table: Array, kept: Array, at: Array) -> Array:
         state = jnp.zeros_like(at)
         for back in range(ORDER - 1, -1, -1):
-            state = state * self.vocabulary + jnp.take_along_axis(kept[..., 0, 0], at - back, axis=1, mode="clip")
+            state = state * self.vocabulary + jnp.take_along_axis(kept[:, 0, :, 0], at - back, axis=1, mode="clip")
         return table[state]
 
 
