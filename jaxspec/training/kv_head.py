@@ -169,10 +169,11 @@ def train_kv_head(
 
     Returns the head's configuration and its own parameters. Raises InputError for targets and data that do not fit.
     """
-    target = LoadedModel.load(recipe.target)
+    target = LoadedModel.load(recipe.target, jnp.dtype(recipe.stages[0].train.dtype))
     if target.config.model_type != LlavaConfig.model_type or not isinstance(target.config, LlavaConfig):
-        raise InputError(f"target {recipe.target}: KV heads are trained for LLaVA-1.5 so far, and this is "
-                         f"{target.config.model_type!r}")
+        raise InputError(
+            f"target {recipe.target}: a {target.config.model_type}, and KV heads are trained for LLaVA-1.5; give one"
+        )
     config = KVHeadConfig.of_target(target.config, target_name=Path(recipe.target).name, **recipe.head)
     start = jax.random.key(recipe.stages[0].train.seed)
     head = init_head(config, text_params(target.config, target.params), start)
