@@ -54,7 +54,6 @@ def main(
     plan = RECIPES[recipe]
     setup_runtime("float32")
     options = {**plan.head, **vars(head)}
-    options["slot_bias"] = plan.head.get("slot_bias", False) and head.pooling in ("linear", "attention", "avgpool")
     stages = plan.stages
     if steps is not None:
         stages = tuple(replace(stage, train=replace(stage.train, steps=steps)) for stage in stages)
