@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -31,6 +32,16 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_module() -> Iterator[None]:
+    """Each program maps memory, and the system ends a process that holds some thousands of them."""
+    from jaxspec.decoding import host
+
+    yield
+    host._EXECUTABLES.clear()
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache import KVCache
+from jaxspec.cache import KVCache, TreeMask
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.mmspec import answers_of
 from jaxspec.data.prompts import Prompt
@@ -56,11 +56,12 @@ class ReplayModel(LanguageModel):
         return self._say(params, none[:, None])[:, 0], KVCache(k=(), v=(), length=none, shift=none)
 
     def extend(
-        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache
+        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """The tokens of the answer behind the next T, whatever these are."""
+        """The tokens of the answer behind the next T, or behind the nodes of a tree, whatever these are."""
         width = tokens.shape[1]
-        places = cache.length[:, None] + 1 + jnp.arange(width)
+        steps = jnp.arange(width)[None] if tree is None else tree.depth
+        places = jnp.broadcast_to(cache.length[:, None] + 1 + steps, tokens.shape)
         return self._say(params, places), cache.replace(length=cache.length + width)
 
     def _say(self, params: Params, places: Int[Array, "B T"]) -> Float[Array, "B T V"]:

@@ -123,7 +123,7 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
         ({"gammas": (1, 0)}, "1 or more"),
         ({"proposer": 2}, "proposer: 2 of 2 models"),
         ({"views": ("M", "M")}, "cannot be shown M, it is a text model"),
-        ({"views": ("C", "T")}, "view is for drafts"),
+        ({"views": ("C", "T")}, "captions are for drafts"),
         ({"method": "cos"}, "use alternating"),
         ({"batch_size": 0}, "batch_size: 0"),
     ],

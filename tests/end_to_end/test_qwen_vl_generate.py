@@ -97,7 +97,7 @@ def test_a_draft_with_the_same_tower(target, turns):
     assert set(decoder.params["drafter"]["visual"]) == {"merger"}
     accepts_some(check(decoder, turns))
     requests = turns[0][0]
-    rows = [decoder._rows(request) for request in requests]
+    requests, _, rows = decoder._read(requests)
     sizes = decoder._largest(requests, rows)
     planned, _ = abstract_inputs(decoder.program, len(requests), sizes)
     given, _ = decoder._inputs(requests, rows, sizes)
