@@ -20,7 +20,7 @@ config = EvalConfig(
         Row("P", ("P",)),
         Row("MT static", ("M", "T")),
         Row("MT*", ("M", "T"), weighting="mt-paper"),
-        Row("MTCP static", ("M", "T", "C", "P")),
+        Row("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-paper"),
         Row("KV head", ("kv",)),
     ),
     sets=(
