@@ -62,8 +62,9 @@ def test_pytorch_runs_the_files(name: str, tmp_path: Path) -> None:
     embeds = rng.normal(size=(3, text.hidden_size)).astype(np.float32)
     places = np.asarray([[[8, 9, 10]]])
     rows = head_rows(config, [shown], 10, 1)
+    cached = (np.swapaxes(leaf, 0, 1)[None] for leaf in (k, v))
     ours: Any = KVHead(config).apply(
-        {"params": params}, embeds[None, None], places[..., 0], places, k[None], v[None], rows
+        {"params": params}, embeds[None, None], places[..., 0], places, *cached, rows
     )
     theirs = run_block(raw, tensors, *map(torch.tensor, (embeds, k, v)), shown, 8)
     np.testing.assert_allclose(ours[0, 0], theirs, atol=1e-5, rtol=1e-5)

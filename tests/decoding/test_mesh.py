@@ -48,7 +48,7 @@ def test_what_each_device_holds(pair, model, heads):
     assert gate.addressable_shards[0].data.shape == (32, 48 // model)
     request = Request(engine.encoder.prompt("Hi", []), NEW)
     state = engine.prefill([request])
-    assert {shard.data.shape[2] for shard in state.target.k[0].addressable_shards} == {heads}
+    assert {shard.data.shape[1] for shard in state.target.k[0].addressable_shards} == {heads}
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.drafter, state.tokens)))
 
     report, whole = engine.memory_report([request]), alone.memory_report([request])
