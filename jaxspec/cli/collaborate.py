@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.cli.generate import Generate, numbers, request_of
+from jaxspec.cli.generate import Generate, encoded, numbers, request_of
 from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
@@ -47,7 +47,7 @@ def run(args: Generate) -> str:
             first = next(iter(loaded.values()), None)
             loaded[path] = LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first)
     collaboration = Collaboration([loaded[path] for path in paths], config)
-    request = replace(request, prompt=collaboration.encoder.prompt(args.prompt, images))
+    request = replace(request, prompt=encoded(args, collaboration.encoder, images))
     progress("compiling and decoding")
     result = collaboration.generate([request])[0]
     stats = {

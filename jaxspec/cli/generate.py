@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
-from jaxspec.data.prompts import Prompt, place_images
+from jaxspec.data.prompts import Prompt, PromptEncoder, place_images
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.collaboration import Method
 from jaxspec.decoding.drafters import ContextPolicy
@@ -40,6 +41,8 @@ class Generate:
     target: str | None = None
     """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, -NeXT,
     -OneVision) or a text model (Llama, Mistral, Qwen2, OPT)."""
+    raw: bool = False
+    """Give the model the prompt as it is, without a chat template: for base models."""
     draft: str | None = None
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or directory of a KV head made
     for the target; without, plain decoding."""
@@ -143,7 +146,7 @@ def run(args: Generate) -> str:
         progress(f"loading captioner {args.captioner}")
         captioner = load_captioner(args.captioner, dtype and jnp.dtype(dtype), beside=loaded[0])
     engine = Engine(*loaded, config=config, captioner=captioner)
-    request = replace(request, prompt=engine.encoder.prompt(args.prompt, images))
+    request = replace(request, prompt=encoded(args, engine.encoder, images))
     memory = engine.memory_report([request])
     for name, model in zip(("target", "draft"), loaded):
         say(f"{name}: {model.report}")
@@ -187,6 +190,11 @@ def request_of(args: Generate) -> Request:
     return Request(
         Prompt(np.zeros(0, np.int32)), args.max_new_tokens, args.temperature, args.top_k, args.top_p, args.seed
     )
+
+
+def encoded(args: Generate, encoder: PromptEncoder, images: Sequence[Any]) -> Prompt:
+    """The prompt as token ids, with the models' template or without."""
+    return encoder.raw(args.prompt, images) if args.raw else encoder.prompt(args.prompt, images)
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:
