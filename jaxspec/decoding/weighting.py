@@ -24,6 +24,7 @@ In text a rule is its name and what differs from its defaults, as `grid:window=1
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
@@ -149,7 +150,7 @@ class Scores(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class Adaptive(Rule):
+class Adaptive(Rule, ABC):
     """A rule that learns; subclasses say what a place scores and what weights the scores of a window give."""
 
     window: int | None = None
@@ -159,17 +160,17 @@ class Adaptive(Rule):
         if self.window is not None:
             self._check_range("window", 1)
 
+    @abstractmethod
     def score(
         self, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "B R"]
     ) -> Float[Array, "B J M C"]:
         """M scores of C candidates at each place; `weights` are those that the block was drafted with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choose(
         self, total: Float[Array, "B M C"], places: Int[Array, " B"], initial: Float[Array, "B R"], vocabulary: int
     ) -> Float[Array, "B R"]:
         """Weights from the window's summed scores and how many places it holds."""
-        raise NotImplementedError
 
     def init(self, weights: Float[Array, "B R"]) -> Scores:
         views, batch = weights.shape[1], weights.shape[0]
