@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import TreeMask
-from jaxspec.sampling import draw
+from jaxspec.sampling import draw, likeliest
 from jaxspec.typing import Array, Bool, Float, Int
 
 
@@ -57,6 +57,23 @@ class Verdict(struct.PyTreeNode):
     next_token: Int[Array, " B"]
     path: Int[Array, "B J"] | None = None
     """In a tree, the nodes that stand, in order; from `count` on they are 0."""
+
+
+def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
+    """Verifies a block of greedy rows: `rejection` against what is one-hot at `best`, the target's likeliest tokens
+    after the newest token and after each drafted one."""
+    tree = draft.tree
+    if tree is None:
+        count = jnp.cumprod(draft.tokens == best[:, : draft.tokens.shape[1]], axis=1, dtype=jnp.int32).sum(axis=1)
+        return Verdict(count, _pick(best, jnp.minimum(count, best.shape[1] - 1)))
+    path, node, stands = [], jnp.zeros(best.shape[0], jnp.int32), True
+    for _ in range(tree.depth):
+        fits = (tree.parents == node[:, None]) & (draft.tokens == _pick(best, node)[:, None])
+        stands &= jnp.any(fits, axis=1)
+        node = jnp.where(stands, likeliest(fits) + 1, node)
+        path.append(jnp.where(stands, node, 0))
+    walked = jnp.stack(path, axis=1)
+    return Verdict((walked > 0).sum(axis=1), _pick(best, node), walked)
 
 
 def verify(p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
@@ -127,7 +144,7 @@ def tree_rejection(p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, gr
     def attempt(_: Array, walk: _Walk) -> _Walk:
         untried = (tree.parents == walk.node[:, None]) & (order > walk.tried[:, None])
         exists = jnp.any(untried, axis=1)
-        child = jnp.argmax(untried, axis=1) + 1
+        child = likeliest(untried) + 1
         token = _pick(draft.tokens, child - 1)
         here = jax.nn.one_hot(token, p.shape[-1], dtype=p.dtype)
         mass = walk.q.sum(-1, keepdims=True)

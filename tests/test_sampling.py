@@ -9,7 +9,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from jaxspec.sampling import Sampling, distribution, draw, draw_siblings, filtered, fit_vocabulary, mixture, tempered
+from jaxspec.sampling import (
+    Sampling,
+    distribution,
+    draw,
+    draw_siblings,
+    filtered,
+    fit_vocabulary,
+    likeliest,
+    mix,
+    tempered,
+)
 from tests.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
 
 B, V = 4, 13
@@ -20,7 +30,7 @@ ks = st.lists(st.integers(0, V + 2), min_size=B, max_size=B)
 ps = st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.8, 0.95, 1.0]), min_size=B, max_size=B)
 
 jit_distribution = jax.jit(distribution)
-jit_mixture = jax.jit(mixture)
+jit_mixture = jax.jit(lambda mixed, options: filtered(mixed, options, likeliest(mixed)))
 jit_draw = jax.jit(draw)
 jit_siblings = jax.jit(draw_siblings, static_argnums=3)
 
@@ -78,7 +88,7 @@ def test_mixture_is_filtered_after_mixing(seed: int, temperature: list, top_k: l
     assume(all(clear_of_the_cut(mixed[b], top_k[b], top_p[b]) for b in warm))
     view_probs = tempered(jnp.asarray(logits), jnp.asarray(temperature, jnp.float32))
     weights = jnp.asarray(weights, jnp.float32)
-    probs = np.asarray(jit_mixture(view_probs, weights, options(temperature, top_k, top_p)))
+    probs = np.asarray(jit_mixture(mix(view_probs, weights), options(temperature, top_k, top_p)))
     for b in range(B):
         expected = numpy_filtered(mixed[b], top_k[b], top_p[b]) if temperature[b] else np.eye(V)[mixed[b].argmax()]
         np.testing.assert_allclose(probs[b], expected, atol=2e-6)
@@ -186,7 +196,7 @@ def test_siblings_are_draws_without_replacement() -> None:
     q = np.asarray([0.4, 0.3, 0.2, 0.1, 0.0], np.float32)
     keys, cold = jax.random.split(jax.random.key(0), 100_000), jnp.zeros(100_000, bool)
     probs = jnp.broadcast_to(q, (100_000, 5))
-    pairs = np.asarray(jit_siblings(keys, probs, probs, 2, cold))
+    pairs = np.asarray(jit_siblings(keys, probs, probs, 2))
     expected = np.outer(q, q) / (1 - q[:, None]) * (1 - np.eye(5))
     assert goodness_of_fit(np.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25), expected) > 1e-3
     np.testing.assert_array_equal(pairs[:, 0], jit_draw(keys, probs, cold))
@@ -197,9 +207,15 @@ def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
     mixed = jnp.asarray([[0.1, 0.4, 0.2, 0.3, 0.0], [2e-30, 1e-36, 3e-30, 1.0, 1e-30]])
     probs = jnp.asarray([[0.0, 0.6, 0.0, 0.4, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0]])
     for seed in range(20):
-        for greedy in ([False, True], [True, True]):
-            keys = jax.random.split(jax.random.key(seed), 2)
-            drawn = np.asarray(jit_siblings(keys, probs, mixed, 4, jnp.asarray(greedy)))
-            assert set(drawn[0, :2].tolist()) == {1, 3}
-            assert drawn[0, 2:].tolist() == [2, 0]
-            assert drawn[1].tolist() == [3, 2, 0, 4]
+        drawn = np.asarray(jit_siblings(jax.random.split(jax.random.key(seed), 2), probs, mixed, 4))
+        assert set(drawn[0, :2].tolist()) == {1, 3}
+        assert drawn[0, 2:].tolist() == [2, 0]
+        assert drawn[1].tolist() == [3, 2, 0, 4]
+
+
+@given(seeds, st.sampled_from([(3,), (2, 5), (4, 3, 7)]))
+def test_likeliest_is_the_first_of_the_largest(seed: int, shape: tuple[int, ...]) -> None:
+    scores = np.random.default_rng(seed).integers(0, 4, shape).astype(np.float32)  # with ties
+    scores[scores == 1] = -np.inf
+    np.testing.assert_array_equal(likeliest(jnp.asarray(scores)), scores.argmax(-1))
+    np.testing.assert_array_equal(likeliest(jnp.asarray(scores > 1)), (scores > 1).argmax(-1))

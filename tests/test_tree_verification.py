@@ -17,7 +17,7 @@ from jaxspec import verification
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.tree import Tree, branching
 from jaxspec.typing import Array
-from jaxspec.verification import Draft, TokenTree, Verdict, along_path, rejection, tree_rejection
+from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, rejection, tree_rejection
 from tests.oracles import goodness_of_fit
 from tests.test_verification import COLD, WARM, B, J, V, distributions, drawn, jit_rejection, keys, one_hot
 
@@ -31,6 +31,7 @@ TABLES = [(0, False), (4, False), (9, True)]
 """Seeds of tables in which every node stands now and then, and whether q has but two first tokens for three nodes."""
 
 seeds = st.integers(0, 2**32 - 1)
+jit_match = jax.jit(match)
 jit_tree_rejection = jax.jit(tree_rejection)
 
 
@@ -90,8 +91,9 @@ def test_greedy_is_the_longest_matching_path(seed: int) -> None:
             tokens[b, children] = rng.choice(3, len(children), replace=False)
     best = rng.integers(0, 3, (B, 10))
     draft = block(tokens, one_hot(rng.integers(0, 3, (B, len(shape.inner)))), shape)
-    for probs in (draft.probs, None):
-        verdict = jit_tree_rejection(one_hot(best), draft.replace(probs=probs), keys(seed, B), COLD)
+    drafts = (draft.replace(probs=probs) for probs in (draft.probs, None))
+    rejected = [jit_tree_rejection(one_hot(best), draft, keys(seed, B), COLD) for draft in drafts]
+    for verdict in (*rejected, jit_match(best, draft)):
         for b in range(B):
             node, path = 0, []
             while (found := [i + 1 for i, parent in enumerate(shape.parents) if parent == node

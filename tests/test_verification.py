@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
-from jaxspec.verification import Draft, Verdict, _residual, rejection
+from jaxspec.verification import Draft, Verdict, _residual, match, rejection
 from tests.oracles import goodness_of_fit
 
 Verify = Callable[[Array, Draft, Array, Array], Verdict]
@@ -23,6 +23,7 @@ ROWS = 100_000
 
 seeds = st.integers(0, 2**32 - 1)
 jit_rejection = jax.jit(rejection)
+jit_match = jax.jit(match)
 jit_residual = jax.jit(_residual)
 
 
@@ -95,6 +96,7 @@ def test_greedy_is_the_longest_matching_prefix(pairs: list[list[tuple[int, int]]
     drafted, best = np.moveaxis(np.asarray(pairs, np.int32), -1, 0)
     best = np.concatenate([best, best[:, :1]], axis=1)
     verdict = jit_rejection(one_hot(best), block(drafted, one_hot(drafted)), keys(0, B), COLD)
+    jax.tree.map(np.testing.assert_array_equal, jit_match(best, block(drafted, one_hot(drafted))), verdict)
     for b in range(B):
         matches = [x == y for x, y in zip(drafted[b], best[b])]
         count = matches.index(False) if False in matches else J

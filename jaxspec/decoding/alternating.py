@@ -35,8 +35,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.autoregressive import next_token
 from jaxspec.decoding.collaborative import (
-    DRAW,
     CollaborativeState,
     Member,
     MemberPrompts,
@@ -46,8 +46,7 @@ from jaxspec.decoding.collaborative import (
     prefill_members,
     verify_combined,
 )
-from jaxspec.decoding.state import step_keys
-from jaxspec.sampling import Sampling, distribution, draw
+from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Verdict
 
@@ -169,7 +168,7 @@ class Alternating:
         rows = jnp.arange(len(index))
 
         def put(i: Any, logits: Array, tokens: Array, ring: Array) -> tuple[Array, Array, Array]:
-            token = draw(step_keys(options, index + i, DRAW), distribution(logits, options), options.temperature == 0)
+            token = next_token(logits, index + i, options)
             tokens = tokens.at[rows, jnp.where(proposing, index + i, tokens.shape[1])].set(token, mode="drop")
             slot = jnp.where(proposing, (index + i) % ring.shape[1], ring.shape[1])
             return token, tokens, ring.at[rows, slot].set(logits, mode="drop")

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
+from jaxspec.decoding.state import DecodeState, PromptBatch, commit, draw_next, init_state, newest
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, distribution, draw
+from jaxspec.sampling import Sampling, distribution, likeliest
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Verdict
 
@@ -57,5 +57,5 @@ def prefill_target(
 
 def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
     """One token a row from the model's own distribution."""
-    probs = distribution(logits, options)
-    return draw(step_keys(options, count, 0), probs, options.temperature == 0)
+    best = likeliest(logits)
+    return draw_next(best, lambda: distribution(logits, options), count, options)

@@ -24,16 +24,18 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.autoregressive import next_token
 from jaxspec.decoding.combination import combined
-from jaxspec.decoding.state import cut, step_keys
+from jaxspec.decoding.state import cut, draw_next, step_keys
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import Pool, PromptRows
-from jaxspec.sampling import Sampling, distribution, draw
+from jaxspec.sampling import Sampling, distribution, filtered, likeliest
 from jaxspec.typing import Array, Bool, Float, Int, Params
-from jaxspec.verification import Draft, Verdict, rejection
+from jaxspec.verification import Draft, Verdict, match, rejection
 
-DRAW, VERIFY = 0, 1
-"""Streams of a step's keys. A place's DRAW serves every proposal for it, of which one at most is ever verified."""
+VERIFY = 1
+"""Of a step's keys, the stream for verification. A place's `state.DRAW` serves every proposal for it, of which one at
+most is ever verified."""
 
 by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)
 """Maps a function of [..., V] over the places of a run, [..., J, V]."""
@@ -127,8 +129,10 @@ def draw_combined(
     params: Params, logits: Float[Array, "M B V"], index: Int[Array, " B"], options: Sampling
 ) -> Int[Array, " B"]:
     """The token at an index, from the combined distribution."""
-    probs = combined(params["combination"], logits, options)
-    return draw(step_keys(options, index, DRAW), probs, options.temperature == 0)
+    combination = params["combination"]
+    soft = combination.soft(logits, options.temperature)
+    best = combination.best(logits, soft)
+    return draw_next(best, lambda: filtered(soft, options, best), index, options)
 
 
 def verify_combined(
@@ -148,8 +152,12 @@ def verify_combined(
         return Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape)
     r = by_place(lambda place: combined(params["combination"], place, options))(logits)
     d = by_place(lambda place: distribution(place, options))(logits[proposer, :, : drafted.shape[1]])
-    keys = step_keys(options, count, VERIFY)
-    verdict = rejection(r, Draft(drafted, d, d[None]), keys, options.temperature == 0)
+    draft, greedy = Draft(drafted, d, d[None]), options.temperature == 0
+    verdict = jax.lax.cond(
+        jnp.all(greedy),
+        lambda: match(likeliest(r), draft),
+        lambda: rejection(r, draft, step_keys(options, count, VERIFY), greedy),
+    )
     return verdict, jnp.minimum(r[:, : drafted.shape[1]], d).sum(-1)
 
 
@@ -241,8 +249,7 @@ class OneProposer:
         def propose(carry: tuple[Array, KVCache], place: Array) -> tuple[tuple[Array, KVCache], tuple[Array, Array]]:
             token, cache = carry
             logits, cache = model.extend(params["models"][self.proposer], token[:, None], cache)
-            probs = distribution(logits[:, 0], options)
-            token = draw(step_keys(options, state.count + place, DRAW), probs, options.temperature == 0)
+            token = next_token(logits[:, 0], state.count + place, options)
             return (token, cache), (token, logits[:, 0])
 
         logits, caches = [], []

@@ -21,7 +21,7 @@ from jaxspec.decoding.state import PromptBatch, step_keys
 from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
 from jaxspec.models.kv_head import joined, pack, take_over
-from jaxspec.sampling import Sampling, draw, filtered, fit_vocabulary, mix, tempered
+from jaxspec.sampling import Sampling, draw, filtered, fit_vocabulary, likeliest, mix, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft
 
@@ -183,11 +183,10 @@ class ViewDrafter:
 
     def _distributions(
         self, logits: Float[Array, "R B V"], weights: Float[Array, "B R"], options: Sampling
-    ) -> tuple[Float[Array, "B V"], Float[Array, "B V"], Float[Array, "R B V"]]:
-        """The mixture of the views, the same filtered, which is what tokens are drawn from, and each view's own."""
+    ) -> tuple[Float[Array, "B V"], Float[Array, "R B V"]]:
+        """The mixture of the views, and each view's own distribution."""
         view_probs = tempered(logits, options.temperature)
-        mixed = mix(view_probs, weights)
-        return mixed, filtered(mixed, options, jnp.argmax(mixed, axis=-1)), view_probs
+        return mix(view_probs, weights), view_probs
 
     def _within_context(self, state: ChainState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
         if self.context != "drop_view" or state.cache is None:
@@ -236,11 +235,18 @@ class ChainDrafter(ViewDrafter):
     ) -> tuple[Draft, ChainState]:
         """Proposes `gamma` tokens after `recent`, the two newest committed ones."""
         weights = self._within_context(state, weights)
-        initial = state
+        initial, greedy = state, options.temperature == 0
 
         def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
-            _, probs, view_probs = self._distributions(logits, weights, options)
-            return draw(step_keys(options, count, place), probs, options.temperature == 0), probs, view_probs
+            mixed, view_probs = self._distributions(logits, weights, options)
+            best = likeliest(mixed)
+
+            def drawn() -> tuple[Array, Array]:
+                probs = filtered(mixed, options, best)
+                return draw(step_keys(options, count, place), probs, greedy), probs
+
+            # Where all rows are greedy none is drawn, and `match` does not ask from what.
+            return *jax.lax.cond(jnp.all(greedy), lambda: (best, mixed), drawn), view_probs
 
         def step(carry: tuple[Array, ChainState], place: Array) -> tuple[tuple[Array, ChainState], tuple[Array, ...]]:
             token, state = carry

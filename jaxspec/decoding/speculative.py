@@ -18,9 +18,11 @@ from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, filtered, tempered
+from jaxspec.sampling import Sampling, distribution, likeliest, tempered
 from jaxspec.typing import Array, Float, Params
-from jaxspec.verification import Draft, Verdict, along_path, verify
+from jaxspec.verification import Draft, Verdict, along_path, match, verify
+
+_by_place = partial(jax.vmap, in_axes=1, out_axes=1)
 
 WEIGHTS_STREAM = 1 << 20
 """Of a block's keys, the one for weights: no draft is that long."""
@@ -116,15 +118,10 @@ class Speculator:
             mask = None if draft.tree is None else draft.tree.mask
             logits, cache = self.target.extend(params["target"], fed, state.target, mask)
         with jax.named_scope("verify"):
-            by_place = partial(jax.vmap, in_axes=1, out_axes=1)
-            soft = by_place(lambda place: tempered(place, options.temperature))(logits)
-            best = jnp.argmax(logits, axis=-1)
-            p = by_place(lambda place, best: filtered(place, options, best))(soft, best)
-            keys = step_keys(options, state.count, self.drafter.reads)
-            verdict = self.judge(p, draft, state, keys, options.temperature == 0)
+            verdict = self.judge(logits, draft, state, options)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
-            kept = None
+            soft, kept = _by_place(lambda place: tempered(place, options.temperature))(logits), None
             if verdict.path is not None:  # from here on, the path that stands is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
                 draft, nodes, read = along_path(draft, verdict.path)
@@ -142,6 +139,12 @@ class Speculator:
                 state = state.replace(trace=trace)
             return state.replace(drafter=self.drafter.commit(drafter, emitted, state.target, kept))
 
-    def judge(self, p: Float[Array, "B T V"], draft: Draft, state: DecodeState, keys: Array, greedy: Array) -> Verdict:
-        """Which drafted tokens stand against the target's distributions `p`."""
-        return verify(p, draft, keys, greedy)
+    def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
+        """Which drafted tokens stand against what the target says after the newest token and after each of them."""
+        greedy = options.temperature == 0
+
+        def drawn() -> Verdict:
+            p = _by_place(lambda place: distribution(place, options))(logits)
+            return verify(p, draft, step_keys(options, state.count, self.drafter.reads), greedy)
+
+        return jax.lax.cond(jnp.all(greedy), lambda: match(likeliest(logits), draft), drawn)

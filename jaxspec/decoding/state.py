@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jaxspec.decoding.block_length import BlockLength
 from jaxspec.decoding.trace import Trace
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows
-from jaxspec.sampling import Sampling
+from jaxspec.sampling import Sampling, draw
 from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Verdict
@@ -100,10 +101,28 @@ def newest(state: DecodeState) -> Int[Array, " B"]:
     return jnp.take_along_axis(state.tokens, jnp.maximum(state.count, 1)[:, None] - 1, axis=1)[:, 0]
 
 
+DRAW = 0
+"""Of a step's keys, the stream that a model's own next token is drawn with."""
+
+
 def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:
     """Keys of one step: a function of the row's key and its position alone, whatever the batch or the slot in it."""
     fold = jax.vmap(jax.random.fold_in)
     return fold(fold(options.keys, count), jnp.full_like(count, stream))
+
+
+def draw_next(
+    best: Int[Array, " B"],
+    probs: Callable[[], Float[Array, "B V"]],
+    count: Int[Array, " B"],
+    options: Sampling,
+) -> Int[Array, " B"]:
+    """One token a row, drawn from `probs()`, which is one-hot at `best` for greedy rows.
+
+    Where all rows are greedy nothing is drawn and no distribution made: on a CPU both cost as much as a small model.
+    """
+    greedy = options.temperature == 0
+    return jax.lax.cond(jnp.all(greedy), lambda: best, lambda: draw(step_keys(options, count, DRAW), probs(), greedy))
 
 
 def cut(

@@ -19,7 +19,7 @@ from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.tree import Tree, TreeSpec, grow
 from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, draw_siblings
+from jaxspec.sampling import Sampling, draw_siblings, filtered, likeliest
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Draft, TokenTree
 
@@ -37,9 +37,9 @@ class _Drafter(ViewDrafter):
 
     def _level(
         self, logits: Float[Array, "R B T V"], weights: Float[Array, "B R"], options: Sampling
-    ) -> tuple[Float[Array, "B T V"], Float[Array, "B T V"], Float[Array, "R B T V"]]:
-        """The mixture at T nodes, the same filtered, and each view's own."""
-        each = jax.vmap(lambda node: self._distributions(node, weights, options), in_axes=2, out_axes=(1, 1, 2))
+    ) -> tuple[Float[Array, "B T V"], Float[Array, "R B T V"]]:
+        """The mixture at T nodes, and each view's own distribution."""
+        each = jax.vmap(lambda node: self._distributions(node, weights, options), in_axes=2, out_axes=(1, 2))
         return each(logits)
 
     def _read(
@@ -80,7 +80,7 @@ class TreeDrafter(_Drafter):
         options: Sampling,
     ) -> tuple[Draft, ChainState]:
         """Proposes a tree after `recent`, the two newest committed tokens."""
-        shape, greedy = self.shape, options.temperature == 0
+        shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
         weights = self._within_context(state, weights)
         initial = state
@@ -90,12 +90,9 @@ class TreeDrafter(_Drafter):
         for depth in range(self.gamma):
             (parts,) = np.nonzero(shape.depth[inner] == depth)  # of the nodes read, those at this depth
             (children,) = np.nonzero(shape.depth == depth + 1)
-            mixed, probs, view_probs = self._level(logits, weights, options)
-            keys = jax.vmap(lambda place: step_keys(options, count, place), out_axes=1)(jnp.asarray(parts))
+            mixed, view_probs = self._level(logits, weights, options)
             most = int(shape.rank[children].max()) + 1
-            siblings = jax.vmap(draw_siblings, in_axes=(1, 1, 1, None, None), out_axes=1)(
-                keys, probs, mixed, most, greedy
-            )
+            siblings, probs = self._siblings(mixed, parts, most, count, options)
             parent = np.searchsorted(inner[parts], parents[children])
             tokens.append(siblings[:, parent, shape.rank[children]])
             levels.append((probs, view_probs))
@@ -111,6 +108,22 @@ class TreeDrafter(_Drafter):
             tree=self._token_tree(count.shape[0]),
         )
         return draft, rewound(state, initial)
+
+    def _siblings(
+        self, mixed: Float[Array, "B T V"], nodes: np.ndarray, most: int, count: Int[Array, " B"], options: Sampling
+    ) -> tuple[Int[Array, "B T most"], Float[Array, "B T V"]]:
+        """Children of T nodes, and what they were drawn from. Where all rows are greedy they are the likeliest, and
+        `match` does not ask from what."""
+
+        def drawn(node: Array, mixed: Array) -> tuple[Array, Array]:
+            probs = filtered(mixed, options, likeliest(mixed))
+            return draw_siblings(step_keys(options, count, node), probs, mixed, most), probs
+
+        return jax.lax.cond(
+            jnp.all(options.temperature == 0),
+            lambda: (jax.lax.top_k(mixed, most)[1], mixed),
+            lambda: jax.vmap(drawn, in_axes=(0, 1), out_axes=1)(jnp.asarray(nodes), mixed),
+        )
 
     def _token_tree(self, batch: int) -> TokenTree:
         shape = self.shape
@@ -160,7 +173,7 @@ class DynamicTreeDrafter(_Drafter):
         pool: list[tuple[Array, Array, Array]] = []  # of each level: tokens, parents, joint probabilities
         views = []
         for depth in range(self.gamma):
-            mixed, _, view_probs = self._level(logits, weights, options)
+            mixed, view_probs = self._level(logits, weights, options)
             views.append(view_probs)
             chance, choice = jax.lax.top_k(mixed, width)
             joint = (value[..., None] + jnp.log(chance)).reshape(batch, -1)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState
+from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Float
 from jaxspec.verification import Draft, Verdict
 
@@ -24,9 +25,9 @@ class ForcedSpeculator(Speculator):
 
     pattern: tuple[int, ...] = (0,)
 
-    def judge(self, p: Float[Array, "B T V"], draft: Draft, state: DecodeState, keys: Array, greedy: Array) -> Verdict:
+    def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
         """The verdict with its count replaced."""
-        verdict = super().judge(p, draft, state, keys, greedy)
+        verdict = super().judge(logits, draft, state, options)
         return verdict.replace(count=jnp.asarray(self.pattern)[state.stats.steps % len(self.pattern)])
 
 
