@@ -48,6 +48,7 @@ def run(args: Generate) -> str:
             loaded[path] = LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first)
     collaboration = Collaboration([loaded[path] for path in paths], config)
     request = replace(request, prompt=encoded(args, collaboration.encoder, images))
+    say(collaboration.memory_report([request]))
     progress("compiling and decoding")
     result = collaboration.generate([request])[0]
     stats = {

@@ -57,5 +57,4 @@ def prefill_target(
 
 def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
     """One token a row from the model's own distribution."""
-    best = likeliest(logits)
-    return draw_next(best, lambda: distribution(logits, options), count, options)
+    return draw_next(lambda: likeliest(logits), lambda: distribution(logits, options), count, options)

@@ -31,6 +31,7 @@ from jaxspec.decoding.host import (
     with_rgb,
 )
 from jaxspec.decoding.loading import LoadedModel, check_vocabulary, check_words, image_inputs
+from jaxspec.decoding.memory import MembersReport, MemberSizes, plan_members
 from jaxspec.decoding.views import Row, View, parse_view, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.sampling import Sampling
@@ -166,7 +167,25 @@ class Collaboration:
         """The state after prefill of requests of one bucket, as one batch."""
         requests, rows = self._read(requests)
         sizes = self._sizes(requests[0], rows[0])
-        return run_prefill(self.program, self.params, *self._inputs(requests, rows, sizes), sizes[-1])
+        return run_prefill(self.program, self.params, *self._inputs(requests, rows, sizes), sizes.new)
+
+    def memory_report(self, requests: Sequence[Request]) -> MembersReport:
+        """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
+        requests, rows = self._read(requests)
+        sizes = [self._sizes(*both) for both in zip(requests, rows, strict=True)]
+        units = tuple(map(max, zip(*(size.units for size in sizes), strict=True)))
+        largest = MemberSizes(max(size.length for size in sizes), units, max(size.new for size in sizes))
+        batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
+        panels = {id(model): model.panel_bytes(self._rows_of_a_pass(batch)) for model in self.models}
+        return plan_members(self.program, self.params, batch, largest, sum(panels.values()))
+
+    def loop_params(self, batch: int) -> Params:
+        """The parameters as the loop reads them, which has passes over a run of each row."""
+        rows = self._rows_of_a_pass(batch)
+        return {**self.params, "models": tuple(model.loop_params(rows) for model in self.models)}
+
+    def _rows_of_a_pass(self, batch: int) -> int:
+        return batch * self.program.spare_slots
 
     def _views(self) -> tuple[View, ...]:
         names = self.config.views or tuple("M" if model.images else "T" for model in self.models)
@@ -199,21 +218,20 @@ class Collaboration:
                     )
         return checked, rows
 
-    def _sizes(self, request: Request, rows: list[Row]) -> tuple[int, tuple[int, ...], int]:
-        """(prompt tokens, image units of each model, new tokens) of the request's program."""
+    def _sizes(self, request: Request, rows: list[Row]) -> MemberSizes:
         config = self.config
         units = (
             image_units(m if view.reads_images else None, request.prompt, config.image_buckets)
             for m, view in zip(self.models, self.views)
         )
-        return (
+        return MemberSizes(
             bucket(max(map(len, rows)), config.prompt_buckets, "prompt tokens"),
             tuple(units),
             bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
         )
 
     def _inputs(
-        self, requests: list[Request], rows: list[list[Row]], sizes: tuple[int, tuple[int, ...], int]
+        self, requests: list[Request], rows: list[list[Row]], sizes: MemberSizes
     ) -> tuple[Prompts, Sampling]:
         """The requests as device arrays, padded to the sizes with rows that emit nothing."""
         batch = bucket(len(rows), BATCH_BUCKETS, "batch")
@@ -221,18 +239,17 @@ class Collaboration:
         pictures = [request.prompt.images for request in requests] + [()] * spare
         prompts = tuple(
             MemberPrompts(
-                stack_rows([[row] for row in [*forms, *[forms[-1]] * spare]], sizes[0])[0],
+                stack_rows([[row] for row in [*forms, *[forms[-1]] * spare]], sizes.length)[0],
                 image_inputs(model, pictures, units),
             )
-            for model, units, forms in zip(self.models, sizes[1], zip(*rows, strict=True), strict=True)
+            for model, units, forms in zip(self.models, sizes.units, zip(*rows, strict=True), strict=True)
         )
         return jax.device_put(prompts), sampling_options(requests, self.lead.config, batch)
 
-    def _run(
-        self, sizes: tuple[int, tuple[int, ...], int], requests: list[Request], rows: list[list[Row]]
-    ) -> list[Result[MemberCounts]]:
-        inputs = self._inputs(requests, rows, sizes)
-        state, *times = run_timed(STEPS, None, self.program, (self.params, self.params), *inputs, sizes[-1])
+    def _run(self, sizes: MemberSizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[MemberCounts]]:
+        prompts, options = self._inputs(requests, rows, sizes)
+        params = self.params, self.loop_params(len(options.temperature))
+        state, *times = run_timed(STEPS, None, self.program, params, prompts, options, sizes.new)
         tokens, count, stats = jax.device_get((state.tokens, state.count, state.stats))
         return [
             Result(

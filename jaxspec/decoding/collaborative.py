@@ -25,11 +25,11 @@ from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.autoregressive import next_token
-from jaxspec.decoding.combination import combined
+from jaxspec.decoding.combination import combined, greedy_token
 from jaxspec.decoding.state import cut, draw_next, step_keys
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import Pool, PromptRows
-from jaxspec.sampling import Sampling, distribution, filtered, likeliest
+from jaxspec.sampling import Sampling, distribution
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
 
@@ -130,9 +130,9 @@ def draw_combined(
 ) -> Int[Array, " B"]:
     """The token at an index, from the combined distribution."""
     combination = params["combination"]
-    soft = combination.soft(logits, options.temperature)
-    best = combination.best(logits, soft)
-    return draw_next(best, lambda: filtered(soft, options, best), index, options)
+    return draw_next(
+        lambda: greedy_token(combination, logits), lambda: combined(combination, logits, options), index, options
+    )
 
 
 def verify_combined(
@@ -150,15 +150,21 @@ def verify_combined(
     if not drafted.shape[1]:
         token = draw_combined(params, logits[:, :, 0], count, options)
         return Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape)
-    r = by_place(lambda place: combined(params["combination"], place, options))(logits)
-    d = by_place(lambda place: distribution(place, options))(logits[proposer, :, : drafted.shape[1]])
-    draft, greedy = Draft(drafted, d, d[None]), options.temperature == 0
-    verdict = jax.lax.cond(
-        jnp.all(greedy),
-        lambda: match(likeliest(r), draft),
-        lambda: rejection(r, draft, step_keys(options, count, VERIFY), greedy),
-    )
-    return verdict, jnp.minimum(r[:, : drafted.shape[1]], d).sum(-1)
+    combination, length = params["combination"], drafted.shape[1]
+    greedy = options.temperature == 0
+
+    def matched() -> tuple[Verdict, Array]:
+        best = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)(logits)
+        unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
+        return match(best, Draft(drafted, None, unread)), (drafted == best[:, :length]).astype(jnp.float32)
+
+    def drawn() -> tuple[Verdict, Array]:
+        r = by_place(lambda place: combined(combination, place, options))(logits)
+        d = by_place(lambda place: distribution(place, options))(logits[proposer, :, :length])
+        verdict = rejection(r, Draft(drafted, d, d[None]), step_keys(options, count, VERIFY), greedy)
+        return verdict, jnp.minimum(r[:, :length], d).sum(-1)
+
+    return jax.lax.cond(jnp.all(greedy), matched, drawn)
 
 
 def commit_run(

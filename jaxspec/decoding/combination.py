@@ -53,6 +53,11 @@ def combined(combination: Combination, logits: Float[Array, "M B V"], options: S
     return filtered(soft, options, combination.best(logits, soft))
 
 
+def greedy_token(combination: Combination, logits: Float[Array, "M B V"]) -> Int[Array, " B"]:
+    """What `combined` puts all mass on at temperature 0."""
+    return combination.best(logits, combination.soft(logits, jnp.ones(logits.shape[1])))
+
+
 class Weighted(struct.PyTreeNode):
     """sum_m w_m softmax(l_m / T)."""
 

@@ -59,7 +59,6 @@ from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.kv_head import head_rows, reads_as_text
-from jaxspec.models.panels import ROWS
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
 from jaxspec.typing import Params
@@ -245,7 +244,9 @@ class Engine:
         requests, _, rows = self._read(requests)
         sizes = self._largest(requests, rows)
         batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
-        return plan_memory(self.program, self.params, batch, sizes)
+        rows = self._rows_of_a_pass(batch)
+        panels = sum(model.panel_bytes(rows) for model in self._loaded().values())
+        return plan_memory(self.program, self.params, batch, sizes, panels)
 
     def _largest(self, requests: list[Request], rows: list[list[Row]]) -> Sizes:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
@@ -368,12 +369,17 @@ class Engine:
         return jax.device_put(self._costs[key], self._everywhere)
 
     def loop_params(self, params: Params, batch: int) -> Params:
-        """The engine's parameters as its loop reads them: on CPUs in panels, where a pass has few rows."""
-        rows = batch * max(self.program.spare_slots, 1)
-        if self.mesh is not None or isinstance(self.target, RecordedTarget) or rows > ROWS:
-            return params
+        """The engine's parameters as its loop reads them, which has passes over a block of each row."""
+        rows = self._rows_of_a_pass(batch)
+        return {**params, **{name: model.loop_params(rows) for name, model in self._loaded().items()}}
+
+    def _loaded(self) -> dict[str, LoadedModel]:
+        """The models whose weights the loop reads."""
         models = {"target": self.target, "drafter": self.draft}
-        return {**params, **{name: model.loop_params for name, model in models.items() if model is not None}}
+        return {n: m for n, m in models.items() if m is not None and not isinstance(m, RecordedTarget)}
+
+    def _rows_of_a_pass(self, batch: int) -> int:
+        return batch * max(self.program.spare_slots, 1)
 
     def _params(self, requests: list[Request]) -> Params:
         """The parameters; those of a recorded target are the answers to these requests."""

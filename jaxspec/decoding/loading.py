@@ -24,7 +24,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
-from jaxspec.models.panels import panelled
+from jaxspec.models.panels import ROWS, panelled
 from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
 
@@ -121,11 +121,30 @@ class LoadedModel:
             return self
         return replace(self, params=unflatten_dict(flatten_dict(rest) | flatten_dict(theirs)))
 
+    def loop_params(self, rows: int) -> Params:
+        """The parameters as a loop reads them whose passes are over so many rows at most.
+
+        On a CPU, where these are few: the decoder's alone, in panels.
+        """
+        return self._panels if self._reads_panels(rows) else self.params
+
+    def panel_bytes(self, rows: int) -> int:
+        """What `loop_params` holds besides the parameters, told before it does."""
+        if not self._reads_panels(rows):
+            return 0
+        cut = jax.eval_shape(panelled, self._decoder)
+        return sum(leaf.size * leaf.dtype.itemsize for path, leaf in flatten_dict(cut).items() if path[-1] == "panels")
+
+    def _reads_panels(self, rows: int) -> bool:
+        return jax.default_backend() == "cpu" and rows <= ROWS and mesh_of(self.params) is None
+
     @cached_property
-    def loop_params(self) -> Params:
-        """The decoder's parameters without the tower, as this device multiplies a few rows fastest."""
-        text = text_params(self.config, split_tower(self.config, self.params)[1])
-        return panelled(text) if jax.default_backend() == "cpu" else text
+    def _panels(self) -> Params:
+        return panelled(self._decoder)
+
+    @property
+    def _decoder(self) -> Params:
+        return text_params(self.config, split_tower(self.config, self.params)[1])
 
     @property
     def model(self) -> LanguageModel:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
+from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.collaborative import MemberPrompts, OneProposer
 from jaxspec.decoding.state import PromptBatch
-from jaxspec.decoding.views import VIEWS, View
+from jaxspec.decoding.views import VIEWS
 from jaxspec.models import LanguageModel, image_zeros
-from jaxspec.models.inputs import PromptRows
+from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.kv_head import no_rows
 from jaxspec.models.layers import QUERY_BLOCK
 from jaxspec.models.vision import PAGE_BLOCK
@@ -44,16 +47,41 @@ class Sizes(NamedTuple):
     """Images that it reads."""
 
 
-@dataclass(frozen=True)
-class MemoryReport:
-    """Bytes of one device by use. Weights, caches and inputs are exact; `working` estimates one pass's activations.
+class MemberSizes(NamedTuple):
+    """Likewise of a program of several models."""
 
-    On a mesh every device holds the same; `working` is then what a device would need alone. A CPU holds the decoders'
-    matrices once more, in panels (`jaxspec.models.panels`), which are not counted.
+    length: int
+    units: tuple[int, ...]
+    """Image units of each model's tower."""
+    new: int
+
+
+class _Bytes:
+    """Bytes of one device by use: the fields of a dataclass.
+
+    Weights, panels, caches and inputs are exact; `working` estimates one pass's activations.
     """
+
+    @property
+    def total(self) -> int:
+        return sum(self._uses().values())
+
+    def _uses(self) -> dict[str, int]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        parts = [f"{name.replace('_', ' ')} {human_bytes(held)}" for name, held in self._uses().items()]
+        return f"memory {human_bytes(self.total)}: " + ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class MemoryReport(_Bytes):
+    """Of a target and its draft. On a mesh every device holds the same; `working` is then what one would need alone."""
 
     target_weights: int
     draft_weights: int
+    panels: int
+    """The decoders' matrices once more, as a loop on a CPU reads them (`jaxspec.models.panels`)."""
     target_cache: int
     draft_cache: int
     weighting: int
@@ -62,21 +90,29 @@ class MemoryReport:
     """Prompts, pixels, output tokens and counters."""
     working: int
 
-    @property
-    def total(self) -> int:
-        return sum(getattr(self, f.name) for f in fields(self))
 
-    def __str__(self) -> str:
-        parts = [f"{f.name.replace('_', ' ')} {human_bytes(getattr(self, f.name))}" for f in fields(self)]
-        return f"memory {human_bytes(self.total)}: " + ", ".join(parts)
+@dataclass(frozen=True)
+class MembersReport(_Bytes):
+    """Of models that write together."""
+
+    weights: int
+    """Arrays that several models share count once."""
+    panels: int
+    caches: int
+    pending: int
+    """What each model said of the proposals that are not yet verified."""
+    inputs: int
+    working: int
 
 
 def plan_memory(
-    program: Autoregressive | Speculator, params: Params, batch: int, sizes: Sizes
+    program: Autoregressive | Speculator, params: Params, batch: int, sizes: Sizes, panels: int = 0
 ) -> MemoryReport:
     """The report for B rows of these sizes.
 
-    `params` may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
+    Args:
+      params: may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
+      panels: `LoadedModel.panel_bytes` of the models, for the loop's passes.
     """
     inputs, options = abstract_inputs(program, batch, sizes)
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
@@ -91,10 +127,55 @@ def plan_memory(
         draft_weights=_bytes((params.get("drafter", {}), params.get("head", {}))),
         target_cache=kept + _bytes(keys),
         draft_cache=draft_cache,
+        panels=panels,
         weighting=weighting,
         inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - whole_cache - weighting,
         working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes, state.target.slots),
     )
+
+
+def plan_members(
+    program: Alternating | OneProposer, params: Params, batch: int, sizes: MemberSizes, panels: int = 0
+) -> MembersReport:
+    """Likewise of models that write together."""
+    prompts, options = abstract_member_inputs(program, batch, sizes)
+    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, prompts, options)
+    caches, pending = _bytes(state.caches), _bytes(state.pending)
+    models = [member.model for member in program.members]
+    step = (len(models) + 4) * batch * program.spare_slots * models[0].text.vocab_size * 4
+    held = [
+        working
+        for model, units, cache in zip(models, sizes.units, state.caches, strict=True)
+        for itemsize in (cache.k[0].dtype.itemsize,)
+        for working in (
+            _prefill(model.text, batch, sizes.length, cache.slots, itemsize),
+            _tower(model.config, batch, units, itemsize),
+        )
+    ]
+    return MembersReport(
+        weights=_bytes({id(leaf): leaf for leaf in jax.tree.leaves(params)}),
+        panels=panels,
+        caches=caches,
+        pending=pending,
+        inputs=_bytes((prompts, options)) + _bytes(state) - caches - pending,
+        working=max(step, *held),
+    )
+
+
+def abstract_member_inputs(
+    program: Alternating | OneProposer, batch: int, sizes: MemberSizes
+) -> tuple[tuple[MemberPrompts, ...], Sampling]:
+    """Shapes of the inputs of models that write together."""
+
+    def prompts(model: LanguageModel, pool: Pool | None, units: int) -> MemberPrompts:
+        rows = _rows(model, pool, batch, sizes.length, units > 0, units > 0 and model.turns)
+        return MemberPrompts(rows, _images(model, batch, units))
+
+    def make() -> tuple[tuple[MemberPrompts, ...], Sampling]:
+        both = zip(program.members, sizes.units, strict=True)
+        return tuple(prompts(member.model, member.pool, units) for member, units in both), _options(batch)
+
+    return jax.eval_shape(make)
 
 
 def abstract_inputs(
@@ -103,22 +184,12 @@ def abstract_inputs(
     """Shapes of the inputs, for planning and for compiling ahead of time."""
 
     def make() -> tuple[PromptBatch, Sampling]:
-        row = jnp.zeros(batch, jnp.int32)
-
-        def rows(model: LanguageModel, view: View, shown: bool, turning: bool) -> PromptRows:
-            out = PromptRows(jnp.zeros((batch, sizes.length), jnp.int32), row)
-            if turning:
-                out = out.replace(rotary=jnp.zeros((batch, 3, sizes.length), jnp.int32), shift=row)
-            if not shown:
-                return out
-            sources = jnp.zeros((batch, sizes.length, model.blended(view.pool)), jnp.int32)
-            return out.replace(sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None)
-
-        def images(model: LanguageModel, units: int) -> dict[str, Array] | None:
-            return image_zeros(model.config, batch, units) if units else None
-
+        rows = partial(_rows, batch=batch, length=sizes.length)
         target, seen = program.target, sizes.units > 0
-        inputs = PromptBatch(rows(target, VIEWS["M"], seen, seen and target.turns), images(target, sizes.units))
+        inputs = PromptBatch(
+            rows(target, VIEWS["M"].pool, shown=seen, turning=seen and target.turns),
+            _images(target, batch, sizes.units),
+        )
         if not isinstance(program, Autoregressive):
             drafter = program.drafter
             shown = [view.reads_images and sizes.view_units > 0 for view in drafter.views]
@@ -126,34 +197,49 @@ def abstract_inputs(
             own = any(view.reads_images for view in drafter.views) and not program.shares_tower
             inputs = inputs.replace(
                 views=tuple(
-                    rows(drafter.model, view, show, turning) for view, show in zip(drafter.views, shown, strict=True)
+                    rows(drafter.model, view.pool, shown=show, turning=turning)
+                    for view, show in zip(drafter.views, shown, strict=True)
                 ),
-                view_images=images(drafter.model, sizes.view_units) if own else None,
+                view_images=_images(drafter.model, batch, sizes.view_units) if own else None,
                 weights=jnp.zeros((batch, drafter.width)),
                 costs=jnp.zeros(len(program.lengths)) if program.lengths else None,
             )
             if drafter.head is not None:
                 inputs = inputs.replace(head=jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, *sizes[-2:])))
-        real = jnp.zeros(batch)
-        keys = jax.random.split(jax.random.key(0), batch)
-        return inputs, Sampling(real, row, real, row, jnp.zeros(1, jnp.int32), keys)
+        return inputs, _options(batch)
 
     return jax.eval_shape(make)
+
+
+def _rows(model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, turning: bool) -> PromptRows:
+    """Prompts without images unless `shown`, and with rotary places of their own if `turning`."""
+    row = jnp.zeros(batch, jnp.int32)
+    out = PromptRows(jnp.zeros((batch, length), jnp.int32), row)
+    if turning:
+        out = out.replace(rotary=jnp.zeros((batch, 3, length), jnp.int32), shift=row)
+    if not shown:
+        return out
+    sources = jnp.zeros((batch, length, model.blended(pool)), jnp.int32)
+    return out.replace(sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None)
+
+
+def _images(model: LanguageModel, batch: int, units: int) -> dict[str, Array] | None:
+    return image_zeros(model.config, batch, units) if units else None
+
+
+def _options(batch: int) -> Sampling:
+    whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
+    keys = jax.random.split(jax.random.key(0), batch)
+    return Sampling(real, whole, real, whole, jnp.zeros(1, jnp.int32), keys)
 
 
 def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, sizes: Sizes, slots: int) -> int:
     """The largest of a tower's and of prefill's activations and a step's distributions, in bytes.
 
-    A tower holds a few streams and one MLP of all units, and the scores of one block of pages, or of one block of
-    queries with all windows of a row. Prefill holds a few
-    residual streams and one MLP of the whole prompt, and the scores (float32, before and after softmax) of one
-    block of queries; a step holds p, q and their one-hot and sorted forms.
+    A step holds p, q and their one-hot and sorted forms.
     """
     text = program.target.text
-    length = sizes.length
-    queries = QUERY_BLOCK if length >= 2 * QUERY_BLOCK else length
-    prefill = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
-    prefill += 2 * batch * text.num_attention_heads * queries * slots * 4
+    prefill = _prefill(text, batch, sizes.length, slots, itemsize)
     step = 6 * batch * program.spare_slots * text.vocab_size * 4
     towers = [(program.target.config, sizes.units)]
     if not isinstance(program, Autoregressive) and not program.shares_tower:
@@ -161,8 +247,17 @@ def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, si
     return max(prefill, step, *(_tower(config, batch, units, itemsize) for config, units in towers))
 
 
+def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: int) -> int:
+    """Bytes of a few residual streams and one MLP of the whole prompt, and the scores (float32, before and after
+    softmax) of one block of queries."""
+    queries = QUERY_BLOCK if length >= 2 * QUERY_BLOCK else length
+    streams = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
+    return streams + 2 * batch * text.num_attention_heads * queries * slots * 4
+
+
 def _tower(config: ModelConfig, batch: int, units: int, itemsize: int) -> int:
-    """Bytes of a tower's activations over so many units a row."""
+    """Bytes of a few streams and one MLP of all units, and the scores of one block of pages, or of one block of
+    queries with all windows of a row."""
     if isinstance(config, TextConfig):
         return 0
     if isinstance(config, QwenVLConfig):

@@ -112,17 +112,17 @@ def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -
 
 
 def draw_next(
-    best: Int[Array, " B"],
+    best: Callable[[], Int[Array, " B"]],
     probs: Callable[[], Float[Array, "B V"]],
     count: Int[Array, " B"],
     options: Sampling,
 ) -> Int[Array, " B"]:
-    """One token a row, drawn from `probs()`, which is one-hot at `best` for greedy rows.
+    """One token a row, drawn from `probs()`, which is one-hot at `best()` for greedy rows.
 
     Where all rows are greedy nothing is drawn and no distribution made: on a CPU both cost as much as a small model.
     """
     greedy = options.temperature == 0
-    return jax.lax.cond(jnp.all(greedy), lambda: best, lambda: draw(step_keys(options, count, DRAW), probs(), greedy))
+    return jax.lax.cond(jnp.all(greedy), best, lambda: draw(step_keys(options, count, DRAW), probs(), greedy))
 
 
 def cut(

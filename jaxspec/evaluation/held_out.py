@@ -15,7 +15,7 @@ from jaxspec.data.prompts import pad_rows
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.collaborative import Member
-from jaxspec.decoding.combination import Combination
+from jaxspec.decoding.combination import Combination, greedy_token
 from jaxspec.decoding.host import Request
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.collaborative_theory import acceptance
@@ -47,8 +47,7 @@ class HeldOut:
         soft = self._combined(combination, temperature or 1.0)
         if temperature:
             return [float(acceptance(d, soft).mean()) for d in self._alone(temperature)]
-        ones = jnp.ones(len(self.tokens))
-        best = np.asarray(combination.best(jnp.asarray(self.logits), combination.soft(jnp.asarray(self.logits), ones)))
+        best = np.asarray(greedy_token(combination, jnp.asarray(self.logits)))
         return [float((logits.argmax(-1) == best).mean()) for logits in self.logits]
 
     def _combined(self, combination: Combination, temperature: float = 1.0) -> np.ndarray:

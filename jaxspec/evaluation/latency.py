@@ -28,7 +28,6 @@ from jaxspec.evaluation.metrics import predicted_speedup
 from jaxspec.evaluation.timing import Passes, rewound, time_loops
 from jaxspec.models import LanguageModel, abstract_params, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.panels import ROWS
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 
@@ -101,9 +100,7 @@ class Pair:
         """Passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
         cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
         cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
-        return Passes(
-            model.model.extend, lambda rows: model.loop_params if rows <= ROWS else model.params, cache, batch
-        )
+        return Passes(model.model.extend, model.loop_params, cache, batch)
 
 
 def measure_passes(pair: Pair, limits: Limits) -> list[Record]:
@@ -187,8 +184,11 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     inputs = PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views))
     options = greedy(batch, config.new)
     whole = {"target": pair.target.params, "drafter": pair.draft.params}
-    fast = {"target": pair.target.loop_params, "drafter": pair.draft.loop_params}
-    looped = fast if batch * (gamma + 1) <= ROWS else whole
+    rows_of_a_pass = batch * (gamma + 1)
+    looped = {
+        "target": pair.target.loop_params(rows_of_a_pass),
+        "drafter": pair.draft.loop_params(rows_of_a_pass),
+    }
 
     programs: dict[str, Any] = {"plain": Autoregressive(pair.target.model)}
     for tau in config.forced:

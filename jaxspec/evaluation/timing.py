@@ -130,10 +130,9 @@ def time_members(
 ) -> dict[int, list[float]]:
     """Milliseconds of a pass of each model over so many tokens, after the request's prompt."""
     state = collaboration.prefill([request])
-    params = collaboration.params["models"]
     members = [
-        Passes(member.model.extend, lambda _, own=own: own, cache, len(cache.length))
-        for member, own, cache in zip(collaboration.program.members, params, state.caches, strict=True)
+        Passes(model.model.extend, model.loop_params, cache, len(cache.length))
+        for model, cache in zip(collaboration.models, state.caches, strict=True)
     ]
     calls = {f"{width} {m}": model.over(width) for width in set(widths) for m, model in enumerate(members)}
     found = time_loops(calls, repeats)
