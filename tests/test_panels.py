@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxspec.cache import init_cache
-from jaxspec.models.panels import WIDTH, panelled
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.models.panels import ROWS, WIDTH, panelled
 from tests.decoding import tiny
 
 LM, PARAMS = tiny.text_only(*tiny.lvlm(WIDTH, 1, seed=0, vocabulary=2 * WIDTH))
@@ -24,6 +25,16 @@ def test_kernels_that_divide_are_cut_and_all_else_is_kept() -> None:
     np.testing.assert_array_equal(np.concatenate(layer["mlp"]["gate_proj"]["panels"], axis=1), kernel)
     assert set(layer["self_attn"]["k_proj"]) == {"kernel"}  # 32 columns
     assert layer["input_layernorm"] == PARAMS["model"]["layers_0"]["input_layernorm"]
+
+
+def test_loops_of_few_rows_read_panels_and_memory_counts_them() -> None:
+    model = LoadedModel(LM.config, PARAMS, None, None)
+    planned = model.panel_bytes(ROWS)
+    given = {id(leaf) for leaf in jax.tree.leaves(PARAMS)}
+    fresh = [leaf for leaf in jax.tree.leaves(model.loop_params(ROWS)) if id(leaf) not in given]
+    assert planned == sum(leaf.nbytes for leaf in fresh) > 0
+    assert model.loop_params(ROWS + 1) is PARAMS
+    assert model.panel_bytes(ROWS + 1) == 0
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 2)])

@@ -129,10 +129,12 @@ class Alternating:
             wanted = jnp.where(verifying, verdict.count + falls, 0)
 
         index = state.count + pending.count  # of the model's first proposal, whether or not a run is now committed
-        kept = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(others)  # scores of what stays pending
-        kept &= (jnp.arange(others) < pending.count[:, None]) & (active & ~falls)[:, None]
-        places = state.count[:, None] + jnp.arange(others)
-        ring = _write(pending, model, places, kept, logits[:, :others])
+        ring = pending.logits
+        if len(self.members) > 2:  # else nothing stays pending that the model has scored
+            kept = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(others)
+            kept &= (jnp.arange(others) < pending.count[:, None]) & (active & ~falls)[:, None]
+            places = state.count[:, None] + jnp.arange(others)
+            ring = _write(pending, model, places, kept, logits[:, :others])
         caches = _with(state.caches, model, cache)
         state = commit_run(state.replace(caches=caches), drafted, verdict, overlap, owner, wanted, options)
 
@@ -164,7 +166,6 @@ class Alternating:
     ) -> tuple[CollaborativeState, tuple[Array, ...]]:
         """The model's own run from `index` on; the first token is drawn from `logits`, and each next one by a pass."""
         gamma = self.gammas[model]
-        start = state.caches[model]
         rows = jnp.arange(len(index))
 
         def put(i: Any, logits: Array, tokens: Array, ring: Array) -> tuple[Array, Array, Array]:
@@ -179,12 +180,14 @@ class Alternating:
             logits, cache = self._extend(model, params, token[:, None], cache, proposing, ahead)
             return *put(i, logits[:, 0], tokens, ring), cache
 
-        carry = (*put(0, logits, state.tokens, rings[model]), start)
-        passes = jnp.where(jnp.any(proposing), gamma - 1, 0)
-        _, tokens, ring, cache = jax.lax.fori_loop(1, passes + 1, step, carry)
-        caches = _with(state.caches, model, cache)
-        state = count_calls(state.replace(tokens=tokens, caches=caches), model, proposing * (gamma - 1), passes)
-        return state, _with(rings, model, ring)
+        token, tokens, ring = put(0, logits, state.tokens, rings[model])
+        if gamma > 1:
+            passes = jnp.where(jnp.any(proposing), gamma - 1, 0)
+            carry = (token, tokens, ring, state.caches[model])
+            _, tokens, ring, cache = jax.lax.fori_loop(1, passes + 1, step, carry)
+            state = count_calls(state, model, proposing * (gamma - 1), passes)
+            state = state.replace(caches=_with(state.caches, model, cache))
+        return state.replace(tokens=tokens), _with(rings, model, ring)
 
     def _extend(
         self,

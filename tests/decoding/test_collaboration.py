@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,6 +17,7 @@ from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
 from jaxspec.decoding.host import Request
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.memory import abstract_member_inputs
 from jaxspec.errors import InputError
 from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.models import text_params
@@ -79,6 +81,27 @@ def test_who_proposes_does_not_matter(
             np.testing.assert_array_equal(getattr(other.stats, field), getattr(result.stats, field))
     if config is VISUAL:
         check_contrast(chosen[0], plain, asked[0], standard.tokens)
+
+
+@pytest.mark.parametrize("config", [VISUAL, THREE], ids=["visual", "three"])
+def test_memory_is_planned_from_the_shapes_that_run(config: CollaborationConfig, models: list[LoadedModel]) -> None:
+    chosen = models if config is THREE else [models[0]] * 2
+    collaboration = Collaboration(chosen, config)
+    asked = requests(collaboration)
+    read, rows = collaboration._read(asked)
+    sizes = collaboration._sizes(read[0], rows[0])
+    given = collaboration._inputs(read, rows, sizes)
+    planned = abstract_member_inputs(collaboration.program, 4, sizes)
+    assert jax.tree.map(jnp.shape, planned[0]) == jax.tree.map(jnp.shape, given[0])
+
+    report = collaboration.memory_report(asked)
+    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(collaboration.params)}
+    assert report.weights == sum(arrays.values())
+    one = collaboration.memory_report(asked[:1])
+    assert (report.caches, report.pending) == (4 * one.caches, 4 * one.pending)
+    text = models[0].model.text
+    assert report.pending == 4 * 4 * text.vocab_size * len(chosen) * (len(chosen) - 1) + 4 * 4 * 2
+    assert str(report).startswith("memory ")
 
 
 def check_contrast(model: LoadedModel, plain: Collaboration, request: Request, answer: Sequence[int]) -> None:

@@ -95,11 +95,11 @@ def follows(counts: np.ndarray, law: np.ndarray) -> bool:
     return goodness_of_fit(counts, law) > 1e-3 and distance(counts, law) < 1.15
 
 
-CASES = [  # long enough that a run is extended behind one that was accepted; the first three of 300,000 samples
+CASES = [  # long enough that a run is extended behind one that was accepted; of 300,000 samples each
     (4, (5, 5), "weighted:0.7,0.3", 3, 8, 1.0, {}),
     (4, (3, 1), "contrastive:mu=0.4", 3, 7, 0.7, {}),
     (4, (1, 1, 1), "weighted", 5, 4, 0.7, {"top_k": 4, "top_p": 0.9}),
-    (2, (2, 1, 3), "logits:0.9,0.6,-0.3", 3, 6, 1.0, {}),
+    (4, (3, 1, 2), "logits:0.9,0.6,-0.3", 3, 7, 0.7, {}),
 ]
 
 
@@ -119,6 +119,9 @@ def test_alternating_proposers_follow_the_combination(
     assert follows(counts, joint(text, models, vocabulary, new, temperature, **filters))
     check_greedy(greedy, text, models, vocabulary)
     check_statistics(program, stats, new)
+    _, alone, stats = drawn(program, text, vocabulary, new, 0.0)  # where all rows are greedy nothing is drawn
+    np.testing.assert_array_equal(alone, greedy)
+    np.testing.assert_array_equal(stats.overlap, stats.accepted)
 
 
 @pytest.mark.parametrize(("gamma", "bonus"), [(0, False), (2, False), (2, True)], ids=["standard", "naive", "bonus"])
