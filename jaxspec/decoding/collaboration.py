@@ -31,7 +31,7 @@ from jaxspec.decoding.host import (
     with_rgb,
 )
 from jaxspec.decoding.loading import LoadedModel, check_vocabulary, check_words, image_inputs
-from jaxspec.decoding.memory import MembersReport, MemberSizes, plan_members
+from jaxspec.decoding.memory import MemberSizes, MembersReport, plan_members
 from jaxspec.decoding.views import Row, View, parse_view, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.sampling import Sampling
@@ -221,7 +221,7 @@ class Collaboration:
     def _sizes(self, request: Request, rows: list[Row]) -> MemberSizes:
         config = self.config
         units = (
-            image_units(m if view.reads_images else None, request.prompt, config.image_buckets)
+            image_units(m, request.prompt, config.image_buckets) if view.reads_images else 0
             for m, view in zip(self.models, self.views)
         )
         return MemberSizes(

@@ -132,8 +132,8 @@ class LoadedModel:
         """What `loop_params` holds besides the parameters, told before it does."""
         if not self._reads_panels(rows):
             return 0
-        cut = jax.eval_shape(panelled, self._decoder)
-        return sum(leaf.size * leaf.dtype.itemsize for path, leaf in flatten_dict(cut).items() if path[-1] == "panels")
+        shapes: dict[tuple[str, ...], Any] = flatten_dict(jax.eval_shape(panelled, self._decoder))
+        return sum(leaf.size * leaf.dtype.itemsize for path, leaf in shapes.items() if path[-1] == "panels")
 
     def _reads_panels(self, rows: int) -> bool:
         return jax.default_backend() == "cpu" and rows <= ROWS and mesh_of(self.params) is None
