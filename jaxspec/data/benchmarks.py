@@ -31,6 +31,17 @@ READ = "Describe this image and what is written in it."
 
 
 @dataclass(frozen=True)
+class Shots:
+    """Worked examples that a paper puts before every question."""
+
+    split: str
+    """Their split; the first rows of it count."""
+    count: int
+    by: str = ""
+    """Column that examples and question share the value of."""
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """An evaluation set: its place on the hub, its columns, and its prompt."""
 
@@ -57,6 +68,8 @@ class Benchmark:
     """References are a few words, so that an answer can be judged right or wrong."""
     final: str = ""
     """What stands before the short answer in a long reference."""
+    shots: Shots | None = None
+    """For `few_shot_samples`."""
 
 
 def _interleaved(name: str, task: str, title: str, twin: str) -> Benchmark:
@@ -101,15 +114,22 @@ BENCHMARKS = {
         Benchmark(
             "nq", "NQ", "google-research-datasets/nq_open", "validation", "nq_open", "facts", images="", short=True
         ),
-        Benchmark("gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True, final="####"),
+        Benchmark(
+            "gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True, final="####",
+            shots=Shots("train", 4),
+        ),
         Benchmark(
             "humaneval", "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval", images="",
             question=("prompt",), answer=("canonical_solution",),
         ),
-        Benchmark("mmlu", "MMLU", "cais/mmlu", "test", "all", images="", options="choices", short=True),
+        Benchmark(
+            "mmlu", "MMLU", "cais/mmlu", "test", "all", images="", options="choices", short=True,
+            shots=Shots("dev", 5, by="subject"),
+        ),
         Benchmark(
             "cnn-dm", "CNN/DM", "abisee/cnn_dailymail", "test", "3.0.0", images="",
             question=("article",), answer=("highlights",), prompt=SUMMARISE + "{question}",
+            shots=Shots("train", 1),
         ),
         _lite("chartqa", "chartqa", "ChartQA", "chart"),
         _lite("textvqa", "textvqa_val", "TextVQA", "read"),
@@ -153,19 +173,64 @@ def benchmark_samples(name: str, path: Path | None = None, filesystem: Any | Non
     and images differ in number.
     """
     known = benchmark(name)
+    for number, row in enumerate(_rows(known, known.split, path, filesystem)):
+        yield _sample(known, number, row)
+
+
+def few_shot_samples(
+    name: str, path: Path | None = None, examples: Path | None = None, filesystem: Any | None = None
+) -> Iterator[Sample]:
+    """`benchmark_samples` with worked examples before every question, as CoS asks text models.
+
+    Four for GSM8K, five of the question's own subject for MMLU, one for CNN/DM: the first of the split that is not
+    tested. (The released code brings worked examples of its own; those of MMLU reason before they answer.)
+
+    Args:
+      examples: a local copy of the examples' split, like `path`.
+
+    Raises InputError for a set that is asked without examples, and where there are fewer.
+    """
+    known = benchmark(name)
+    shots = known.shots
+    if shots is None:
+        have = ", ".join(other.name for other in BENCHMARKS.values() if other.shots)
+        raise InputError(f"shots: {name} is asked without worked examples; sets with them are {have}")
+    shown: dict[Any, list[str]] = {}
+    for row in _rows(known, shots.split, examples, filesystem):
+        group = shown.setdefault(row.values.get(shots.by), [])
+        if len(group) < shots.count:
+            question, answer = _sample(known, 0, row).turns[0]
+            group.append(f"Question: {question}\nAnswer: {answer}\n\n")
+        elif not shots.by:
+            break
+    for number, row in enumerate(_rows(known, known.split, path, filesystem)):
+        group = shown.get(row.values.get(shots.by), [])
+        if len(group) < shots.count:
+            kind = f" of {shots.by} {row.values.get(shots.by)!r}" if shots.by else ""
+            place = examples or f"{known.hub}, split {shots.split}"
+            raise InputError(f"shots: {len(group)} rows{kind} in {place}, and {name} takes {shots.count}; give more")
+        sample = _sample(known, number, row)
+        question, answer = sample.turns[0]
+        yield replace(sample, turns=((f"{''.join(group)}Question: {question}\nAnswer:", answer),))
+
+
+def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | None) -> Iterator[Row]:
+    """The rows of a split, at least one, in the columns that matter."""
     filtered = known.only[0] if known.only else ""
-    columns = (*known.question, *known.answer, known.images, known.options, filtered)
+    shared = known.shots.by if known.shots else ""
+    columns = (*known.question, *known.answer, known.images, known.options, filtered, shared)
     wanted = re.compile("|".join(filter(None, columns)))
     if path is None:
-        rows = hub_rows(known.hub, known.config, known.split, wanted, known.only, filesystem)
+        rows = hub_rows(known.hub, known.config, split, wanted, known.only, filesystem)
     else:
         rows = local_rows(path, wanted, known.only)
-    number = -1
-    for number, row in enumerate(rows):
-        yield _sample(known, number, row)
-    if number < 0:
+    row = None
+    for row in rows:
+        yield row
+    if row is None:
         kept = f" with {known.only[0]} {known.only[1]!r}" if known.only else ""
-        raise InputError(f"benchmark {name}: no rows{kept} in {path or known.hub}; check that it is this set's data")
+        where = path or known.hub
+        raise InputError(f"benchmark {known.name}: no rows{kept} in {where}; check that it is this set's data")
 
 
 def _sample(known: Benchmark, number: int, row: Row) -> Sample:

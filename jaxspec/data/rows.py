@@ -83,7 +83,7 @@ def hub_rows(
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
         raise InputError(
             f"hub data set {repository}, config {config}, split {split}: cannot be read ({reason}); "
-            "give a local copy with --data NAME=PATH"
+            "give a local copy with --data NAME=PATH (of worked examples, with --shots)"
         ) from error
 
 

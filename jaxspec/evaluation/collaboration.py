@@ -22,7 +22,14 @@ from jaxspec.decoding.combination import parse_combination
 from jaxspec.decoding.host import Request, Result
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.evaluation.collaborative_theory import Calls, alternating_calls, one_proposer_calls, plan, speedup
+from jaxspec.evaluation.collaborative_theory import (
+    Calls,
+    alternating_calls,
+    one_proposer_calls,
+    parallel_speedup,
+    plan,
+    speedup,
+)
 from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
 from jaxspec.evaluation.held_out import HeldOut, read_answers
 from jaxspec.evaluation.metrics import collaboration_metrics
@@ -108,6 +115,7 @@ def _methods(
                 "calls_per_token_predicted": calls.total.tolist(),
                 "speedup_predicted": speedup(calls, times[1]),
                 "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
+                "speedup_parallel_at_most": parallel_speedup(times[1]),
                 "plan": {"alternates": best.alternates, "first": best.first, "gammas": best.gammas},
                 "decode_tokens_per_second": float(np.median(rates[name])),
                 "speedup_measured": float(np.median(rates[name] / rates["standard"])),

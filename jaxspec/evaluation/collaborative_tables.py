@@ -40,7 +40,10 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Ta
                 _percent(row["token_identity_rate"]),
             ]
         )
-    alone = dict.fromkeys((row["pairing"], row["dataset"], tuple(row["held_out_nats_alone"])) for row in rows)
+    alone = dict.fromkeys(
+        (row["pairing"], row["dataset"], tuple(row["held_out_nats_alone"]), row["speedup_parallel_at_most"])
+        for row in rows
+    )
     notes = [
         f"{config.limit} samples a set one by one, {config.max_new_tokens} new tokens, {config.dtype}, "
         f"{rows[0]['device']}; medians of {config.repeats} interleaved runs. Lists are of models, in their order.",
@@ -49,7 +52,11 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Ta
         "nats: of the reference answers' tokens under the combination, at temperature 1. right: final numbers that are "
         "the accepted one. same: answers equal to standard collaborative decoding's, at temperature 0.",
     ]
-    notes += [f"Alone, {name} on {dataset}: {_list(nats, 3)} nats." for name, dataset, nats in alone]
+    notes += [
+        f"{name} on {dataset}: alone {_list(nats, 3)} nats; standard decoding with each model on a device of its own "
+        f"would be {most:.2f} times as fast at most."
+        for name, dataset, nats, most in alone
+    ]
     return "Collaborative decoding", header, cells, notes
 
 

@@ -97,6 +97,15 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
     return float(sum(costs) / spent)
 
 
+def parallel_speedup(costs: Sequence[float]) -> float:
+    """Over standard collaborative decoding at most, of the same with all models at once, each on a device of its own.
+
+    A bound, which takes the exchange of logits for nothing. It is not built: one compiled program does the same on all
+    its devices, so that different models would be programs of their own, and each token a round trip to the host.
+    """
+    return sum(costs) / max(costs)
+
+
 def theorem_3_1(alpha: float, gamma: int, c: float) -> float:
     """(1 - alpha^gamma)(1 + c) / ((1 - alpha)(1 + c gamma)): one proposer, of cost c against the other's 1."""
     return tokens_per_run(alpha, gamma) * (1 + c) / (1 + c * gamma)

@@ -131,6 +131,8 @@ class CollaborativeEvalConfig:
     """Names of picturebook's twins or of the papers' benchmarks."""
     data: tuple[str, ...] = ()
     """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
+    shots: tuple[str, ...] = ()
+    """Sets to ask with the paper's number of worked examples in front: NAME, or NAME=PATH of a local copy of these."""
     limit: int = 16
     """Samples of each set, decoded one by one, as the paper does."""
     held_out: int = 64
@@ -161,11 +163,12 @@ class CollaborativeEvalConfig:
 
     def samples(self, name: str, limit: int) -> Sequence[Sample]:
         """The first samples of a set, with one turn."""
-        return evaluation_set(name, limit, data=data_places(self.data))
+        return evaluation_set(name, limit, data=data_places(self.data), shots=shot_places(self.shots))
 
     def __post_init__(self) -> None:
         check_names(self.sets)
         data_places(self.data)
+        shot_places(self.shots)
         for field in ("limit", "held_out", "repeats"):
             if getattr(self, field) < 1:
                 raise InputError(f"{field}: {getattr(self, field)}; give 1 or more")
@@ -181,3 +184,10 @@ def data_places(entries: Sequence[str]) -> dict[str, Path]:
         places[name] = Path(path)
     check_names(tuple(places))
     return places
+
+
+def shot_places(entries: Sequence[str]) -> dict[str, Path | None]:
+    """The sets to ask with worked examples, and where local copies of these lie, from NAME or NAME=PATH each."""
+    parts = [entry.partition("=") for entry in entries]
+    check_names([name for name, _, _ in parts])
+    return {name: Path(path) if path else None for name, _, path in parts}

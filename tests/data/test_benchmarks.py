@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from huggingface_hub import HfFileSystem
 from PIL import Image
 
-from jaxspec.data.benchmarks import BENCHMARKS, DESCRIBE, REASON, SUMMARISE, benchmark_samples
+from jaxspec.data.benchmarks import BENCHMARKS, DESCRIBE, REASON, SUMMARISE, benchmark_samples, few_shot_samples
 from jaxspec.data.follow_ups import add_follow_ups
 from jaxspec.data.images import StoredImage
 from jaxspec.data.picturebook import FOLLOW_UPS, TWINS
@@ -133,6 +133,42 @@ def test_rows_in_the_hubs_columns(name: str, tmp_path: Path) -> None:
     assert sample.accepted == accepted
     assert sample.turns[0][1]
     assert len(sample.images) == ("image" in row)
+
+
+SUMS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(6)]
+FACTS = [
+    {"question": f"{n}?", "subject": ("art", "law")[n % 2], "choices": ["no", "yes"], "answer": n % 2}
+    for n in range(10)
+]
+
+
+def test_worked_examples_stand_in_front(tmp_path: Path) -> None:
+    """The first four of all; five of the question's own subject; and of one split, as in the hub's copy."""
+    tests, train = write(tmp_path / "test.parquet", SUMS[5:]), write(tmp_path / "train.parquet", SUMS)
+    (sample,) = few_shot_samples("gsm8k", tests, train)
+    shown = "".join(f"Question: {n}+1?\nAnswer: #### {n + 1}\n\n" for n in range(4))
+    assert sample.turns == ((f"{shown}Question: 5+1?\nAnswer:", "#### 6"),)
+    assert sample.accepted == ("6",)
+
+    root = tmp_path / "datasets/cais/mmlu@refs/convert/parquet/all"
+    write(root / "test/0000.parquet", FACTS[:2])
+    write(root / "dev/0000.parquet", FACTS)
+    art, law = few_shot_samples("mmlu", filesystem=DirFileSystem(str(tmp_path), LocalFileSystem()))
+    asked = law.turns[0][0]
+    assert asked.startswith("Question: 1?\nA. no\nB. yes\nAnswer: yes\n\nQuestion: 3?")
+    assert asked.endswith("Answer: yes\n\nQuestion: 1?\nA. no\nB. yes\nAnswer:")
+    assert asked.count("Question") == 6
+    assert (art.accepted, law.accepted) == (("no",), ("yes",))
+
+
+def test_examples_that_are_not_there(tmp_path: Path) -> None:
+    few, facts = write(tmp_path / "few.parquet", SUMS[:3]), write(tmp_path / "facts.parquet", FACTS[:9])
+    with pytest.raises(InputError, match=r"3 rows in .*few.parquet, and gsm8k takes 4"):
+        next(few_shot_samples("gsm8k", few, few))
+    with pytest.raises(InputError, match="4 rows of subject 'law'"):
+        list(few_shot_samples("mmlu", facts, facts))
+    with pytest.raises(InputError, match=r"humaneval is asked without worked examples; .* gsm8k, mmlu, cnn-dm"):
+        next(few_shot_samples("humaneval", few))
 
 
 def test_every_twin_and_every_set_of_the_papers_is_there() -> None:

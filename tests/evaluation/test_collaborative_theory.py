@@ -12,6 +12,7 @@ from jaxspec.evaluation.collaborative_theory import (
     acceptance,
     alternating_calls,
     one_proposer_calls,
+    parallel_speedup,
     pays_at_two,
     plan,
     speedup,
@@ -89,6 +90,12 @@ def test_alternating_single_proposals_never_loses() -> None:
         assert 1 - 1e-12 <= gain <= 2 + 1e-12
     for alphas in RNG.random((50, 3)):
         assert 1 - 1e-12 <= speedup(alternating_calls(alphas, [1, 1, 1]), (RNG.random(3) + 0.01).tolist()) <= 3 + 1e-12
+
+
+def test_turns_where_all_stands_are_as_fast_as_models_side_by_side() -> None:
+    assert parallel_speedup([2.0, 2.0, 2.0]) == 3
+    assert parallel_speedup([1.0, 3.0]) == pytest.approx(4 / 3)
+    assert speedup(alternating_calls([1, 1, 1], [1, 1, 1]), [2, 2, 2]) == pytest.approx(3)
 
 
 def test_bounds_of_weighted_ensembles() -> None:
