@@ -86,19 +86,25 @@ def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Boo
 
     Without the latter, `p` being [B, J, V], there is no bonus: the next token of a row that accepts all is rubbish.
     """
-    assert draft.probs is not None
-    length = draft.tokens.shape[1]
+    q, length = draft.probs, draft.tokens.shape[1]
+    assert q is not None
     accept_keys, next_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
     chosen = draft.tokens[..., None]
     p_x = jnp.take_along_axis(p[:, :length], chosen, axis=-1)[..., 0]
-    q_x = jnp.take_along_axis(draft.probs, chosen, axis=-1)[..., 0]
+    q_x = jnp.take_along_axis(q, chosen, axis=-1)[..., 0]
     u = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(accept_keys)
     stands = jnp.cumprod(u * q_x < p_x, axis=1, dtype=jnp.int32)
     count = stands.sum(axis=1)
     at = count[:, None, None]
-    p_next = jnp.take_along_axis(p, jnp.minimum(at, p.shape[1] - 1), axis=1)[:, 0]
-    q_next = jnp.take_along_axis(draft.probs, jnp.minimum(at, length - 1), axis=1)[:, 0]
-    return Verdict(count, draw(next_keys, _residual(p_next, q_next, count == length), greedy))
+
+    def drawn() -> Array:
+        p_next = jnp.take_along_axis(p, jnp.minimum(at, p.shape[1] - 1), axis=1)[:, 0]
+        q_next = jnp.take_along_axis(q, jnp.minimum(at, length - 1), axis=1)[:, 0]
+        return draw(next_keys, _residual(p_next, q_next, count == length), greedy)
+
+    if p.shape[1] > length:
+        return Verdict(count, drawn())
+    return Verdict(count, jax.lax.cond(jnp.any(count < length), drawn, lambda: jnp.zeros_like(count)))
 
 
 def _residual(p: Array, q: Array, bonus: Array) -> Array:
