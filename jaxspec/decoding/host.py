@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -143,12 +142,13 @@ def sampling_options(
         "top_p": column([r.top_p for r in requests], np.float32, 1),
         "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
         "eos": np.asarray(ids or (-1,), np.int32),
-        # Not the configured default: under vmap, `rbg` draws one row's numbers from the first row's key.
-        "keys": jax.vmap(partial(jax.random.key, impl="threefry2x32"))(
-            column([r.seed for r in requests], np.uint32, 0)
-        ),
     }
-    return Sampling(**jax.device_put(fields, everywhere))
+    seeds = column([r.seed for r in requests], np.uint32, 0)
+    # What `jax.random.key` makes of a seed, without a program for it. Not of the configured kind: under vmap, `rbg`
+    # draws one row's numbers from the first row's key.
+    data = jax.device_put(np.stack([np.zeros_like(seeds), seeds], axis=1), everywhere)
+    keys = jax.random.wrap_key_data(data, impl="threefry2x32")
+    return Sampling(**jax.device_put(fields, everywhere), keys=keys)
 
 
 def run_timed(

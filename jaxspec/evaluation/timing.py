@@ -21,8 +21,8 @@ from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.typing import Array, Int, Params
 
-CALL_MS = 10.0
-"""How long one timed call lasts: long against its dispatch, short against the time slices of a shared machine."""
+CALL_MS = 40.0
+"""How long one timed call lasts: long against its dispatch, which takes up to a millisecond."""
 
 
 @dataclass(frozen=True)
