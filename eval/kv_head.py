@@ -1,10 +1,12 @@
-"""Tokens per target pass of KV heads and of what is left out of them, on answers that the target wrote.
+"""KV heads against separate drafts, in the form of AASD's Table 1: speed-up, acceptance, tokens a pass and a second.
 
-    python eval/kv_head.py kv_head --limit 4
-    python eval/kv_head.py kv_head --heads linear=runs/linear/kv_head/hf drop=runs/drop/kv_head/hf
+    python eval/kv_head.py aasd --limit 20
+    python eval/kv_head.py aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
+        --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf LLaVA-text=runs/ft_llava/hf:T
 
-The preset's own head is measured as it is, and without the target's keys and values of images or of text (not
-trained again). Writes results.json, records.jsonl and table.md into --out.
+Lines are the preset's rows, the drafts of --baselines, the preset's own head, what is left of it without the target's
+keys and values of images, or of text, or without its projector (not trained again), and the heads of --heads. Writes
+results.json, records.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
-from tqdm import tqdm
+import jax.numpy as jnp
 
-from jaxspec.decoding.engine import Engine, Request
-from jaxspec.decoding.loading import LoadedHead
+from jaxspec.config import LvlmConfig
+from jaxspec.decoding.engine import Engine
+from jaxspec.decoding.loading import LoadedHead, LoadedModel
+from jaxspec.decoding.views import VIEWS
 from jaxspec.errors import InputError
-from jaxspec.evaluation.block_efficiency import each_turn
+from jaxspec.evaluation.block_efficiency import compare, row_engines
 from jaxspec.evaluation.command import load_models, parse_command
-from jaxspec.evaluation.kv_head import Blocks, head_agreement, walk
+from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.kv_head import foretold
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.tables import draft_table
 from jaxspec.runtime import input_errors
 
 
@@ -34,7 +39,9 @@ class Options:
     """What this script takes besides the preset's fields."""
 
     heads: tuple[str, ...] = ()
-    """NAME=DIRECTORY of further heads of the same target."""
+    """NAME=DIRECTORY of further heads of the same target, such as ablations that were trained."""
+    baselines: tuple[str, ...] = ()
+    """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. Without a view LVLMs are shown M and text models T."""
     gammas: tuple[int, ...] = (3, 5)
     """Drafted tokens a block."""
     out: Path = Path("runs/kv_head")
@@ -42,53 +49,64 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures the preset's head, its ablations and other heads."""
+    """Measures the preset's rows and head, its ablations, other heads and other drafts."""
     preset, config, options = parse_command(Options, main.__doc__, args)
-    target, _, _ = load_models(config, views=())
-    if target.head is None:
+    if config.kv_head is None:
         raise InputError(f"preset {preset}: names no kv_head; give one with --kv-head")
-    own = target.head
-    heads = {
-        "KV head": own,
-        "- image KV": LoadedHead(replace(own.config, pooling="drop", slot_bias=False), own.params),
-        "- text KV": LoadedHead(replace(own.config, reads_text=False), own.params),
-    }
-    for entry in options.heads:
-        name, _, path = entry.partition("=")
-        found = target.with_head(path).head
-        assert found is not None
-        heads[name] = found
+    target, draft, captioner = load_models(config, views=[*(name for row in config.rows for name in row.views), "kv"])
+    assert target.head is not None
+    heads = ablations(target.head)
+    for name, path in map(named, options.heads):
+        other = target.with_head(path).head
+        assert other is not None
+        heads[name] = other
+    drafts = {name: separate_draft(config, target, place) for name, place in map(named, options.baselines)}
     plain = Engine(replace(target, head=None), None, config.plain())
+    passes = foretold(config, plain, heads, options.gammas) if config.temperature == 0 else {}
     rows, records = [], []
-    for dataset in tqdm(config.sets, unit="set"):
-        for turn, questions in each_turn(config, plain, dataset):
-            answers = plain.generate([Request(question.prompt, config.max_new_tokens) for question in questions])
-            for name, head in heads.items():
-                blocks = {gamma: Blocks() for gamma in options.gammas}
-                for question, answer in zip(questions, answers, strict=True):
-                    agrees = head_agreement(target, head, question.prompt, answer.tokens, max(options.gammas))
-                    for gamma in options.gammas:
-                        found = walk(agrees, gamma)
-                        blocks[gamma] += found
-                        records.append({"dataset": dataset, "turn": turn, "sample": question.sample, "row": name}
-                                       | {"gamma": gamma, **vars(found)})
-                rows += [
-                    {"dataset": dataset, "turn": turn, "row": name, "gamma": gamma, "samples": len(answers)}
-                    | {"block_efficiency": blocks[gamma].efficiency, "num_spec_steps": blocks[gamma].steps}
-                    for gamma in options.gammas
-                ]
-    title = "Tokens per target pass of KV heads, from one pass over the target's answers"
-    header = ["head", "gamma", *config.sets, "avg"]
-    cells = []
-    for name in heads:
-        for gamma in options.gammas:
-            found = [r for r in rows if r["row"] == name and r["gamma"] == gamma]
-            line = [[r["block_efficiency"] for r in found if r["dataset"] == dataset] for dataset in config.sets]
-            means = [float(np.mean([v for v in values if v is not None])) for values in line]
-            cells.append([name, str(gamma), *(f"{mean:.2f}" for mean in means), f"{np.mean(means):.2f}"])
-    notes = [f"{config.limit} samples a set and turn, greedy, {config.dtype}; cells are means over turns."]
-    write_results(options.out, describe_run(preset), rows, records, markdown(title, header, cells, notes))
-    show(title, header, cells, notes)
+    for gamma in options.gammas:
+        config = replace(config, gamma=gamma)
+        engines = row_engines(config, target, draft, captioner)
+        engines |= {name: Engine(target, other, config.engine(row)) for name, (other, row) in drafts.items()}
+        engines |= {
+            name: Engine(replace(target, head=head), None, config.engine(Row(name, ("kv",))))
+            for name, head in heads.items()
+        }
+        measured, answers = compare(config, plain, engines)
+        rows += [row | {"foretold": passes.get((row["dataset"], row["turn"], row["row"], gamma))} for row in measured]
+        records += answers
+    table = draft_table(config, rows)
+    write_results(options.out, describe_run(preset), rows, records, markdown(*table))
+    show(*table)
+
+
+def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
+    """The head, and what is left of it."""
+    heads = {"KV head": own}
+    if own.config.pools:
+        heads["- image KV"] = LoadedHead(replace(own.config, pooling="drop", slot_bias=False), own.params)
+        heads["- projector"] = LoadedHead(replace(own.config, pooling="none", slot_bias=False), own.params)
+    if own.config.reads_text:
+        heads["- text KV"] = LoadedHead(replace(own.config, reads_text=False), own.params)
+    return heads
+
+
+def separate_draft(config: EvalConfig, target: LoadedModel, place: str) -> tuple[LoadedModel, Row]:
+    """The draft of DIRECTORY or DIRECTORY:VIEW, and the row that decodes with it."""
+    path, _, view = place.rpartition(":")
+    if view not in VIEWS:
+        path, view = place, ""
+    draft = LoadedModel.load(path, jnp.dtype(config.dtype), tiles=config.tiles, beside=target)
+    view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
+    return draft, Row(place, (view,))
+
+
+def named(entry: str) -> tuple[str, str]:
+    """NAME=PLACE in two."""
+    name, _, place = entry.partition("=")
+    if not (name and place):
+        raise InputError(f"{entry!r} is not NAME=DIRECTORY")
+    return name, place
 
 
 if __name__ == "__main__":

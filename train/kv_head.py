@@ -3,6 +3,7 @@
     python train/kv_head.py
     python train/kv_head.py --head.pooling drop --runs runs/drop
     python train/kv_head.py --recipe llava15_7b --data text=/data/chats llava_v1_5_mix665k=/data/mix
+    python train/kv_head.py --recipe mini_answers --loss ce     # on what the target answers: train/distill_data.py
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from configs.train.kv_head import RECIPES
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config.kv_head import Pooling
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
-from jaxspec.training.kv_head import train_kv_head
+from jaxspec.training.kv_head import Loss, train_kv_head
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,12 @@ class Ablation:
 
 
 def main(
-    recipe: Literal["mini", "debug", "llava15_7b", "llava15_7b_paper", "llava15_13b"] = "mini",
+    recipe: Literal[
+        "mini", "mini_answers", "debug", "llava15_7b", "llava15_7b_answers", "llava15_7b_paper", "llava15_13b"
+    ] = "mini",
     head: Ablation = Ablation(),
     steps: int | None = None,
+    loss: Loss | None = None,
     data: tuple[str, ...] = (),
     runs: Path = Path("runs/train"),
     out: Path = Path("runs/train/kv_head/hf"),
@@ -45,6 +49,7 @@ def main(
 
     Args:
       steps: of every stage, in place of the recipe's.
+      loss: likewise; `kl` to the target's distributions, or `ce`, cross entropy of the answers.
       data: NAME=PATH, where a data set of the recipe's lies, if not in runs/data.
       runs: checkpoints and metrics go to RUNS/STAGE.
       out: the finished head, a directory of this library's own format.
@@ -55,10 +60,11 @@ def main(
     setup_runtime("float32")
     options = {**plan.head, **vars(head)}
     stages = plan.stages
+    anchoring = plan.anchoring if loss is None else replace(plan.anchoring, loss=loss)
     if steps is not None:
         stages = tuple(replace(stage, train=replace(stage.train, steps=steps)) for stage in stages)
     places = {name: Path(path) for name, _, path in (entry.partition("=") for entry in data)}
-    config, params = train_kv_head(replace(plan, head=options, stages=stages), runs, places)
+    config, params = train_kv_head(replace(plan, head=options, stages=stages, anchoring=anchoring), runs, places)
     if jax.process_index() == 0:
         save_kv_head(out, config, params)
         print(f"wrote {out}")

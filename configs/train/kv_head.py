@@ -1,7 +1,12 @@
 """How KV heads are trained: the shipped mini head's recipe, its debug twin, and LLaVA-1.5's.
 
 LLaVA-1.5's: first text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order); best on
-answers that the target wrote (`train/distill_data.py`). Draft lengths up to 7 are trained for.
+answers that the target wrote, which the recipes `*_answers` read: of data ending in _t0 greedy, in _t1 drawn.
+
+    python train/distill_data.py --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
+        --draft jaxspec/assets/mini/draft --max-new-tokens 96 --name picturebook_t0
+
+Draft lengths up to 7 are trained for.
 """
 
 from __future__ import annotations
@@ -24,6 +29,9 @@ MINI = HeadRecipe(
     units=(2, 5),
 )
 """The shipped head saw the same mixture of dialogues in another order."""
+
+MINI_ANSWERS = replace(MINI, stages=(Stage("kv_head", _STEPS, (("picturebook_t0", 3.0), ("picturebook_t1", 1.0))),))
+"""The same questions with the target's own answers, greedy ones and drawn ones: what drafts are judged by."""
 
 DEBUG = replace(
     MINI,
@@ -52,13 +60,23 @@ LLAVA15_7B = HeadRecipe(
     units=(0, 1, 2),
 )
 LLAVA15_13B = replace(LLAVA15_7B, target="llava-hf/llava-1.5-13b-hf")
+LLAVA15_7B_ANSWERS = replace(
+    LLAVA15_7B,
+    stages=(
+        Stage("text", _LARGE, (("text_t0", 1.0),)),
+        Stage("images", replace(_LARGE, steps=8000), (("llava_v1_5_mix665k_t0", 3.0), ("llava_v1_5_mix665k_t1", 1.0))),
+    ),
+)
+"""As the draft DT-LLaMA is trained: on what the target answers to the same questions."""
 LLAVA15_7B_PAPER = replace(LLAVA15_7B, head={"image_slots": 64, "gamma": 5})
 """As the paper has it: no bias on image slots."""
 
 RECIPES = {
     "mini": MINI,
+    "mini_answers": MINI_ANSWERS,
     "debug": DEBUG,
     "llava15_7b": LLAVA15_7B,
+    "llava15_7b_answers": LLAVA15_7B_ANSWERS,
     "llava15_7b_paper": LLAVA15_7B_PAPER,
     "llava15_13b": LLAVA15_13B,
 }

@@ -6,7 +6,7 @@ baseline of the speed-up, and its first-turn answers the context of the second t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from tqdm import tqdm
 from jaxspec.data.prompts import PLACEHOLDER, Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.captions import Captioner
-from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
-from jaxspec.evaluation.timing import PassTimes, time_passes
+from jaxspec.evaluation.timing import PassTimes, by_turns, time_passes
 
 Record = dict[str, Any]
 
@@ -38,16 +38,28 @@ class Question:
 def measure(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
 ) -> tuple[list[Record], list[Record]]:
-    """All rows of the table and one record a sample and row.
+    """`compare` of the config's rows."""
+    return compare(config, Engine(target, None, config.plain()), row_engines(config, target, draft, captioner))
 
-    Returns (rows, records): a row pools one (dataset, turn, row of the table).
+
+def row_engines(
+    config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
+) -> dict[str, Engine]:
+    """What decodes the config's rows, by their names."""
+    return {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}
+
+
+def compare(
+    config: EvalConfig, plain: Engine, engines: Mapping[str, Engine]
+) -> tuple[list[Record], list[Record]]:
+    """Engines of one target, by their names in the table, beside plain decoding of the same requests by turns.
+
+    Returns (rows, records): a row pools one (dataset, turn, engine), a record is of one sample of it.
     """
-    plain = Engine(target, None, config.plain())
-    engines = {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}
     shared = _shared_fields(config)
     rows: list[Record] = []
     records: list[Record] = []
-    work = len(config.sets) * len(config.turns) * (1 + len(engines))
+    work = len(config.sets) * len(config.turns) * (1 + len(engines)) * config.repeats
     bar = tqdm(total=work, unit="run", desc="block efficiency", delay=1)
     passes: dict[str, PassTimes] = {}
     for dataset in config.sets:
@@ -57,16 +69,24 @@ def measure(
                 Request(q.prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
                 for i, q in enumerate(questions)
             ]
-            reference = plain.generate(requests)
-            bar.update()
-            for row in config.rows:
-                engine = engines[row.name]
-                results = engine.generate(requests)
-                if row.name not in passes and not isinstance(target, RecordedTarget):
-                    passes[row.name] = time_passes(engine, requests[: config.batch_size])
-                place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(row.views)}
-                place |= {"weighting": str(parse_weighting(row.weighting))} | block_fields(engine.config) | shared
-                rows.append(place | _pool(config, results, reference, passes.get(row.name), row.adaptive_gamma))
+            (reference, *answers), (baseline, *rates) = by_turns(
+                [plain, *engines.values()], requests, config.repeats, bar
+            )
+            for (name, engine), results, rate in zip(engines.items(), answers, rates, strict=True):
+                if name not in passes and not isinstance(engine.target, RecordedTarget):
+                    passes[name] = time_passes(engine, requests[: config.batch_size])
+                place = {"dataset": dataset, "turn": turn, "row": name, "views": list(engine.config.views)}
+                place |= {"weighting": str(parse_weighting(engine.config.weighting))}
+                place |= block_fields(engine.config) | shared
+                row = place | _pool(results, reference)
+                if name in passes:
+                    row |= _times(engine.config, row["mean_acceptance_length"], results, passes[name])
+                    row |= {
+                        "decode_tokens_per_second": float(np.median(rate)),
+                        "plain_tokens_per_second": float(np.median(baseline)),
+                        "speedup_measured": float(np.median(rate / baseline)),
+                    }
+                rows.append(row)
                 records += [
                     place
                     | {"sample": q.sample, "tokens": len(r.tokens), "identical": r.tokens == a.tokens, "text": r.text}
@@ -74,7 +94,6 @@ def measure(
                     | ({"trace": r.trace} if r.trace else {})
                     for q, r, a in zip(questions, results, reference, strict=True)
                 ]
-                bar.update()
     bar.close()
     return rows, records
 
@@ -105,36 +124,28 @@ def next_question(encoder: PromptEncoder, before: Question, answer: Result, aske
     return Question(sample.id, encoder.follow_up(before.prompt, answer.tokens, asked, new))
 
 
-def _pool(
-    config: EvalConfig, results: list[Result], reference: list[Result], passes: PassTimes | None, adaptive: bool
-) -> Record:
-    """Metrics over all answers; times only of a target that runs (`passes` is None of a recorded one)."""
-    metrics = acceptance_metrics([r.stats for r in results])
+def _pool(results: list[Result], reference: list[Result]) -> Record:
+    """Metrics over all answers."""
     same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
-    metrics |= {"samples": len(results), "token_identity_rate": float(np.mean(same))}
-    if passes is None:
-        return metrics
-    length = metrics["mean_acceptance_length"]
+    pooled = {"samples": len(results), "token_identity_rate": float(np.mean(same))}
+    return acceptance_metrics([r.stats for r in results]) | pooled
+
+
+def _times(config: EngineConfig, length: float | None, results: list[Result], passes: PassTimes) -> Record:
+    """Milliseconds of passes and of what comes before the loop, and the speed-up that Eq. (1) makes of the former."""
     times = {"draft_ms": passes.draft_ms, "verify_ms": passes.verify_ms, "target_ms": passes.target_ms}
     # Eq. (1) is for blocks of one length.
-    predicted = {} if length is None or adaptive else {
+    predicted = {} if length is None or config.adaptive_gamma else {
         "speedup_predicted": predicted_speedup(length, config.gamma, passes.draft_ms, passes.target_ms),
         "speedup_predicted_with_verify": predicted_speedup(
             length, config.gamma, passes.draft_ms, passes.target_ms, passes.verify_ms
         ),
     }  # fmt: skip
-    measured = {
+    before = {
         "caption_ms": sum(r.caption_ms for r in results) / len(results),
         "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
-        "decode_tokens_per_second": _rate(results),
-        "speedup_measured": _rate(results) / _rate(reference),
     }
-    return metrics | times | predicted | measured
-
-
-def _rate(results: list[Result]) -> float:
-    """Tokens of the loop a second, over all batches."""
-    return 1e3 * sum(r.stats.emitted for r in results) / max(sum(r.decode_ms / r.batch for r in results), 1e-9)
+    return times | predicted | before
 
 
 def _shared_fields(config: EvalConfig) -> Record:

@@ -33,7 +33,7 @@ from jaxspec.evaluation.collaborative_theory import (
 from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
 from jaxspec.evaluation.held_out import HeldOut, read_answers
 from jaxspec.evaluation.metrics import collaboration_metrics
-from jaxspec.evaluation.timing import time_members
+from jaxspec.evaluation.timing import by_turns, time_members
 
 Record = dict[str, Any]
 Answers = list[Result[MemberCounts]]
@@ -193,13 +193,8 @@ def _by_turns(
     programs: Mapping[str, Collaboration], requests: Sequence[Request], repeats: int
 ) -> tuple[dict[str, Answers], dict[str, np.ndarray]]:
     """Each program's answers, and its tokens of the loop a second in each run."""
-    answers = {name: program.generate(requests) for name, program in programs.items()}
-    rates: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, program in programs.items():
-            done = program.generate(requests)
-            rates[name].append(1e3 * sum(r.stats.emitted for r in done) / sum(r.decode_ms for r in done))
-    return answers, {name: np.asarray(found) for name, found in rates.items()}
+    answers, rates = by_turns(list(programs.values()), requests, repeats)
+    return dict(zip(programs, answers)), dict(zip(programs, rates))
 
 
 def _scoring_widths(collaboration: Collaboration) -> list[int]:

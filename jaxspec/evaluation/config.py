@@ -62,6 +62,8 @@ class EvalConfig:
     tiles: bool = True
     """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does."""
     seed: int = 0
+    repeats: int = 1
+    """Runs of everything, by turns, of whose times the median counts."""
     trace: bool = False
     """Keep of every token who wrote it: for figures of weights and overlap, and the answers in report.html."""
     prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -101,6 +103,8 @@ class EvalConfig:
         data_places(self.data)
         if self.limit < 1:
             raise InputError(f"limit: {self.limit} samples of each set; give 1 or more")
+        if self.repeats < 1:
+            raise InputError(f"repeats: {self.repeats} runs; give 1 or more")
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
 

@@ -7,7 +7,7 @@ that one: the same that decoding makes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,10 @@ import numpy as np
 
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.prompts import Prompt
+from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.loading import LoadedHead, LoadedModel
+from jaxspec.evaluation.block_efficiency import each_turn
+from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.exactness import whole_row
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
@@ -68,6 +71,27 @@ def walk(agrees: Bool[np.ndarray, "T J"], gamma: int) -> Blocks:
         at += min(int(np.cumprod(agrees[at, :gamma]).sum()) + 1, end - at)
         steps += 1
     return Blocks(steps, max(end, 0))
+
+
+def foretold(
+    config: EvalConfig, plain: Engine, heads: Mapping[str, LoadedHead], gammas: Sequence[int]
+) -> dict[tuple[str, int, str, int], float | None]:
+    """Tokens per target pass of heads over the config's sets, by (set, turn, head, draft length); `plain` is their
+    target alone."""
+    found = {}
+    for dataset in config.sets:
+        for turn, questions in each_turn(config, plain, dataset):
+            prompts = [question.prompt for question in questions]
+            answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
+            for name, head in heads.items():
+                agrees = [
+                    head_agreement(plain.target, head, prompt, answer.tokens, max(gammas))
+                    for prompt, answer in zip(prompts, answers, strict=True)
+                ]
+                for gamma in gammas:
+                    blocks = sum((walk(steps, gamma) for steps in agrees), Blocks())
+                    found[dataset, turn, name, gamma] = blocks.efficiency
+    return found
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -43,6 +43,43 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -
     return title, header, cells, notes
 
 
+def draft_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:
+    """AASD's Table 1: a line per set and draft, and for each draft length four columns. Turns are averaged."""
+    gammas = sorted({row["gamma"] for row in rows})
+    fields = {
+        "omega": "speedup_measured",
+        "alpha": "draft_acceptance_rate",
+        "tau": "mean_acceptance_length",
+        "delta": "decode_tokens_per_second",
+    }
+    header = ["set", "draft", *(f"{name} J={gamma}" for gamma in gammas for name in fields)]
+    places = {name: (name,) for name in config.sets} | ({"avg": config.sets} if len(config.sets) > 1 else {})
+    cells = []
+    for place, sets in places.items():
+        for draft in dict.fromkeys(row["row"] for row in rows):
+            found = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
+            drawn = [[row for row in found if row["gamma"] == gamma] for gamma in gammas]
+            cells.append([place, draft, *(_mean(part, field) for part in drawn for field in fields.values())])
+    same = min(row["token_identity_rate"] for row in rows)
+    plain = {name: [row for row in rows if row["dataset"] == name] for name in config.sets}
+    rates = [f"{name} {_mean(found, 'plain_tokens_per_second')}" for name, found in plain.items()]
+    notes = [
+        f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch {config.batch_size}, "
+        f"temperature {config.temperature:g}, {config.dtype}, {rows[0]['device']}, {config.repeats} runs by turns. "
+        "avg is the plain mean over sets.",
+        "omega: tokens/s of the loop over plain decoding's in the same run (the median over runs); alpha: accepted "
+        "over drafted tokens; tau: tokens per target pass, the bonus token counted; delta: tokens/s. "
+        f"Plain decoding: {', '.join(rates)} tokens/s.",
+    ]
+    if config.temperature == 0:
+        notes.append(f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token.")
+    off = [row["mean_acceptance_length"] / row["foretold"] - 1 for row in rows if row.get("foretold")]
+    if off:
+        most = 100 * max(map(abs, off))
+        notes.append(f"One pass of training's attention over the answers gives the heads' tau within {most:.1f} %.")
+    return "Drafts of one target: AASD's Table 1", header, cells, notes
+
+
 def _mean(rows: Sequence[dict[str, Any]], field: str) -> str:
     values = [row[field] for row in rows if row.get(field) is not None]
     return _number(float(np.mean(values)) if values else None)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.collaboration import Collaboration
-from jaxspec.decoding.engine import Engine, Request
+from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.typing import Array, Int, Params
 
@@ -107,6 +107,30 @@ def _run_passes(
         return said.reshape(-1, *tokens.shape)[0], rewound(after, state)
 
     return jax.lax.fori_loop(0, times, step, (tokens, state))
+
+
+def by_turns(
+    programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: Any = None
+) -> tuple[list[list[Result[Any]]], np.ndarray]:
+    """Runs engines (or collaborations) on the same requests by turns, so that what else the machine does slows all
+    alike.
+
+    Args:
+      bar: of progress; a run is a unit of it.
+
+    Returns the answers of each in the last run, and its tokens of the loop a second in every run, [program, run].
+    """
+    answers, rates = [], np.zeros((len(programs), repeats))
+    for run in range(repeats):
+        answers = []
+        for i, program in enumerate(programs):
+            done = program.generate(requests)
+            spent = sum(r.decode_ms / r.batch for r in done)
+            rates[i, run] = 1e3 * sum(r.stats.emitted for r in done) / max(spent, 1e-9)
+            answers.append(done)
+            if bar is not None:
+                bar.update()
+    return answers, rates
 
 
 def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> PassTimes:

@@ -22,7 +22,7 @@ from jaxspec.data.images import StoredImage, to_rgb
 from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, bucket
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
-from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows
+from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows, which_image
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT, Slots
 
@@ -76,13 +76,7 @@ class ConversationBatches:
             raise InputError(f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple of these")
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        group, place = divmod(step, GROUP)
-        with _GROUPING:  # threads that ask for the same group make it once
-            rows = _group(self, group)
-        order = np.random.default_rng((self.seed, group)).permutation(GROUP)
-        rows = rows[order[place] * self.batch :][: self.batch]
-        part, parts = self.process
-        own = slice(part * self.batch // parts, (part + 1) * self.batch // parts)
+        rows, own = self._rows(step)
         pictures = [[to_rgb(image) for image in row.images] for row in rows[own]]
         out = self._read(self.model, self.view, [row.forms[0] for row in rows], own, pictures)
         mask = np.zeros((len(rows), out["tokens"].shape[1]), bool)
@@ -92,6 +86,21 @@ class ConversationBatches:
             raise InputError(f"training step {step}: no row has an answer within the buckets; add a longer one")
         out["mask"] = mask[own]
         return out | (self._taught(step, rows, own, pictures, out) if self.teacher else {})
+
+    def shown(self, step: int) -> list[np.ndarray]:
+        """Of this process's rows of a step, not padded: which of its images each slot shows, -1 for text."""
+        rows, own = self._rows(step)
+        return [row.forms[0].shown for row in rows[own]]
+
+    def _rows(self, step: int) -> tuple[list[_TrainingRow], slice]:
+        """The rows of a step, and which of them are this process's."""
+        group, place = divmod(step, GROUP)
+        with _GROUPING:  # threads that ask for the same group make it once
+            rows = _group(self, group)
+        order = np.random.default_rng((self.seed, group)).permutation(GROUP)
+        part, parts = self.process
+        own = slice(part * self.batch // parts, (part + 1) * self.batch // parts)
+        return rows[order[place] * self.batch :][: self.batch], own
 
     def _taught(
         self, step: int, rows: list[_TrainingRow], own: slice, pictures: list[list[Any]], read: dict[str, np.ndarray]
@@ -127,6 +136,8 @@ class _Form:
     """A conversation as one model reads it."""
 
     row: Row
+    shown: np.ndarray
+    """Which image each slot shows, -1 for text."""
     places: np.ndarray
     """int32: the (first) slot of each of the conversation's tokens."""
     units: int
@@ -186,8 +197,10 @@ def _form(
     shown = [reader.slots(size, view.pool, count) if reader else view.substitute(encoder, "") for size in sizes]
     copies = np.ones(len(tokens), np.int32)
     copies[tokens == encoder.image_token] = [len(x.sources) if isinstance(x, Slots) else len(x) for x in shown]
-    row = rewrite(tokens, encoder.image_token, shown)[: max(batches.buckets)]
-    return _Form(row, np.cumsum(copies) - copies, sum(reader.units(size, count) for size in sizes) if reader else 0)
+    row, limit = rewrite(tokens, encoder.image_token, shown), max(batches.buckets)
+    images = which_image(row, [len(x.sources) for x in shown if isinstance(x, Slots)])
+    units = sum(reader.units(size, count) for size in sizes) if reader else 0
+    return _Form(row[:limit], images[:limit], np.cumsum(copies) - copies, units)
 
 
 def _size(image: Any) -> tuple[int, int]:

@@ -8,10 +8,10 @@ it sees in decoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,13 @@ from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.inputs import TEXT, PromptRows, in_order
+from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.losses import draft_loss
+from jaxspec.training.placement import process_share
 from jaxspec.training.recipes import Stage, open_data
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
@@ -55,7 +56,7 @@ class HeadRecipe:
     """A head, its target, and how it is trained."""
 
     target: str
-    """Directory or hub id of a LLaVA-1.5."""
+    """Directory or hub id of a LLaVA-1.5, LLaVA-NeXT or LLaVA-OneVision."""
     head: Mapping[str, Any]
     """Options of `KVHeadConfig.of_target`."""
     stages: tuple[Stage, ...]
@@ -64,6 +65,13 @@ class HeadRecipe:
     """Of row lengths; longer rows are cut at the last."""
     units: tuple[int, ...] = (0, 1, 2, 4, 8)
     """Buckets of the most images of one row."""
+
+
+class Rows(Protocol):
+    """Where conversations come from: `ConversationBatches`."""
+
+    def __call__(self, step: int) -> Batch: ...
+    def shown(self, step: int) -> Sequence[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -75,21 +83,16 @@ class HeadBatches:
     target's key of an anchor does not exist yet when a block begins there.
     """
 
-    batches: Callable[[int], Batch]
+    batches: Rows
     config: KVHeadConfig
-    target: LlavaConfig
     anchoring: Anchoring
     seed: int = 0
 
     def __call__(self, step: int) -> Batch:
-        batch = self.batches(step)
-        tokens, mask = batch["tokens"], batch["mask"]
-        shows = tokens == self.target.image_token_index
-        if "sources" in batch:
-            shows = batch["sources"][..., 0] != TEXT
-        shown = np.where(shows, (np.cumsum(shows, axis=1) - 1) // self.target.image_tokens, -1)
-        rows = head_rows(self.config, list(shown), tokens.shape[1], int(shown.max(initial=-1)) + 1)
-        anchors = draw_anchors(mask, self.anchoring.anchors, np.random.default_rng((self.seed, step)))
+        batch, shown = self.batches(step), self.batches.shown(step)
+        most = max(int(row.max(initial=-1)) + 1 for row in shown)
+        rows = head_rows(self.config, shown, batch["tokens"].shape[1], most)
+        anchors = draw_anchors(batch["mask"], self.anchoring.anchors, np.random.default_rng((self.seed, step)))
         images = rows.images
         if "pixels" in batch and self.config.pools:  # of one bucket, so that few programs are compiled
             spare = batch["pixels"].shape[1] - images.shape[1]
@@ -142,7 +145,7 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
 def read_target(
     target: LanguageModel, params: Params, batch: Mapping[str, Array]
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B L K H"], Float[Array, "B L K H"]]:
-    """Hidden states, and last-layer keys and values, of whole conversations of a LLaVA-1.5. Where a batch names no
+    """Hidden states, and last-layer keys and values, of whole conversations of a LLaVA. Where a batch names no
     `sources`, the slots of image tokens show the images' rows in order."""
     tokens = batch["tokens"]
     rows, length = tokens.shape
@@ -153,7 +156,7 @@ def read_target(
         features = target.encode(params, {"pixels": batch["pixels"].astype(dtype)})
         shown = tokens == target.config.image_token_index
         sources = batch["sources"] if "sources" in batch else in_order(shown)
-    prompt = PromptRows(tokens, jnp.full(rows, length), sources)
+    prompt = PromptRows(tokens, jnp.full(rows, length), sources, batch.get("blend"))
     hidden, cache = target.read(params, target.embed(params, prompt, features), prompt, length)
     return hidden, cache.k[-1], cache.v[-1]
 
@@ -170,9 +173,9 @@ def train_kv_head(
     Returns the head's configuration and its own parameters. Raises InputError for targets and data that do not fit.
     """
     target = LoadedModel.load(recipe.target, jnp.dtype(recipe.stages[0].train.dtype))
-    if target.config.model_type != LlavaConfig.model_type or not isinstance(target.config, LlavaConfig):
+    if not isinstance(target.config, LlavaConfig):
         raise InputError(
-            f"target {recipe.target}: a {target.config.model_type}, and KV heads are trained for LLaVA-1.5; give one"
+            f"target {recipe.target}: a {target.config.model_type}, and KV heads are trained for LLaVAs; give one"
         )
     config = KVHeadConfig.of_target(target.config, target_name=Path(recipe.target).name, **recipe.head)
     start = jax.random.key(recipe.stages[0].train.seed)
@@ -193,8 +196,9 @@ def train_kv_head(
             recipe.buckets,
             recipe.units,
             seed=stage.train.seed,
+            process=process_share(stage.train.mesh.make(stage.train.batch)),
         )
-        batches = HeadBatches(conversations, config, target.config, recipe.anchoring, stage.train.seed)
+        batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed)
         params = {"head": head, "target": target.params}
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         head = fit(train, params, loss_fn, batches, directory / stage.name, places=places)["head"]

@@ -25,6 +25,7 @@ TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1
 HEADS = {
     "linear": {"slot_bias": True},
     "attention": {"pooling": "attention", "image_slots": 3},
+    "attention over tiles": {"pooling": "attention", "image_slots": 3, "image_tokens": 2 * tiny.PATCHES},
     "all, two layers": {"pooling": "none", "layers": 2},
 }
 PAGES, BEFORE, NEW, J = (2, 0, 1), 6, 12, 3
@@ -51,7 +52,8 @@ def read(tokens: Array, pixels: Array) -> KVCache:
 def test_decoding_scores_what_training_scored(name: str) -> None:
     """Blocks of forced tokens, of which 1, 0, 2, 3 are accepted in turn: the logits of each are training's."""
     config, params = tiny.kv_head(TARGET, PARAMS, noise=0.2, gamma=J, **HEADS[name])
-    tokens, shown = dialogues()
+    tokens, pages = dialogues()
+    shown = [row // max(config.image_tokens // tiny.PATCHES, 1) for row in pages]  # both pages may be one image's tiles
     length = tokens.shape[1]
     start, blocks = length - NEW, [2, 1, 3, 4]
     starts = np.cumsum([start, *blocks])[: len(blocks)]

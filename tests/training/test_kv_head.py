@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -58,6 +59,20 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool) -> None:
     assert float(metrics["tau"]) == pytest.approx(1 + np.mean(whole))
 
 
+@dataclass
+class Given:
+    """One batch for every step."""
+
+    batch: dict[str, np.ndarray]
+    images: np.ndarray
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        return self.batch
+
+    def shown(self, step: int) -> list[np.ndarray]:
+        return list(self.images)
+
+
 def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -> None:
     target, params = tiny.lvlm(16, 2, seed=0)
     config, head = tiny.kv_head(target, params, gamma=3)
@@ -68,7 +83,8 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
     mask[0, 8:11] = mask[1, 6:] = True
     pixels = rng.normal(size=(2, 1, 8, 8, 3)).astype(np.float32)
     whole = {"tokens": tokens, "mask": mask, "pixels": pixels}
-    batch = HeadBatches(lambda step: whole, config, target.config, Anchoring(anchors=3))(0)
+    shown = np.where(tokens == tiny.VOCABULARY - 1, 0, -1)
+    batch = HeadBatches(Given(whole, shown), config, Anchoring(anchors=3))(0)
     assert batch["anchors"][0].tolist() == [8, 9, -1]
     assert batch["head_images"][:, 0].tolist() == [[1, 2, 3, 4]] * 2
     loss_fn = make_loss(target, config, Anchoring(anchors=3))
@@ -79,8 +95,7 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
 
     both = {"target": params, "head": head}
     sources = np.where(tokens == tiny.VOCABULARY - 1, np.arange(16) - 1, -1)[..., None]
-    named = HeadBatches(lambda step: whole | {"sources": sources}, config, target.config, Anchoring(anchors=3))(0)
-    np.testing.assert_array_equal(loss_fn(both, named)[0], loss_fn(both, batch)[0])
+    np.testing.assert_array_equal(loss_fn(both, batch | {"sources": sources})[0], loss_fn(both, batch)[0])
     before = grads(both, batch)
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(before["target"]))
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(before["head"]))

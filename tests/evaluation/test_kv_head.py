@@ -1,0 +1,69 @@
+"""AASD's Table 1: its rows from the command line, and its cells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from configs.eval.aasd import config
+from eval.kv_head import ablations, named
+from jaxspec.decoding.loading import LoadedHead
+from jaxspec.errors import InputError
+from jaxspec.evaluation.tables import draft_table
+from tests.decoding import tiny
+
+
+def row(dataset: str, draft: str, gamma: int, tau: float, **fields: Any) -> dict[str, Any]:
+    return {
+        "dataset": dataset,
+        "row": draft,
+        "gamma": gamma,
+        "speedup_measured": tau / 2,
+        "draft_acceptance_rate": (tau - 1) / gamma,
+        "mean_acceptance_length": tau,
+        "decode_tokens_per_second": 50 * tau,
+        "plain_tokens_per_second": 100.0,
+        "token_identity_rate": 1.0,
+        "device": "cpu",
+    } | fields
+
+
+def test_a_line_holds_four_numbers_of_each_draft_length() -> None:
+    rows = [
+        row("describe", "T", 3, 2.5),
+        row("describe", "T", 5, 3.0),
+        row("describe", "KV head", 3, 3.0, foretold=3.0),
+        row("describe", "KV head", 5, 4.0, foretold=3.9),
+        row("reason", "T", 3, 1.3),
+        row("reason", "T", 5, 2.0),
+        row("reason", "KV head", 3, 2.0, foretold=2.0),
+        row("reason", "KV head", 5, 3.0, foretold=3.0, token_identity_rate=0.9),
+    ]
+    _, header, cells, notes = draft_table(config, rows)
+    assert header[2:] == [f"{name} J={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")]
+    assert [line[:2] for line in cells] == [[p, d] for p in ("describe", "reason", "avg") for d in ("T", "KV head")]
+    assert cells[0][2:] == ["1.25", "0.50", "2.50", "125.00", "1.50", "0.40", "3.00", "150.00"]
+    assert cells[-1][2:] == ["1.25", "0.50", "2.50", "125.00", "1.75", "0.50", "3.50", "175.00"]
+    text = " ".join(notes)
+    assert "at least 90.0 %" in text
+    assert "within 2.6 %" in text  # 4 over 3.9
+    alone = draft_table(replace(config, sets=("describe",)), rows[:4])[2]
+    assert [line[0] for line in alone] == ["describe"] * 2
+
+
+def test_ablations_leave_out_what_the_head_reads() -> None:
+    target, params = tiny.lvlm(16, 2, seed=0)
+    head = LoadedHead(*tiny.kv_head(target, params))
+    found = {name: one.config for name, one in ablations(head).items()}
+    assert [c.pooling for c in found.values()] == ["linear", "drop", "none", "linear"]
+    assert [c.reads_text for c in found.values()] == [True, True, True, False]
+    assert list(ablations(LoadedHead(replace(head.config, pooling="drop"), head.params))) == ["KV head", "- text KV"]
+
+
+def test_drafts_are_named() -> None:
+    assert named("FT-LLaVA=runs/ft:T") == ("FT-LLaVA", "runs/ft:T")
+    for wrong in ("runs/ft", "=runs/ft", "FT="):
+        with pytest.raises(InputError, match="is not NAME=DIRECTORY"):
+            named(wrong)
