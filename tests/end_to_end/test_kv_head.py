@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from transformers import LlavaNextImageProcessor
+from transformers import LlavaNextImageProcessorPil
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaNextConfig
@@ -49,7 +49,7 @@ def save_tiled(path: Path) -> Path:
         image_token_index=tiny.CONFIG.image_token_index,
         image_grid_pinpoints=tuple((y, x) for y, x in PINPOINTS),
     )
-    processor = LlavaNextImageProcessor(
+    processor = LlavaNextImageProcessorPil(
         size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=PINPOINTS
     )
     params = tiny.random_params(config)

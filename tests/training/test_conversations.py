@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import LlavaNextImageProcessorPil
 
+from jaxspec.config import LlavaNextConfig
 from jaxspec.data.picturebook.samples import Sample
 from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
+from jaxspec.models.inputs import TEXT
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatches, iterate
 from jaxspec.training.trainer import fit
@@ -81,6 +84,32 @@ def test_the_mask_marks_what_the_assistant_wrote() -> None:
             seen.append(number)
     assert sorted(seen) == list(range(4 * GROUP))  # a group has each of its samples once,
     assert seen != sorted(seen)  # mixed by length
+
+
+def test_tiles_belong_to_their_image() -> None:
+    """Each image's slots begin with its base tile, whose features follow those of the images before."""
+    sides = ((28, 56), (56, 28), (56, 56))
+    config = LlavaNextConfig(
+        tiny.CONFIG.text_config, tiny.CONFIG.vision_config, image_token_index=IMAGE, image_grid_pinpoints=sides
+    )
+    square = {"height": 28, "width": 28}
+    processor = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size=square, image_grid_pinpoints=[list(side) for side in sides]
+    )
+    model = LoadedModel(config, {}, tiny.tokenizer(), processor)
+    made = ConversationBatches(Talk(), ENCODER, model, batch=4, buckets=(96, 128), units=(6,))
+    most = set()
+    for step in range(GROUP):
+        batch = made(step)
+        for sources, length, row in zip(batch["sources"][..., 0], batch["length"], made.shown(step), strict=True):
+            sources = sources[:length]
+            np.testing.assert_array_equal(row >= 0, sources != TEXT)
+            for image in range(row.max() + 1):
+                first, own = 3 * PAGE * image, sources[row == image]  # a base tile and two of the grid
+                np.testing.assert_array_equal(own[:PAGE], first + np.arange(PAGE))
+                assert own.max() < first + 3 * PAGE
+            most.add(row.max())
+    assert most == {-1, 0, 1}
 
 
 def test_padding_is_that_of_the_longest_row_of_a_batch() -> None:
