@@ -34,6 +34,8 @@ class KVCache(struct.PyTreeNode):
     or fewer slots than positions (KV heads)."""
     bias: Float[Array, "B S"] | None = None
     """Added to each slot's attention scores; None adds nothing."""
+    hidden: Float[Array, "B 1 S D"] | None = None
+    """Final-normed hidden states, laid out as one head's keys are; kept where a KV head reads them."""
 
     @property
     def slots(self) -> int:
@@ -108,4 +110,17 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
     def moved(leaf: Array) -> Array:
         return write(leaf, jnp.take_along_axis(leaf, source, axis=2, mode="clip").swapaxes(1, 2), slots)
 
-    return cache.replace(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)))
+    hidden = cache.hidden if cache.hidden is None else moved(cache.hidden)
+    return cache.replace(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)), hidden=hidden)
+
+
+def hidden_before(cache: KVCache, count: int, tree: TreeMask | None) -> Float[Array, "B T D"]:
+    """Of the `count` tokens that a row reads next, the hidden states of those before them: of nodes, their parents'."""
+    slots = cache.length[:, None] + jnp.arange(count) - 1
+    if tree is not None:
+        nodes = jnp.arange(tree.seen.shape[-1])
+        above = tree.seen & (nodes < nodes[-count:, None])
+        slots = (cache.length + count - len(nodes))[:, None] + jnp.where(above, nodes, 0).max(-1)
+    assert cache.hidden is not None
+    # A row that has read nothing keeps what is before its first token in its last slot, -1.
+    return jnp.take_along_axis(cache.hidden, slots[:, None, :, None], axis=2)[:, 0]

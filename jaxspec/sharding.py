@@ -70,6 +70,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"image_newline", (None,)),
     # the KV head
     (r"kv_projector/(?:k|v|queries)|slot_bias", ()),
+    (r"fc/kernel", ("embed", None)),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates whatever its rank."""
 

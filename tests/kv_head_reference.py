@@ -15,7 +15,14 @@ from torch.nn.functional import silu
 
 
 def run_block(
-    config: dict[str, Any], tensors: dict[str, Tensor], embeds: Tensor, k: Tensor, v: Tensor, shown: Any, anchor: int
+    config: dict[str, Any],
+    tensors: dict[str, Tensor],
+    embeds: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shown: Any,
+    anchor: int,
+    before: Tensor,
 ) -> Tensor:
     """Final-normed hidden states [J, D] of a block that begins at token `anchor` of the row.
 
@@ -23,11 +30,24 @@ def run_block(
       embeds: [J, D], the target's embeddings of the block's tokens.
       k, v: [S, K, H], the target's last layer.
       shown: [S], which image a slot shows, -1 for text.
+      before: [D], the target's final-normed hidden state of the token before the anchor.
     """
-    text = config["text_config"]
-    keys, values, bias = read_target(config, tensors, k, v, np.asarray(shown), int(anchor))
-    stream = embeds
-    places = anchor + torch.arange(len(embeds))
+    context = read_target(config, tensors, k, v, np.asarray(shown), int(anchor))
+    if config["feature"] == "none":
+        return run_layers(config["text_config"], tensors, embeds, int(anchor), context)
+    hidden = [before]
+    for step in range(1, len(embeds) + 1):
+        fused = torch.cat([embeds[:step], torch.stack(hidden)], dim=-1) @ tensors["fc.weight"].T
+        hidden.append(run_layers(config["text_config"], tensors, fused, int(anchor), context)[-1])
+    return torch.stack(hidden[1:])
+
+
+def run_layers(
+    text: dict[str, Any], tensors: dict[str, Tensor], stream: Tensor, anchor: int, context: tuple[Tensor, ...]
+) -> Tensor:
+    """All layers and the final norm, of the tokens from the anchor on."""
+    keys, values, bias = context
+    places = anchor + torch.arange(len(stream))
     for i in range(text["num_hidden_layers"]):
         part = {
             name.removeprefix(f"layers.{i}."): leaf

@@ -27,6 +27,7 @@ VARIANTS = {
     "attention": replace(BASE, pooling="attention", image_slots=3, slot_bias=True),
     "averages, no text": replace(BASE, pooling="avgpool", reads_text=False),
     "drop": replace(BASE, pooling="drop"),
+    "hidden states": replace(BASE, feature="last_hidden"),
     "all, two layers": replace(BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)),
 }
 LENGTH, J = 16, BASE.gamma
@@ -58,6 +59,8 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
     heads = k.swapaxes(1, 2), v.swapaxes(1, 2)  # as a cache has them
     embeds = rng.normal(size=(3, 3, J, TEXT.hidden_size))
     weights = rng.normal(size=embeds.shape)
+    before = rng.normal(size=(3, 3, TEXT.hidden_size))
+    feature = before if config.reads_hidden else None
     with jax.enable_x64(True):
         params = random_head(config)
 
@@ -65,13 +68,21 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
         @partial(jax.grad, has_aux=True)
         def together(params: Params) -> tuple[Array, Array]:
             places = ANCHORS[..., None] + jnp.arange(J)
-            out: Any = KVHead(config).apply({"params": params}, embeds, jnp.asarray(ANCHORS), places, *heads, rows)
+            given = embeds, jnp.asarray(ANCHORS), places, *heads, rows, feature
+            out: Any = KVHead(config).apply({"params": params}, *given)
             return (out * weights).sum(), out
 
         gradient, ours = jax.device_get(together(params))
     tensors = {name: torch.tensor(leaf, requires_grad=True) for name, leaf in named_tensors(params).items()}
     blocks = [
-        run_block(config.to_dict(), tensors, *map(torch.tensor, (embeds[b, a], k[b], v[b])), SHOWN[b], ANCHORS[b, a])
+        run_block(
+            config.to_dict(),
+            tensors,
+            *map(torch.tensor, (embeds[b, a], k[b], v[b])),
+            SHOWN[b],
+            ANCHORS[b, a],
+            torch.tensor(before[b, a]),
+        )
         for b, a in np.ndindex(ANCHORS.shape)
     ]
     theirs = torch.stack(blocks).reshape(embeds.shape)

@@ -85,10 +85,11 @@ def test_splits_divide_or_fall_back(model_type, model):
 @pytest.mark.parametrize("pooling", get_args(Pooling))
 def test_a_kv_head_is_split_as_its_target(pooling):
     target = LlavaConfig()
-    named = {"target_name": "target", "image_slots": 64, "slot_bias": True}
+    named = {"target_name": "target", "image_slots": 64, "slot_bias": True, "feature": "last_hidden"}
     head = KVHeadConfig.of_target(target, pooling=pooling, **named)
     places = flatten_dict(shardings(target, abstract_head(head), abstract_mesh(model=2, fsdp=4)), sep="/")
     assert places.pop("layers_0/self_attn/q_proj/kernel").spec == P("fsdp", "model")
+    assert places.pop("fc/kernel").spec == P("fsdp", None)
     assert places.pop("layers_0/mlp/down_proj/kernel").spec == P("model", "fsdp")
     own = [place.spec for path, place in places.items() if path.startswith(("kv_projector", "slot_bias"))]
     assert set(own) == (set() if pooling in ("none", "drop") else {P()})

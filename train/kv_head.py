@@ -20,7 +20,7 @@ import tyro
 
 from configs.train.kv_head import RECIPES
 from jaxspec.checkpoints.kv_head import save_kv_head
-from jaxspec.config.kv_head import Pooling
+from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.kv_head import Loss, train_kv_head
 
@@ -31,6 +31,7 @@ class Ablation:
 
     pooling: Pooling = "linear"
     reads_text: bool = True
+    feature: Feature = "none"
 
 
 def main(

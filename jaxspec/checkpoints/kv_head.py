@@ -14,8 +14,10 @@ they lie in its cache, rotated; all its layers do.
 | `kv_projector.{k,v}`                               | [k, n] or [K, k, n]  | pooling "linear"              |
 | `kv_projector.queries`                             | [k, K, H]            | pooling "attention"           |
 | `slot_bias`                                        | [1]                  | `slot_bias`                   |
+| `fc.weight`                                        | [D, 2 D]             | feature "last_hidden"         |
 
-Embedding and output head are the target's and are not stored. The names are those of an EAGLE head's layers.
+Embedding and output head are the target's and are not stored. `fc` reads a token's embedding and, behind it, the hidden
+state that the token was predicted from. The names are those of an EAGLE head's layers.
 """
 
 from __future__ import annotations

@@ -15,6 +15,10 @@ Pooling = Literal["linear", "attention", "avgpool", "none", "drop"]
 """How the keys and values of one image become slots: by learned matrices (the paper's W_K and W_V); by learned
 queries that attend to them, for images of any size; by averages; not at all; or the image is left out."""
 
+Feature = Literal["none", "last_hidden"]
+"""What a head reads of a token besides its embedding: nothing, as the paper's; or the final-normed hidden state that
+it was predicted from, the target's of a block's first token, else the head's own (EAGLE's input)."""
+
 _DEPENDS_ON = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings"),
@@ -44,6 +48,7 @@ class KVHeadConfig:
     has then as much weight as these (Bolya et al. 2023, "Token Merging", proportional attention)."""
     reads_text: bool = True
     """Without, the target's keys and values of text are left out (ablation)."""
+    feature: Feature = "none"
     gamma: int = 5
     """J: draft length that it was trained for."""
 
@@ -53,6 +58,9 @@ class KVHeadConfig:
         if self.pooling not in get_args(Pooling):
             known = get_args(Pooling)
             raise InputError(f"KV head: pooling {self.pooling!r} is unknown; {nearest(self.pooling, known)}")
+        if self.feature not in get_args(Feature):
+            known = get_args(Feature)
+            raise InputError(f"KV head: feature {self.feature!r} is unknown; {nearest(self.feature, known)}")
         if self.pools and not 0 < self.image_slots <= self.image_tokens:
             raise InputError(
                 f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an image; "
@@ -63,6 +71,11 @@ class KVHeadConfig:
     def pools(self) -> bool:
         """Whether images become slots of their own."""
         return self.pooling in ("linear", "attention", "avgpool")
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether hidden states are read."""
+        return self.feature == "last_hidden"
 
     @classmethod
     def of_target(cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any) -> Self:

@@ -46,12 +46,17 @@ class Autoregressive:
 
 
 def prefill_target(
-    model: LanguageModel, params: Params, batch: PromptBatch, options: Sampling, slots: int
+    model: LanguageModel,
+    params: Params,
+    batch: PromptBatch,
+    options: Sampling,
+    slots: int,
+    keep_hidden: bool = False,
 ) -> tuple[Int[Array, " B"], Float[Array, "B U P E"] | None, KVCache]:
     """Runs the prompts: the first new tokens, the image features, and a cache of `slots`."""
     rows = batch.target
     features = None if batch.images is None else model.encode(params, batch.images)
-    logits, cache = model.prefill(params, model.embed(params, rows, features), rows, slots)
+    logits, cache = model.prefill(params, model.embed(params, rows, features), rows, slots, keep_hidden)
     return next_token(logits, jnp.zeros_like(rows.length), options), features, cache
 
 

@@ -9,18 +9,19 @@ AASD's: a KV head reads the target's own cache. It is one more view, the last, o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache import KVCache, TreeMask, keep_path
+from jaxspec.cache import KVCache, TreeMask, hidden_before, keep_path
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.state import PromptBatch, step_keys
 from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
-from jaxspec.models.kv_head import joined, pack, take_over
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import KVHead, joined, pack, take_over
 from jaxspec.sampling import Sampling, draw, filtered, fit_vocabulary, likeliest, mix, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft
@@ -122,7 +123,8 @@ class ViewDrafter:
                 cache = keep_path(cache, cache.length + 1, self._feed(jnp.maximum(kept, 0)))
             cache = cache.replace(length=cache.length + jnp.tile(emitted, len(self.views)))
         if head is not None:
-            head = take_over(head, target, emitted, self.gamma + 1)
+            assert self.head is not None
+            head = take_over(self.head, head, target, emitted, self.gamma + 1)
         return state.replace(cache=cache, head=head)
 
     def extend(
@@ -161,8 +163,13 @@ class ViewDrafter:
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, mask: TreeMask | None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         assert self.head is not None
-        own = joined(params["head"], params["target"])
-        return LanguageModel(self.head.text_config).extend(own, tokens, cache, mask)
+        own, model = joined(params["head"], params["target"]), LanguageModel(self.head.text_config)
+        if not self.head.reads_hidden:
+            return model.extend(own, tokens, cache, mask)
+        embeds = model.embed(own, PromptRows(tokens, cache.length), None)
+        before = hidden_before(cache, tokens.shape[1], mask)
+        fused: Any = KVHead(self.head).apply({"params": params["head"]}, embeds, before, method="fuse")
+        return model.advance(own, fused, cache, mask)
 
     def _together(
         self, views: list[tuple[Array, KVCache]], head: tuple[Array, KVCache] | None, state: ChainState

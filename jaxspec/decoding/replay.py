@@ -49,9 +49,9 @@ class ReplayModel(LanguageModel):
         return jnp.zeros((*rows.tokens.shape, 0))
 
     def prefill(
-        self, params: Params, embeds: Float[Array, "B L 0"], rows: PromptRows, slots: int
+        self, params: Params, embeds: Float[Array, "B L 0"], rows: PromptRows, slots: int, keep_hidden: bool = False
     ) -> tuple[Float[Array, "B V"], KVCache]:
-        """The first token of every answer, as one-hot logits."""
+        """The first token of every answer, as one-hot logits; there are no hidden states."""
         none = jnp.zeros_like(rows.length)
         return self._say(params, none[:, None])[:, 0], KVCache(k=(), v=(), length=none, shift=none)
 

@@ -58,7 +58,10 @@ class Speculator:
         prefill and to no block.
         """
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
-        first, features, cache = prefill_target(self.target, params["target"], batch, options, slots)
+        head = self.drafter.head
+        first, features, cache = prefill_target(
+            self.target, params["target"], batch, options, slots, head is not None and head.reads_hidden
+        )
         shared = features if self.shares_tower else None
         drafter = self.drafter.prefill(params, batch, shared, cache, slots)
         assert batch.weights is not None

@@ -25,7 +25,7 @@ from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.exactness import whole_row
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, states_before
 from jaxspec.typing import Array, Bool, Int, Params
 
 
@@ -107,13 +107,14 @@ def _agreement(
     """For every token of a row as the beginning of a draft."""
     features = None if images is None else model.encode(params["target"], images)
     length = rows.tokens.shape[1]
-    _, cache = model.read(params["target"], model.embed(params["target"], rows, features), rows, length)
+    seen, cache = model.read(params["target"], model.embed(params["target"], rows, features), rows, length)
     at: Int[Any, "1 L J"] = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
     tokens = rows.tokens[:, at[0]]
     written = PromptRows(tokens[..., :-1].reshape(1, -1), rows.length)
     embeds = model.embed(params["target"], written, None).reshape(*tokens[..., :-1].shape, -1)
+    before = states_before(config, seen, at[..., 0])
     hidden: Any = KVHead(config).apply(
-        {"params": params["head"]}, embeds, at[..., 0], at[..., :-1], cache.k[-1], cache.v[-1], prompts
+        {"params": params["head"]}, embeds, at[..., 0], at[..., :-1], cache.k[-1], cache.v[-1], prompts, before
     )
     steps = jax.lax.map(lambda x: model.logits(params["target"], x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
     return jnp.moveaxis(steps, 0, 2) == tokens[..., 1:]

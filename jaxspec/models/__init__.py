@@ -242,9 +242,16 @@ class LanguageModel:
         embeds: Float[Array, "B L D"],
         rows: PromptRows,
         slots: int,
+        keep_hidden: bool = False,
     ) -> tuple[Float[Array, "B V"], KVCache]:
-        """Runs right-padded prompts: logits of what follows each, and a cache of `slots` that holds them."""
+        """Runs right-padded prompts: logits of what follows each, and a cache of `slots` that holds them.
+
+        With `keep_hidden` the cache has a place for hidden states, and the prompts' in it.
+        """
         hidden, cache = self.read(params, embeds, rows, slots)
+        if keep_hidden:
+            room = ((0, 0), (0, 0), (0, slots - hidden.shape[1]), (0, 0))
+            cache = cache.replace(hidden=jnp.pad(hidden[:, None], room))
         last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
         return self.logits(params, last), cache
 
@@ -277,6 +284,12 @@ class LanguageModel:
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Appends T tokens, or nodes of a tree, to every row; logits of what follows each, and the longer cache."""
         return self._text(params, "extend", tokens, cache, tree)
+
+    def advance(
+        self, params: Params, embeds: Float[Array, "B T D"], cache: KVCache, tree: TreeMask | None = None
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """Likewise, of tokens with these embeddings."""
+        return self._text(params, "advance", embeds, cache, tree)
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
         return build(self.config).apply({"params": params}, *args, **images, method=method)

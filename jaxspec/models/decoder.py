@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, LayerCache, TreeMask, remember
+from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, write
 from jaxspec.config import RotaryConfig
 from jaxspec.models.layers import (
     INIT,
@@ -182,15 +182,23 @@ class CausalLM(nn.Module):
 
         They follow one another, or are nodes of the `tree` that ends with them.
         """
-        count = tokens.shape[1]
+        return self.advance(self.embed(tokens), cache, tree)
+
+    def advance(
+        self, embeds: Float[Array, "B T D"], cache: KVCache, tree: TreeMask | None = None
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        """Likewise, of tokens with these embeddings."""
+        count = embeds.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
         place, seen = positions, None
         if tree is not None:
             root = cache.length + count - tree.seen.shape[-1]
             place, seen = root[:, None] + tree.depth, tree.seen
         rotary = place + cache.shift[:, None]
-        hidden, written = self.hidden(self.embed(tokens), positions, cache, rotary=rotary, seen=seen)
+        hidden, written = self.hidden(embeds, positions, cache, rotary=rotary, seen=seen)
         assert written is not None
+        if cache.hidden is not None:
+            written = written.replace(hidden=write(cache.hidden, hidden[:, :, None], positions))
         return self.logits(hidden), written.replace(length=cache.length + count)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:

@@ -33,7 +33,7 @@ from jaxspec.config import KVHeadConfig, ModelConfig, target_hash, text_config
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import Attention, Layer
 from jaxspec.models.inputs import Pool
-from jaxspec.models.layers import INIT, RMSNorm, wide
+from jaxspec.models.layers import INIT, RMSNorm, dense, wide
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 NEVER = np.iinfo(np.int32).max
@@ -143,6 +143,8 @@ class KVHead(nn.Module):
         c = self.config
         self.layers = [Layer(c.text_config, AnchoredAttention) for _ in range(c.text_config.num_hidden_layers)]
         self.norm = RMSNorm(c.text_config.rms_norm_eps)
+        if c.reads_hidden:
+            self.fc = dense(c.text_config.hidden_size, bias=False)
         if c.pools:
             self.kv_projector = KVProjector(c)
         if c.pools and c.slot_bias:
@@ -177,6 +179,10 @@ class KVHead(nn.Module):
             bias,
         )
 
+    def fuse(self, embeds: Float[Array, "... D"], before: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """What the layers read of tokens, and of the hidden states that these were predicted from."""
+        return self.fc(jnp.concatenate([embeds, before], axis=-1))
+
     def __call__(
         self,
         embeds: Float[Array, "B A J D"],
@@ -185,6 +191,7 @@ class KVHead(nn.Module):
         k: Float[Array, "B K S H"],
         v: Float[Array, "B K S H"],
         rows: HeadRows,
+        before: Float[Array, "B A D"] | None = None,
     ) -> Float[Array, "B A J D"]:
         """Final-normed hidden states of blocks of J tokens that begin at the anchors.
 
@@ -194,14 +201,34 @@ class KVHead(nn.Module):
           rotary: the tokens' positions.
           k, v: the target's last layer.
           rows: what of it is read.
+          before: the target's hidden states of the tokens before the anchors, for a head that reads them.
         """
         context = self.context(k, v, rows)
         seen = context.since[:, None] < anchors[..., None]
-        places = rotary.reshape(rotary.shape[0], -1)
-        x = embeds.reshape(*places.shape, -1)
-        for layer in self.layers:
-            x, _ = layer(x, places, places, seen, context, None)  # pyright: ignore[reportArgumentType]
-        return self.norm(x).reshape(embeds.shape)
+
+        def read(embeds: Array, rotary: Array) -> Array:
+            places = rotary.reshape(rotary.shape[0], -1)
+            x = embeds.reshape(*places.shape, -1)
+            for layer in self.layers:
+                x, _ = layer(x, places, places, seen, context, None)  # pyright: ignore[reportArgumentType]
+            return self.norm(x).reshape(embeds.shape)
+
+        if before is None:
+            return read(embeds, rotary)
+        hidden = known = before[:, :, None]
+        for step in range(1, embeds.shape[2] + 1):  # each reads what the one before it gave
+            hidden = read(self.fuse(embeds[:, :, :step], known), rotary[..., :step])
+            known = jnp.concatenate([before[:, :, None], hidden], axis=2)
+        return hidden
+
+
+def states_before(
+    config: KVHeadConfig, hidden: Float[Array, "B L D"], anchors: Int[Array, "B A"]
+) -> Float[Array, "B A D"] | None:
+    """What blocks from these anchors read of the target's hidden states of whole rows; None of a head that does not."""
+    if not config.reads_hidden:
+        return None
+    return jnp.take_along_axis(hidden, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
 
 
 def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B E"]) -> Float[Array, "B E K H"]:
@@ -232,6 +259,10 @@ def pack(
     bias = None
     if context.bias is not None:
         bias = packed(context.bias[..., None, None])[:, 0, :, 0]
+    hidden = None
+    if target.hidden is not None:
+        shape = (*target.hidden.shape[:2], slots, target.hidden.shape[-1])
+        hidden = _with_newest(jnp.zeros(shape, target.hidden.dtype), target, length)
     layers = config.text_config.num_hidden_layers
     return KVCache(
         k=(packed(context.k),) * layers,
@@ -239,17 +270,23 @@ def pack(
         length=length,
         shift=target.length + target.shift - length,
         bias=bias,
+        hidden=hidden,
     )
 
 
-def take_over(cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int) -> KVCache:
+def take_over(
+    config: KVHeadConfig, cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int
+) -> KVCache:
     """Puts the target's keys and values of `count` newly verified tokens in place of the head's own; of these,
-    `emitted` stay. What lies behind is overwritten by the next block."""
+    `emitted` stay. What lies behind is overwritten by the next block. A head that reads no text keeps none."""
     new = jnp.arange(count)
+    if not config.reads_text:
+        hidden = cache.hidden if cache.hidden is None else _with_newest(cache.hidden, target, cache.length)
+        return cache.replace(shift=cache.shift + emitted, hidden=hidden)
     source = (target.length - emitted)[:, None] + new
     places = cache.length[:, None] + new
 
-    def taken(leaf: Array, theirs: Array) -> Array:
+    def taken(leaf: Array, theirs: Any) -> Array:
         verified = jnp.take_along_axis(theirs, source[:, None, :, None], axis=2, mode="clip").swapaxes(1, 2)
         return write(leaf, verified, places)
 
@@ -257,7 +294,15 @@ def take_over(cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count:
         k=tuple(taken(leaf, target.k[-1]) for leaf in cache.k),
         v=tuple(taken(leaf, target.v[-1]) for leaf in cache.v),
         length=cache.length + emitted,
+        hidden=cache.hidden if cache.hidden is None else taken(cache.hidden, target.hidden),
     )
+
+
+def _with_newest(hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[Array, " B"]) -> Array:
+    """The head's hidden states with that of the last token that the target has read, behind which a draft begins."""
+    assert target.hidden is not None
+    newest = jnp.take_along_axis(target.hidden, (target.length - 1)[:, None, None, None], axis=2)
+    return write(hidden, newest, (length - 1)[:, None])
 
 
 def joined(head: Params, target: Params) -> Params:
@@ -277,7 +322,10 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     zero = jnp.zeros((1, 1), jnp.int32)
     embeds = jnp.zeros((1, 1, 1, text.hidden_size))
     make = jax.jit(KVHead(config).init)
-    params = dict(make(key, embeds, zero, zero[..., None], leaf, leaf, HeadRows(zero, images))["params"])
+    before = embeds[:, :, 0] if config.reads_hidden else None
+    params = dict(make(key, embeds, zero, zero[..., None], leaf, leaf, HeadRows(zero, images), before)["params"])
+    if config.reads_hidden:  # at first the embedding alone
+        params["fc"] = {"kernel": jnp.eye(2 * text.hidden_size, text.hidden_size)}
     if target is None:
         return params
     theirs = target["model"]

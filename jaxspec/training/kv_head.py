@@ -25,7 +25,7 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, states_before
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import ConversationBatches
@@ -125,8 +125,9 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), batch["anchors"])
         embeds = target.embed(frozen, written, None).reshape(*block.shape, -1)
         rows = HeadRows(batch["head_text"], batch["head_images"])
+        before = states_before(config, hidden, batch["anchors"])
         drafted: Any = jax.checkpoint(
-            lambda own: head.apply({"params": own}, embeds, batch["anchors"], block, k, v, rows)
+            lambda own: head.apply({"params": own}, embeds, batch["anchors"], block, k, v, rows, before)
         )(params["head"])
         seen = _pick(hidden, block)
         return draft_loss(

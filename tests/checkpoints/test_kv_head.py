@@ -23,6 +23,7 @@ TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
 VARIANTS: dict[str, dict[str, Any]] = {
     "linear": {},
     "attention": {"pooling": "attention", "slot_bias": False},
+    "hidden states": {"feature": "last_hidden"},
     "two layers": {"layers": 2, "per_head": True},
 }
 
@@ -59,14 +60,16 @@ def test_pytorch_runs_the_files(name: str, tmp_path: Path) -> None:
     rng, text = np.random.default_rng(0), TARGET.text
     shown = np.asarray([-1, 0, 0, 0, 0, *[-1] * 5])
     k, v = (rng.normal(size=(10, text.num_key_value_heads, text.head_dim)).astype(np.float32) for _ in range(2))
-    embeds = rng.normal(size=(3, text.hidden_size)).astype(np.float32)
+    *embeds, before = rng.normal(size=(4, text.hidden_size)).astype(np.float32)
+    embeds = np.stack(embeds)
+    feature = before[None, None] if config.reads_hidden else None
     places = np.asarray([[[8, 9, 10]]])
     rows = head_rows(config, [shown], 10, 1)
     cached = (np.swapaxes(leaf, 0, 1)[None] for leaf in (k, v))
     ours: Any = KVHead(config).apply(
-        {"params": params}, embeds[None, None], places[..., 0], places, *cached, rows
+        {"params": params}, embeds[None, None], places[..., 0], places, *cached, rows, feature
     )
-    theirs = run_block(raw, tensors, *map(torch.tensor, (embeds, k, v)), shown, 8)
+    theirs = run_block(raw, tensors, *map(torch.tensor, (embeds, k, v)), shown, 8, torch.tensor(before))
     np.testing.assert_allclose(ours[0, 0], theirs, atol=1e-5, rtol=1e-5)
 
 

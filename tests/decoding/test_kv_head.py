@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.cache import KVCache
+from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafters import ChainDrafter, ChainState
 from jaxspec.models import LanguageModel
 from jaxspec.models.decoder import Layer
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, pack
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, pack, states_before
 from jaxspec.typing import Array, Params
 from tests.decoding import tiny
 
@@ -26,6 +26,8 @@ HEADS = {
     "linear": {"slot_bias": True},
     "attention": {"pooling": "attention", "image_slots": 3},
     "attention over tiles": {"pooling": "attention", "image_slots": 3, "image_tokens": 2 * tiny.PATCHES},
+    "hidden states, two layers": {"feature": "last_hidden", "layers": 2},
+    "images alone": {"reads_text": False, "feature": "last_hidden"},
     "all, two layers": {"pooling": "none", "layers": 2},
 }
 PAGES, BEFORE, NEW, J = (2, 0, 1), 6, 12, 3
@@ -41,11 +43,12 @@ def dialogues() -> tuple[Array, list[np.ndarray]]:
 
 
 def read(tokens: Array, pixels: Array) -> KVCache:
-    """The target's cache of whole rows."""
+    """The target's cache of whole rows, hidden states included."""
     batch, length = tokens.shape
     rows = PromptRows(tokens, jnp.full(batch, length), in_order(tokens == IMAGE))
     embeds = TARGET.embed(PARAMS, rows, TARGET.encode(PARAMS, {"pixels": pixels}))
-    return TARGET.read(PARAMS, embeds, rows, length)[1]
+    hidden, cache = TARGET.read(PARAMS, embeds, rows, length)
+    return cache.replace(hidden=hidden[:, None])
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -66,8 +69,10 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         blocks_of = jnp.broadcast_to(at, (3, *at.shape))
         anchors = jnp.broadcast_to(jnp.asarray(starts), (3, len(starts)))
         rows = head_rows(config, shown, length, 2)
+        before = states_before(config, target.hidden[:, 0], anchors)
+        target = target if config.reads_hidden else target.replace(hidden=None)
         hidden: Any = KVHead(config).apply(
-            {"params": params}, embeds[:, at], anchors, blocks_of, target.k[-1], target.v[-1], rows
+            {"params": params}, embeds[:, at], anchors, blocks_of, target.k[-1], target.v[-1], rows, before
         )
         trained = TARGET.logits(PARAMS, hidden)
 
@@ -163,6 +168,25 @@ def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | N
     assert state.stats.steps.tolist() == longest
     assert state.stats.histogram[:, 0].sum() == 0
     assert temperature > 0 or tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, new))
+
+
+def test_nodes_of_a_tree_follow_their_parents() -> None:
+    slots = jnp.arange(9.0)
+    cache = KVCache((), (), jnp.asarray([6, 7]), jnp.zeros(2, jnp.int32), hidden=jnp.tile(slots[:, None], (2, 1, 1, 1)))
+    assert hidden_before(cache, 2, None)[..., 0].tolist() == [[5, 6], [6, 7]]
+    # A root, its two children, and of three nodes below them the last two: one child of the first, one of the second.
+    seen = jnp.asarray([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 1]], bool)
+    assert hidden_before(cache, 2, TreeMask(jnp.full((1, 2), 2), seen[None]))[..., 0].tolist() == [[3, 4], [4, 5]]
+
+
+def test_trees_of_a_head_that_reads_hidden_states_change_nothing() -> None:
+    config, head = tiny.kv_head(TARGET, PARAMS, feature="last_hidden")
+    batch = tiny.prompts([5, 3], [1, 0], ("kv",), head=config)
+    options = tiny.sampling(2, new=16, eos=(-1,))
+    spec = tiny.speculator(TARGET, LanguageModel(config.text_config), ("kv",), J, tree="2:5", head=config)
+    state = tiny.run_speculative(spec, {"target": PARAMS, "head": head}, batch, options, 16)
+    assert tiny.outputs(state) == tiny.outputs(tiny.run_plain(TARGET, PARAMS, batch, options, 16))
+    assert state.stats.accepted_at.sum() > 0
 
 
 def test_a_head_takes_its_own_target_only() -> None:
