@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,65 +14,40 @@ import jax.numpy as jnp
 import tyro
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.models import abstract_params, build
+from configs.latency.llava7b_68m import config as pair
+from jaxspec.models import LanguageModel, abstract_params, image_zeros, split_tower
 from jaxspec.runtime import human_bytes, input_errors
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.conversations import TEACHER
+from jaxspec.training.objectives import HELD_BY, Distillation, tuning_loss
 from jaxspec.training.plan import Plan, plan_training
-from jaxspec.typing import Array, Params
+from jaxspec.typing import Params
 
-TOWER = VisionConfig(
-    hidden_size=1024,
-    intermediate_size=4096,
-    num_hidden_layers=24,
-    num_attention_heads=16,
-    image_size=336,
-    patch_size=14,
-    projection_dim=768,
-)
-TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=4096), TOWER)
-DRAFT = LlavaConfig(
-    LlamaConfig(
-        vocab_size=32064,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-    ),
-    TOWER,
-)
-FROZEN = ("teacher", "draft/vision_tower")
-MODELS = {"teacher": TARGET, "draft": DRAFT}
+FROZEN = ("vision_tower", HELD_BY)
 
 
-def distillation(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """Cross entropy of the draft with the teacher's distributions: forward KL, up to what no draft changes."""
-    logits: dict[str, Any] = {
-        name: build(config).apply({"params": params[name]}, batch["tokens"], batch["pixels"])
-        for name, config in MODELS.items()
-    }
-    taught = jax.nn.softmax(jax.lax.stop_gradient(logits["teacher"]))
-    loss = -(taught * jax.nn.log_softmax(logits["draft"])).sum(-1)
-    count = batch["mask"].sum().astype(jnp.float32)
-    loss = (loss * batch["mask"]).sum() / jnp.maximum(count, 1)
-    return loss, {"loss": loss, "tokens": count}
+def batch_of(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of rows of one image and `length` tokens, as `ConversationBatches` makes them with a teacher."""
+    form = {"tokens": (rows, length), "length": (rows,), "sources": (rows, length, 1)}
+    whole = form | {f"{TEACHER}{name}": shape for name, shape in form.items()} | {"before": (rows, length)}
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in whole.items()}
+    batch["mask"] = jax.ShapeDtypeStruct((rows, length), jnp.bool_)
+    batch["seed"] = jax.ShapeDtypeStruct((rows,), jnp.uint32)
+    return batch | jax.eval_shape(partial(image_zeros, pair.draft, rows, 1))
 
 
 def plan(config: TrainConfig, mesh: Mesh | AbstractMesh, length: int) -> Plan:
-    """The step that teaches DRAFT what TARGET would say, on rows of one image and `length` tokens."""
-    params = {name: abstract_params(model) for name, model in MODELS.items()}
-    rows, size = config.batch, TOWER.image_size
-    batch = {
-        "tokens": jax.ShapeDtypeStruct((rows, length), jnp.int32),
-        "mask": jax.ShapeDtypeStruct((rows, length), jnp.bool_),
-        "pixels": jax.ShapeDtypeStruct((rows, 1, size, size, 3), jnp.dtype(config.dtype)),
-    }
+    """The step of logit distillation, on rows of one image and `length` tokens; the tower is one and the same."""
+    draft, teacher = abstract_params(pair.draft), split_tower(pair.target, abstract_params(pair.target))[1]
+    loss_fn = tuning_loss(
+        LanguageModel(pair.draft), teacher=LanguageModel(pair.target), distillation=Distillation("forward_kl")
+    )
 
     def places(mesh: Any) -> Params:
-        return {name: shardings(model, params[name], mesh) for name, model in MODELS.items()}
+        return shardings(pair.draft, draft, mesh) | {HELD_BY: shardings(pair.target, teacher, mesh)}
 
-    return plan_training(config, mesh, params, distillation, batch, places)
+    return plan_training(config, mesh, {**draft, HELD_BY: teacher}, loss_fn, batch_of(config.batch, length), places)
 
 
 def main(

@@ -271,10 +271,14 @@ class LanguageModel:
         return self._text(params, "logits", hidden)
 
     def score(
-        self, params: Params, rows: PromptRows, images: Mapping[str, Array], pool: Pool | None = None
+        self,
+        params: Params,
+        rows: PromptRows,
+        features: Float[Array, "B U P E"] | None,
+        pool: Pool | None = None,
     ) -> Float[Array, "B L V"]:
         """Logits of what follows every token of right-padded rows, no cache: what training reads."""
-        embeds = self.embed(params, rows, self.encode(params, images) if images else None, pool)
+        embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
         return self._text(params, "logits", hidden)

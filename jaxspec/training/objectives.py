@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.decoding.loading import LoadedModel, same_tower
 from jaxspec.decoding.views import VIEWS, View
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel
+from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.inputs import PromptRows
 from jaxspec.training.conversations import TEACHER
 from jaxspec.training.distillation import Divergence, distillation_loss
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.on_policy import answered
+from jaxspec.training.optimizer import flatten, partition
 from jaxspec.training.simulation import agreement, count_blocks
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -54,16 +56,21 @@ class Distillation:
 
 
 def score(model: LanguageModel, params: Params, batch: Mapping[str, Any], view: View = VIEWS["M"]) -> Array:
-    """Logits [B,L,V] of a batch as `ConversationBatches` makes it; images in the parameters' dtype."""
-    return model.score(params, *_inputs(params, batch), view.pool)
+    """Logits [B,L,V] of a batch as `ConversationBatches` makes it."""
+    return model.score(params, rows_of(batch), encode(model, params, batch), view.pool)
 
 
-def _inputs(params: Params, batch: Mapping[str, Any]) -> tuple[PromptRows, dict[str, Array]]:
-    """What a draft reads of a batch: its rows, and the images."""
+def rows_of(batch: Mapping[str, Any]) -> PromptRows:
+    """The rows of a batch as the draft reads them."""
+    return PromptRows(**{name: value for name, value in batch.items() if name in _ROWS})
+
+
+def encode(model: LanguageModel, params: Params, batch: Mapping[str, Any]) -> Float[Array, "B U P E"] | None:
+    """Tower features of the draft's images in a batch, in the parameters' dtype; None where it has none."""
     dtype = jax.tree.leaves(params)[0].dtype
-    images = {k: v for k, v in batch.items() if k not in _OURS and not k.startswith(TEACHER)}
-    rows = PromptRows(**{k: v for k, v in batch.items() if k in _ROWS})
-    return rows, {k: v.astype(dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v for k, v in images.items()}
+    images = {name: value for name, value in batch.items() if name not in _OURS and not name.startswith(TEACHER)}
+    shown = {k: v.astype(dtype) if jnp.issubdtype(v.dtype, jnp.floating) else v for k, v in images.items()}
+    return model.encode(params, shown) if shown else None
 
 
 def tuning_loss(
@@ -76,20 +83,22 @@ def tuning_loss(
     """(params, batch) -> (loss, metrics), for `fit`; the batch is one of `ConversationBatches`, of the same view.
 
     With a teacher its parameters are `params["teacher"]` and it computes in the same program, as no gradient goes
-    through it. The metric `tokens_per_block` is simulated, see `simulation`: it takes the batch's answers, or what the
-    teacher makes of them, for what a target would write.
+    through it; where they hold no tower it is shown the draft's features (see `teacher_params`). The metric
+    `tokens_per_block` is simulated, see `simulation`: it takes the batch's answers, or what the teacher makes of them,
+    for what a target would write.
     """
 
     def loss_fn(params: Params, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Metrics]:
         own = {name: part for name, part in params.items() if name != HELD_BY}
+        features = encode(model, own, batch)
         if distillation is not None and distillation.on_policy:
-            batch = answered(model, own, batch, *_inputs(own, batch), view, distillation.on_policy)
-        logits = score(model, own, batch, view)
+            batch = answered(model, own, batch, rows_of(batch), features, view, distillation.on_policy)
+        logits = model.score(own, rows_of(batch), features, view.pool)
         loss, metrics = next_token_loss(logits, batch["tokens"], batch["mask"])
         agree = agreement(logits, batch["tokens"])
         if teacher is not None:
             assert distillation is not None, "a teacher needs a distillation"
-            taught = jax.lax.stop_gradient(_taught(teacher, params[HELD_BY], batch))
+            taught = jax.lax.stop_gradient(_taught(teacher, params[HELD_BY], batch, features))
             divergence, learned = distillation_loss(
                 logits, taught, batch["mask"], distillation.divergence, distillation.top_k
             )
@@ -102,12 +111,29 @@ def tuning_loss(
     return loss_fn
 
 
-def _taught(teacher: LanguageModel, params: Params, batch: Mapping[str, Array]) -> Float[Array, "B L V"]:
-    """The teacher's logits at the draft's slots."""
+def teacher_params(teacher: LoadedModel, draft: LoadedModel, view: View, frozen: Sequence[str]) -> Params:
+    """A teacher's parameters beside a draft's of which `frozen` does not train: without its tower where the draft
+    sees through the same, and it stays the same. Images are encoded once then."""
+    if not view.reads_images or not same_tower(teacher, draft):
+        return teacher.params
+    tower, rest = split_tower(teacher.config, teacher.params)
+    trainable, _ = partition(draft.params, frozen)
+    return teacher.params if flatten(tower).keys() & trainable.keys() else rest
+
+
+def _taught(
+    teacher: LanguageModel,
+    params: Params,
+    batch: Mapping[str, Array],
+    features: Float[Array, "B U P E"] | None,
+) -> Float[Array, "B L V"]:
+    """The teacher's logits at the draft's slots; `features` are of the draft's images."""
     whole = {name.removeprefix(TEACHER): value for name, value in batch.items() if name.startswith(TEACHER)}
-    shared = {name: value for name, value in batch.items() if name not in _OURS and not name.startswith(TEACHER)}
-    images = shared if whole.get("sources") is not None and not whole.keys() - _ROWS else {}
-    logits = score(teacher, params, images | whole)
+    if split_tower(teacher.config, params)[0]:
+        shared = {name: value for name, value in batch.items() if name not in _OURS and not name.startswith(TEACHER)}
+        images = shared if whole.get("sources") is not None and not whole.keys() - _ROWS else {}
+        features = encode(teacher, params, images | whole)
+    logits = teacher.score(params, rows_of(whole), features)
     before: Int[Array, "B L"] = batch["before"]
     return jnp.take_along_axis(logits, before[..., None], axis=1)
 

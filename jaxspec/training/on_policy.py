@@ -16,7 +16,7 @@ from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.training.conversations import TEACHER
-from jaxspec.typing import Array, Bool, Int, Params
+from jaxspec.typing import Array, Bool, Float, Int, Params
 
 
 def answered(
@@ -24,18 +24,19 @@ def answered(
     params: Params,
     batch: Mapping[str, Array],
     rows: PromptRows,
-    images: Mapping[str, Array],
+    features: Float[Array, "B U P E"] | None,
     view: View,
     max_new_tokens: int,
 ) -> dict[str, Array]:
     """The batch with all that follows each row's first question written anew by the draft, sampled at temperature 1.
+    `features` are the tower's, of the draft's images.
 
     An answer ends with EOS, after `max_new_tokens`, or where a row of the batch ends, the draft's or the teacher's.
     Rows without an answer to learn stay so. No gradient goes through the sampling.
     """
-    params = jax.lax.stop_gradient(params)
+    params, features = jax.lax.stop_gradient((params, features))
     begin = jnp.maximum(batch["mask"].argmax(axis=1), 1)
-    tokens, live = _sample(model, params, batch, rows.replace(length=begin), images, view, max_new_tokens)
+    tokens, live = _sample(model, params, batch, rows.replace(length=begin), features, view, max_new_tokens)
     shift = jnp.take_along_axis(batch["before"], begin[:, None] - 1, axis=1)[:, 0] + 1 - begin
     width = batch["tokens"].shape[1]
     inside = begin[:, None] + jnp.arange(max_new_tokens)
@@ -53,12 +54,12 @@ def _sample(
     params: Params,
     batch: Mapping[str, Array],
     rows: PromptRows,
-    images: Mapping[str, Array],
+    features: Float[Array, "B U P E"] | None,
     view: View,
     count: int,
 ) -> tuple[Int[Array, "B J"], Bool[Array, "B J"]]:
     """Tokens that follow the rows, and which of them belong to the answers."""
-    embeds = model.embed(params, rows, model.encode(params, images) if images else None, view.pool)
+    embeds = model.embed(params, rows, features, view.pool)
     logits, cache = model.prefill(params, embeds, rows, rows.tokens.shape[1] + count)
     keys = jax.vmap(jax.random.key)(batch["seed"])
     eos = model.text.eos_token_id

@@ -27,7 +27,7 @@ from jaxspec.models import init_params
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatches, iterate
-from jaxspec.training.objectives import HELD_BY, Distillation, simulated, tuning_loss
+from jaxspec.training.objectives import HELD_BY, Distillation, simulated, teacher_params, tuning_loss
 from jaxspec.training.placement import process_share
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
@@ -162,12 +162,12 @@ def _train(
     )
     params, train = draft.params, stage.train
     if teacher is not None:
-        params, train = {**params, HELD_BY: teacher.params}, replace(train, frozen=(*train.frozen, HELD_BY))
+        params = {**params, HELD_BY: teacher_params(teacher, draft, view, train.frozen)}
+        train = replace(train, frozen=(*train.frozen, HELD_BY))
 
     def places(mesh: Any) -> Params:
-
         own = shardings(draft.config, draft.params, mesh)
-        return own | {HELD_BY: shardings(teacher.config, teacher.params, mesh)} if teacher else own
+        return own | {HELD_BY: shardings(teacher.config, params[HELD_BY], mesh)} if teacher else own
 
     evaluate = None
     if held_out is not None:

@@ -15,7 +15,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.training.conversations import ConversationBatches
-from jaxspec.training.objectives import Distillation, _taught, score, simulated, tuning_loss
+from jaxspec.training.objectives import Distillation, _taught, encode, score, simulated, teacher_params, tuning_loss
 from jaxspec.training.on_policy import answered
 from tests.end_to_end import tiny
 from tests.training.test_conversations import ENCODER, MODEL, Talk
@@ -37,7 +37,7 @@ def test_a_teacher_is_read_where_the_draft_predicts(name: str, view: str) -> Non
     made = batch(view, model=MODEL if name == "lvlm" else TEXT)
     images = made.get("teacher/pixels", made.get("pixels"))
     whole = build(tiny.CONFIG).apply({"params": TEACHER}, made["teacher/tokens"], images)
-    taught = _taught(MODEL.model, TEACHER, made)
+    taught = _taught(MODEL.model, TEACHER, made, None)
     longer = made["teacher/length"] - made["length"]
     assert longer.max() > 0
     for row, place in np.argwhere(made["mask"]):
@@ -55,6 +55,29 @@ def test_the_teacher_itself_has_nothing_to_learn_and_shares_its_images() -> None
     assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5)
     assert float(metrics["tokens_per_block"]) > 4  # all agree: full blocks but for the last of an answer
     assert "teacher/pixels" not in made
+
+
+def test_a_tower_that_both_see_through_runs_once() -> None:
+    """The same loss and gradient; a tower that trains, that differs, or that the draft is not shown, is not shared."""
+    student = tiny.random_params(tiny.CONFIG, seed=1)
+    view, frozen = parse_views(("P1",))[0], ("vision_tower",)
+    teacher, other = replace(MODEL, params=TEACHER), replace(MODEL, params=student)
+    draft = replace(MODEL, params=student | {"vision_tower": TEACHER["vision_tower"]})
+    for pair in ((draft, view, ("language_model",)), (other, view, frozen), (draft, parse_views(("T",))[0], frozen)):
+        assert teacher_params(teacher, *pair) is TEACHER
+    less = teacher_params(teacher, draft, view, frozen)
+    assert less.keys() == TEACHER.keys() - {"vision_tower"}
+    made = batch("P1")
+    loss_fn = tuning_loss(MODEL.model, view, teacher=MODEL.model, distillation=Distillation())
+    rest = {name: part for name, part in student.items() if name != "vision_tower"}
+    towers, found = [], []
+    for held in (TEACHER, less):
+        still = {"teacher": held, "vision_tower": TEACHER["vision_tower"]}
+        step = jax.jit(jax.value_and_grad(lambda own, still: loss_fn(own | still, made)[0])).lower(rest, still)
+        towers.append(step.as_text().count("stablehlo.convolution"))
+        found.append(step.compile()(rest, still))
+    assert towers[0] == 2 * towers[1] > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *found)
 
 
 def test_a_text_draft_learns_from_a_teacher_that_sees() -> None:
@@ -95,7 +118,7 @@ def test_on_policy_rows_are_what_the_draft_says() -> None:
     made = batch()
     rows = PromptRows(**{name: made[name] for name in ("tokens", "length", "sources")})
     view = parse_views(("M",))[0]
-    new = jax.jit(lambda: answered(MODEL.model, TEACHER, made, rows, {"pixels": made["pixels"]}, view, 7))()
+    new = jax.jit(lambda: answered(MODEL.model, TEACHER, made, rows, encode(MODEL.model, TEACHER, made), view, 7))()
     logits = score(MODEL.model, TEACHER, new)
     begin, lengths = made["mask"].argmax(1), new["mask"].sum(1)
     assert lengths.min() >= 1
@@ -110,7 +133,7 @@ def test_on_policy_rows_are_what_the_draft_says() -> None:
     text = parse_views(("T",))[0]
     made = batch("T", model=TEXT)
     rows = PromptRows(**{name: made[name] for name in ("tokens", "length")})
-    new = jax.jit(lambda: answered(TEXT.model, STUDENT, made, rows, {}, text, 7))()
+    new = jax.jit(lambda: answered(TEXT.model, STUDENT, made, rows, None, text, 7))()
     for row, place in np.argwhere(new["mask"]):
         there = new["before"][row, place - 1] + 1
         assert new["tokens"][row, place] == new["teacher/tokens"][row, there]
