@@ -22,7 +22,7 @@ models: $(VENV)/.train
 	$(VENV)/bin/python train/target.py
 	$(VENV)/bin/python train/draft.py
 	$(VENV)/bin/python train/captioner.py --tower-of runs/train/draft/hf
-	$(VENV)/bin/python train/kv_head.py
+	$(VENV)/bin/python train/kv_head.py --target runs/train/target/hf
 	for recipe in mini_large mini_text; do \
 	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf || exit; done
 	for recipe in mini_pooled mini_distilled; do \

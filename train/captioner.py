@@ -13,11 +13,9 @@ import tyro
 from configs.models.mini import CAPTIONER
 from configs.train import mini
 from jaxspec.checkpoints import huggingface
-from jaxspec.data.loader import DialogueBatches
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.lvlm import train_lvlm
-from train.export import encoder, export
+from train.lvlm import train_lvlm
 
 
 def main(
@@ -37,11 +35,8 @@ def main(
     """
     join_cluster(cluster)
     setup_runtime(train.dtype)
-    batches = DialogueBatches(
-        encoder(), CAPTIONER, train.batch, train.seed, mini.CAPTIONER_BUCKETS, images=(1,), kinds=("caption",)
-    )
     tower = huggingface.load(tower_of, dtype=jnp.dtype("float32")).params["vision_tower"]
-    export(CAPTIONER, train_lvlm(CAPTIONER, train, tower, batches, runs / "captioner"), out)
+    train_lvlm(CAPTIONER, train, mini.CAPTIONER_PAGES, tower, runs / "captioner", out)
 
 
 if __name__ == "__main__":

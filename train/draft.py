@@ -12,24 +12,22 @@ import tyro
 
 from configs.models.mini import DRAFT
 from configs.train import mini
-from jaxspec.data.loader import DialogueBatches
 from jaxspec.data.picturebook import TWINS, test_set
 from jaxspec.decoding.engine import EngineConfig, LoadedModel, Request
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.held_out import HeldOut
-from jaxspec.training.lvlm import train_lvlm
 from train import tower
-from train.export import encoder, export, image_processor
+from train.lvlm import encoder, train_lvlm, unread
 
 
 def held_out(target: Path, samples: int = 4) -> HeldOut:
     """The draft in the engine, on the first samples of every twin's test split, all in one bucket."""
-    model, made = LoadedModel.load(target, jnp.dtype("float32")), encoder()
-    requests = [Request(first_question(made, s).prompt, 64) for name in TWINS for s in test_set(name, samples)]
+    model = LoadedModel.load(target, jnp.dtype("float32"))
+    requests = [Request(first_question(encoder(), s).prompt, 64) for name in TWINS for s in test_set(name, samples)]
     engine = EngineConfig(batch_size=16, prompt_buckets=(384,), image_buckets=(6,))
-    return HeldOut(model, LoadedModel(DRAFT, {}, made.tokenizer, image_processor()), tuple(requests), engine)
+    return HeldOut(model, unread(DRAFT), tuple(requests), engine)
 
 
 def main(
@@ -51,13 +49,9 @@ def main(
     """
     join_cluster(cluster)
     setup_runtime(train.dtype)
-    batches = DialogueBatches(
-        encoder(), DRAFT, train.batch, train.seed, mini.DRAFT_BUCKETS, images=(2,), kinds=mini.DRAFT_KINDS
-    )
     seen = tower.main(tower_train, runs / "tower")
     evaluate = None if target is None else held_out(target)
-    params = train_lvlm(DRAFT, train, seen, batches, runs / "draft", evaluate)
-    export(DRAFT, params, out)
+    train_lvlm(DRAFT, train, mini.DRAFT_PAGES, seen, runs / "draft", out, evaluate)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def main(
         "mini", "mini_answers", "debug", "llava15_7b", "llava15_7b_answers", "llava15_7b_paper", "llava15_13b"
     ] = "mini",
     head: Ablation = Ablation(),
+    target: str | None = None,
     steps: int | None = None,
     loss: Loss | None = None,
     data: tuple[str, ...] = (),
@@ -49,6 +50,7 @@ def main(
     """Trains the head; a run that was stopped goes on where it was.
 
     Args:
+      target: directory or hub id of the target; by default the recipe's.
       steps: of every stage, in place of the recipe's.
       loss: likewise; `kl` to the target's distributions, or `ce`, cross entropy of the answers.
       data: NAME=PATH, where a data set of the recipe's lies, if not in runs/data.
@@ -58,6 +60,7 @@ def main(
     """
     join_cluster(cluster)
     plan = RECIPES[recipe]
+    plan = plan if target is None else replace(plan, target=target)
     setup_runtime("float32")
     options = {**plan.head, **vars(head)}
     stages = plan.stages

@@ -11,12 +11,10 @@ import tyro
 
 from configs.models.mini import TARGET
 from configs.train import mini
-from jaxspec.data.loader import DialogueBatches
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.lvlm import train_lvlm
 from train import tower
-from train.export import encoder, export
+from train.lvlm import train_lvlm
 
 
 def main(
@@ -35,9 +33,8 @@ def main(
     """
     join_cluster(cluster)
     setup_runtime(train.dtype)
-    batches = DialogueBatches(encoder(), TARGET, train.batch, train.seed, mini.TARGET_BUCKETS, images=(2, 5))
-    params = train_lvlm(TARGET, train, tower.main(tower_train, runs / "tower"), batches, runs / "target")
-    export(TARGET, params, out)
+    seen = tower.main(tower_train, runs / "tower")
+    train_lvlm(TARGET, train, mini.TARGET_PAGES, seen, runs / "target", out)
 
 
 if __name__ == "__main__":

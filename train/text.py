@@ -21,12 +21,15 @@ import tyro
 from configs.train.gsm8k import BUCKETS, STAGES, VOCABULARY, TextStage
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.benchmarks import benchmark_samples
-from jaxspec.data.loader import TextBatches
 from jaxspec.data.prompts import PromptEncoder
+from jaxspec.data.sources import mixture
+from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
-from jaxspec.models import build, init_params
-from jaxspec.runtime import input_errors
+from jaxspec.models import init_params
+from jaxspec.runtime import input_errors, join_cluster, setup_runtime
+from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.losses import next_token_loss
+from jaxspec.training.objectives import score
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 from train.tokenizer import train_tokenizer
@@ -36,6 +39,7 @@ def main(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     data: Path,
     runs: Path = Path("runs/train/gsm8k"),
+    cluster: str = "",
 ) -> None:
     """Trains one of the models of configs/train/gsm8k.py; a run that was stopped goes on where it was.
 
@@ -43,29 +47,35 @@ def main(
       name: left, right, whole or amateur.
       data: JSONL with question and answer.
       runs: checkpoints and metrics go to RUNS/NAME, the finished model to RUNS/NAME/hf, a Hugging Face directory.
+      cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
     if name not in STAGES:
         raise InputError(f"model {name!r}: no such stage in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}")
+    join_cluster(cluster)
+    setup_runtime(STAGES[name].train.dtype)
     train(STAGES[name], data, runs / name)
 
 
 def train(stage: TextStage, data: Path, directory: Path) -> None:
     """One model: questions and answers alike are what it learns to write."""
-    turns = [sample.turns for sample in benchmark_samples("gsm8k", data)]
-    encoder = PromptEncoder(train_tokenizer((text for turn in turns for text in turn[0]), VOCABULARY))
+    samples = list(benchmark_samples("gsm8k", data))
+    texts = (text for sample in samples for text in sample.turns[0])
+    encoder = PromptEncoder(train_tokenizer(texts, VOCABULARY))
+    model = LoadedModel(stage.model, {}, encoder.tokenizer, None)
     first, step = stage.part
-    rows = [tokens for tokens, _ in encoder.dialogues(turns[first::step])]
-    module = build(stage.model)
+    seed = stage.train.seed
+    endless = mixture([(samples[first::step], 1.0)], seed)
+    batches = ConversationBatches(endless, encoder, model, stage.train.batch, BUCKETS, seed=seed)
 
     def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        logits = module.apply({"params": params}, batch["tokens"])
-        return next_token_loss(logits, batch["tokens"], batch["mask"])  # type: ignore[arg-type]
+        every = jnp.arange(batch["tokens"].shape[1]) < batch["length"][:, None]
+        return next_token_loss(score(model.model, params, batch), batch["tokens"], every)
 
-    batches = TextBatches(tuple(rows), stage.train.batch, stage.train.seed, BUCKETS)
-    params = init_params(stage.model, jax.random.key(stage.train.seed))
-    params = fit(stage.train, params, loss_fn, batches, directory)
-    huggingface.save(directory / "hf", stage.model, params, tokenizer=encoder.tokenizer, dtype=jnp.dtype("bfloat16"))
-    print(f"wrote {directory / 'hf'}")
+    params = fit(stage.train, init_params(stage.model, jax.random.key(seed)), loss_fn, batches, directory)
+    if jax.process_index() == 0:
+        bfloat16 = jnp.dtype("bfloat16")
+        huggingface.save(directory / "hf", stage.model, params, tokenizer=encoder.tokenizer, dtype=bfloat16)
+        print(f"wrote {directory / 'hf'}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train.mini import TARGET_BUCKETS
+from configs.train import mini
+from configs.train.recipes.mini_text import TARGET
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.recipes import Stage
@@ -21,12 +22,12 @@ from jaxspec.training.recipes import Stage
 _STEPS = TrainConfig(steps=300, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.02, save_every=50)
 
 MINI = HeadRecipe(
-    target="jaxspec/assets/mini/target",
+    target=TARGET,
     head={"image_slots": 4, "slot_bias": True, "gamma": 5},
     stages=(Stage("kv_head", _STEPS, (("picturebook", 1.0),)),),
     anchoring=Anchoring(anchors=32),
-    buckets=TARGET_BUCKETS,
-    units=(2, 5),
+    buckets=mini.TARGET_PAGES.buckets,
+    units=mini.TARGET_PAGES.images,
 )
 """The shipped head saw the same mixture of dialogues in another order."""
 

@@ -1,8 +1,11 @@
-"""How the shipped mini models were trained: tower, then target, draft and captioner with the tower frozen."""
+"""How the mini models are trained: tower, then target, draft and captioner with the tower frozen.
+
+The shipped ones saw the same mixtures of dialogues in another order.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from jaxspec.training.config import MeshConfig, TrainConfig
 
@@ -18,10 +21,23 @@ TOWER_DEBUG, TARGET_DEBUG, DRAFT_DEBUG, CAPTIONER_DEBUG = (
     for stage in (TOWER, TARGET, DRAFT, CAPTIONER)
 )
 
-TARGET_BUCKETS = (96, 128, 160, 288)
-DRAFT_BUCKETS = (96,)
-CAPTIONER_BUCKETS = (80,)
+
+@dataclass(frozen=True)
+class Pages:
+    """What of picturebook a model is trained on, and the shapes that its batches have."""
+
+    buckets: tuple[int, ...]
+    """Of row lengths; longer rows are cut at the last."""
+    images: tuple[int, ...]
+    """Buckets of the most images of one row."""
+    kinds: tuple[str, ...] | None = None
+    """Names of the mixture to keep; None keeps all."""
+
+
+TARGET_PAGES = Pages((96, 128, 160, 288), (2, 5))
 DRAFT_KINDS = (
     "attributes", "describe", "read", "exist", "reason", "chart", "edit", "brush", "spot", "facts", "sums",
 )  # fmt: skip
 """The draft never sees five images: saga and album are out of its distribution, as PororoSV and VIST are."""
+DRAFT_PAGES = Pages((96,), (2,), DRAFT_KINDS)
+CAPTIONER_PAGES = Pages((80,), (1,), ("caption",))

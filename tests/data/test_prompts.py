@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.data.prompts import PromptEncoder, bucket, pad_rows
 from jaxspec.errors import InputError
-from train.export import encoder as mini_encoder
+from train.lvlm import encoder as mini_encoder
 
 ENCODER = mini_encoder()
 TOKENIZER = ENCODER.tokenizer

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.models import abstract_params
+from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.models.inputs import TEXT
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.lvlm import lvlm_loss
+from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
 
@@ -50,9 +51,12 @@ def batch(step: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng((7, step))
     tokens = (rng.integers(8, 40, (BATCH, 1)) + np.arange(WIDTH)).astype(np.int32)
     tokens[:, 1:5] = IMAGE
-    mask = np.arange(WIDTH) < rng.integers(7, WIDTH + 1, (BATCH, 1))
+    length = rng.integers(7, WIDTH + 1, BATCH).astype(np.int32)
+    mask = np.arange(WIDTH) < length[:, None]
     mask[:, :5] = False
-    return {"tokens": tokens, "mask": mask, "pixels": rng.normal(size=(BATCH, 1, 8, 8, 3)).astype(np.float32)}
+    sources = np.where(tokens == IMAGE, np.arange(WIDTH) - 1, TEXT)[..., None].astype(np.int32)
+    pixels = rng.normal(size=(BATCH, 1, 8, 8, 3)).astype(np.float32)
+    return {"tokens": tokens, "length": length, "sources": sources, "mask": mask, "pixels": pixels}
 
 
 def params() -> Params:
@@ -67,7 +71,8 @@ def params() -> Params:
 
 
 def train(stage: TrainConfig, directory: Path, batches: Any = batch) -> Params:
-    return fit(stage, params(), lvlm_loss(CONFIG), batches, directory, places=partial(shardings, CONFIG, params()))
+    loss_fn = tuning_loss(LanguageModel(CONFIG))
+    return fit(stage, params(), loss_fn, batches, directory, places=partial(shardings, CONFIG, params()))
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:

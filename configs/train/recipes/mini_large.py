@@ -20,6 +20,6 @@ config = Recipe(
         num_key_value_heads=6,
     ),
     stages=(Stage("tune", replace(mini.DRAFT, steps=800, learning_rate=2e-3), PAGES),),
-    buckets=mini.DRAFT_BUCKETS,
+    buckets=mini.DRAFT_PAGES.buckets,
     units=(2,),
 )

@@ -12,7 +12,7 @@ config = Recipe(
     target=TARGET,
     start=str(ASSETS / "draft"),
     stages=(Stage("tune", replace(mini.DRAFT, steps=200, learning_rate=1e-3), PAGES),),
-    buckets=mini.DRAFT_BUCKETS,
+    buckets=mini.DRAFT_PAGES.buckets,
     view="P4",
     units=(2,),
 )

@@ -18,7 +18,7 @@ config = Recipe(
     target=TARGET,
     start=DRAFT.text_config,
     stages=(Stage("tune", replace(mini.DRAFT, frozen=()), PAGES),),
-    buckets=mini.DRAFT_BUCKETS,
+    buckets=mini.DRAFT_PAGES.buckets,
     sees=False,
     view="T",
 )
