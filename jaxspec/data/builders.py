@@ -104,7 +104,7 @@ def prepare(
             written += 1
             yield sample
         if not written:
-            raise InputError(f"data {name}: no sample in it can be read; look at what was skipped")
+            raise InputError(f"data {name}: no sample of it is left; see what was skipped, or cut as too long")
 
     builder = Conversations(name, out, counted(), metadata)
     tfds.disable_progress_bar()
