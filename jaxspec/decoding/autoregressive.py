@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.state import DecodeState, PromptBatch, commit, draw_next, init_state, newest
+from jaxspec.decoding.state import DecodeState, PromptBatch, commit, draw_next, going_on, init_state, newest
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, distribution, likeliest
 from jaxspec.typing import Array, Float, Int, Params
@@ -32,8 +32,10 @@ class Autoregressive:
         first, _, cache = prefill_target(self.target, params["target"], batch, options, slots)
         return init_state(first, cache, None, None, options, new_slots, gamma=0)
 
-    def decode(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-        """One token a step until every row is done, in one `while_loop`."""
+    def decode(
+        self, params: Params, state: DecodeState, options: Sampling, until: Int[Array, ""] | None = None
+    ) -> DecodeState:
+        """One token a step until every row is done, or so many are, in one `while_loop`."""
         nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
 
         def step(state: DecodeState) -> DecodeState:
@@ -42,7 +44,7 @@ class Autoregressive:
             state = state.replace(target=cache.replace(length=state.target.length))
             return commit(state, nothing, Verdict(jnp.zeros_like(token), token), options)[0]
 
-        return jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
+        return jax.lax.while_loop(lambda state: going_on(state, until), step, state)
 
 
 def prefill_target(

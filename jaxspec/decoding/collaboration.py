@@ -26,8 +26,8 @@ from jaxspec.decoding.host import (
     in_batches,
     prompt_encoder,
     prompt_row,
-    run_timed,
     sampling_options,
+    timed,
     with_rgb,
 )
 from jaxspec.decoding.loading import LoadedModel, check_vocabulary, check_words, image_inputs
@@ -111,9 +111,6 @@ def run_prefill(
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def run_decode(program: Program, params: Params, state: CollaborativeState, options: Sampling) -> CollaborativeState:
     return program.decode(params, state, options)
-
-
-STEPS = run_prefill, run_decode
 
 
 @dataclass
@@ -249,7 +246,8 @@ class Collaboration:
     def _run(self, sizes: MemberSizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[MemberCounts]]:
         prompts, options = self._inputs(requests, rows, sizes)
         params = self.params, self.loop_params(len(options.temperature))
-        state, *times = run_timed(STEPS, None, self.program, params, prompts, options, sizes.new)
+        state, prefill_ms = timed(run_prefill, None, self.program, params[0], prompts, options, static=(sizes.new,))
+        state, decode_ms = timed(run_decode, None, self.program, params[1], state, options)
         tokens, count, stats = jax.device_get((state.tokens, state.count, state.stats))
         return [
             Result(
@@ -264,8 +262,8 @@ class Collaboration:
                     stats.overlap[i],
                     stats.passes,
                 ),
-                prefill_ms=times[0],
-                decode_ms=times[1],
+                prefill_ms=prefill_ms,
+                decode_ms=decode_ms,
                 batch=len(requests),
             )
             for i in range(len(requests))

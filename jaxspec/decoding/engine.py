@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +33,13 @@ from jaxspec.decoding.host import (
     in_batches,
     prompt_encoder,
     prompt_row,
-    run_timed,
     sampling_options,
+    timed,
     with_rgb,
 )
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
+from jaxspec.decoding.refill import refill_rows, take_in
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, place
@@ -61,7 +62,7 @@ from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
-from jaxspec.typing import Params
+from jaxspec.typing import Array, Int, Params
 
 __all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
 
@@ -129,11 +130,10 @@ def run_prefill(program: Program, params: Params, batch: PromptBatch, options: S
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
-def run_decode(program: Program, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-    return place(program.decode(params, state, options))
-
-
-STEPS = run_prefill, run_decode
+def run_decode(
+    program: Program, params: Params, state: DecodeState, options: Sampling, until: Int[Array, ""] | None = None
+) -> DecodeState:
+    return place(program.decode(params, state, options, until))
 
 
 @dataclass
@@ -194,6 +194,11 @@ class Engine:
         )
         self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
 
+    @property
+    def _refills(self) -> bool:
+        """Whether rows take in other requests: not recorded answers, nor while block lengths are chosen for all."""
+        return not (isinstance(self.target, RecordedTarget) or self.config.adaptive_gamma)
+
     def _take_draft(self, draft: LoadedModel) -> bool:
         """Checks the draft and takes its parameters; whether it reads the target's image features."""
         check_pair(self.target, draft, self._views)
@@ -220,7 +225,7 @@ class Engine:
         requests, captions, rows = self._read(requests)
         results: dict[int, Result[RowStats]] = {}
         every = [self._sizes(*both) for both in zip(requests, rows, strict=True)]
-        for sizes, chosen in in_batches(every, self.config.batch_size):
+        for sizes, chosen in in_batches(every, len(requests) if self._refills else self.config.batch_size):
             done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
         spent = [sum(caption.ms for caption in told) for told in captions]
@@ -323,31 +328,54 @@ class Engine:
         return which_image(row, [len(part.sources) for part in slots])
 
     def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[RowStats]]:
-        batch, options = self._inputs(requests, rows, sizes)
-        whole = self._params(requests)
-        params = whole, self.loop_params(whole, len(options.temperature))
+        """Decodes requests of one bucket, `batch_size` at once; where rows are done, the next take their places."""
+        most = self.config.batch_size
+        batch, options = self._inputs(requests[:most], rows[:most], sizes)
+        whole = self._params(requests[:most])
+        width = len(options.temperature)
+        params = whole, self.loop_params(whole, width)
         if batch.costs is not None:
             batch = batch.replace(costs=self._measured_costs(sizes, params, batch, options))
-        state, *times = run_timed(STEPS, self.mesh, self.program, params, batch, options, sizes.new)
-        tokens, count, stats, trace = jax.device_get((state.tokens, state.count, state.stats, state.trace))
-        return [
-            Result(
-                text=self.encoder.decode(tokens[i, : count[i]]),
-                tokens=tuple(tokens[i, : count[i]].tolist()),
-                stats=RowStats(
-                    int(stats.steps[i]),
-                    int(stats.emitted[i]),
-                    stats.drafted_at[i],
-                    stats.accepted_at[i],
-                    stats.histogram[i],
-                ),
-                prefill_ms=times[0],
-                decode_ms=times[1],
-                batch=len(requests),
-                trace=trace and trace_record(trace, i, count[i], self.encoder.pieces(tokens[i, : count[i]])),
-            )
-            for i in range(len(requests))
-        ]
+        prefill = partial(timed, run_prefill, self.mesh, self.program, params[0], static=(sizes.new,))
+        state, prefill_ms = prefill(batch, options)
+        decode_ms, found = 0.0, {}
+        busy = {row: row for row in range(min(most, len(requests)))}  # the request that each row decodes
+        waiting = list(range(len(busy), len(requests)))
+        while busy:
+            until = min(width - len(busy) + refill_rows(most), width) if waiting else width
+            state, ms = timed(run_decode, self.mesh, self.program, params[1], state, options, self._numbers(until))
+            decode_ms += ms
+            told = jax.device_get((state.done, state.tokens, state.count, state.stats, state.trace))
+            free = [row for row in busy if told[0][row]]
+            found |= {busy.pop(row): self._result(row, *told[1:]) for row in free}
+            taken, waiting = waiting[: refill_rows(most)], waiting[refill_rows(most) :]
+            if taken:
+                fresh, its_options = self._inputs(
+                    [requests[i] for i in taken], [rows[i] for i in taken], sizes, refill_rows(most)
+                )
+                ready, ms = prefill(fresh, its_options)
+                prefill_ms += ms
+                busy |= dict(zip(free, taken))
+                nowhere = [width] * (len(ready.count) - len(taken))
+                places = self._numbers(free[: len(taken)] + nowhere)
+                with on_mesh(self.mesh):
+                    state, options = take_in(state, options, ready, its_options, places)
+        times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
+        return [Result(**found[i], **times) for i in range(len(requests))]
+
+    def _numbers(self, numbers: int | list[int]) -> Array:
+        return jax.device_put(np.asarray(numbers, np.int32), self._everywhere)
+
+    def _result(self, row: int, tokens: Any, count: Any, stats: Any, trace: Any) -> dict[str, Any]:
+        """What a row has come to, of a `Result`."""
+        said = tokens[row, : count[row]].tolist()
+        counts = (stats.drafted_at[row], stats.accepted_at[row], stats.histogram[row])
+        return {
+            "text": self.encoder.decode(said),
+            "tokens": tuple(said),
+            "stats": RowStats(int(stats.steps[row]), int(stats.emitted[row]), *counts),
+            "trace": trace and trace_record(trace, row, count[row], self.encoder.pieces(said)),
+        }
 
     def _measured_costs(
         self, sizes: Sizes, params: tuple[Params, Params], batch: PromptBatch, options: Sampling
@@ -362,7 +390,10 @@ class Engine:
 
             def run(costs: np.ndarray) -> tuple[float, int]:
                 given = batch.replace(costs=jax.device_put(costs, self._everywhere))
-                state, _, spent = run_timed(STEPS, self.mesh, self.program, params, given, endless, sizes.new)
+                state, _ = timed(
+                    run_prefill, self.mesh, self.program, params[0], given, endless, static=(sizes.new,)
+                )
+                state, spent = timed(run_decode, self.mesh, self.program, params[1], state, endless)
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.lengths, run)
@@ -389,10 +420,10 @@ class Engine:
         return self.params | {"target": self.target.table([request.prompt for request in requests], batch)}
 
     def _inputs(
-        self, requests: list[Request], rows: list[list[Row]], sizes: Sizes
+        self, requests: list[Request], rows: list[list[Row]], sizes: Sizes, least: int = 1
     ) -> tuple[PromptBatch, Sampling]:
-        """The requests as device arrays, padded to the sizes with rows that emit nothing."""
-        spare = bucket(len(rows), BATCH_BUCKETS, "batch") - len(rows)
+        """The requests as device arrays, padded to the sizes and to `least` rows with rows that emit nothing."""
+        spare = bucket(max(len(rows), least), BATCH_BUCKETS, "batch") - len(rows)
         rows = rows + [rows[-1]] * spare
         pictures = [request.prompt.images for request in requests] + [()] * spare
         prompts = stack_rows(rows, sizes.length)

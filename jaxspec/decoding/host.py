@@ -21,7 +21,6 @@ from jaxspec.errors import InputError
 from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh
-from jaxspec.typing import Params
 
 Stats = TypeVar("Stats")
 Size = TypeVar("Size", bound=Hashable)
@@ -68,11 +67,11 @@ class Result(Generic[Stats]):
     """New tokens, EOS included where it was reached."""
     stats: Stats
     prefill_ms: float
-    """Of the batch that the request ran in; compilation not counted."""
+    """Of all requests that ran together; compilation not counted."""
     decode_ms: float
     """Likewise, the whole loop after prefill."""
     batch: int
-    """Requests in that batch."""
+    """Those requests: as many as decode at once, and those that took their places."""
     trace: dict[str, list[Any]] | None = None
     """Of each new token its text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
     whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
@@ -151,30 +150,12 @@ def sampling_options(
     return Sampling(**jax.device_put(fields, everywhere), keys=keys)
 
 
-def run_timed(
-    steps: tuple[Callable[..., Any], Callable[..., Any]],
-    mesh: Mesh | None,
-    program: Any,
-    params: tuple[Params, Params],
-    batch: Any,
-    options: Sampling,
-    new_slots: int,
-) -> tuple[Any, float, float]:
-    """(the last state, milliseconds of prefill, of the loop); compilation is in neither.
-
-    Args:
-      steps: the jitted (program, params, batch, options, new_slots) -> state and (program, params, state, options)
-        -> state.
-      params: as prefill reads them and as the loop does.
-    """
-    prefill = executable(steps[0], mesh, program, params[0], batch, options, new_slots)
-    start = time.perf_counter()
-    state = jax.block_until_ready(prefill(params[0], batch, options))
-    prefilled = time.perf_counter()
-    decode = executable(steps[1], mesh, program, params[1], state, options)
+def timed(step: Callable[..., Any], mesh: Mesh | None, program: Any, *args: Any, static: tuple[Any, ...] = ()) -> Any:
+    """(what the jitted step(program, *args, *static) gives, its milliseconds); compilation is not in them."""
+    run = executable(step, mesh, program, *args, *static)
     begun = time.perf_counter()
-    state = jax.block_until_ready(decode(params[1], state, options))
-    return state, 1e3 * (prefilled - start), 1e3 * (time.perf_counter() - begun)
+    found = jax.block_until_ready(run(*args))
+    return found, 1e3 * (time.perf_counter() - begun)
 
 
 _EXECUTABLES: dict[Any, Any] = {}

@@ -13,13 +13,13 @@ from jaxspec.cache import keep_path
 from jaxspec.decoding.autoregressive import Autoregressive, prefill_target
 from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.drafters import ChainDrafter
-from jaxspec.decoding.state import DecodeState, PromptBatch, commit, init_state, newest, step_keys
+from jaxspec.decoding.state import DecodeState, PromptBatch, commit, going_on, init_state, newest, step_keys
 from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, distribution, likeliest, tempered
-from jaxspec.typing import Array, Float, Params
+from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
 
 _by_place = partial(jax.vmap, in_axes=1, out_axes=1)
@@ -72,12 +72,14 @@ class Speculator:
             state = state.replace(length=init_length(batch.costs, len(first)))
         return state.replace(trace=init_trace(batch.weights, new_slots)) if self.traces else state
 
-    def decode(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-        """Blocks of one draft and one target pass until every row is done."""
+    def decode(
+        self, params: Params, state: DecodeState, options: Sampling, until: Int[Array, ""] | None = None
+    ) -> DecodeState:
+        """Blocks of one draft and one target pass until every row is done, or so many are."""
         if self.lengths:
             return self._decode_adaptively(params, state, options)
         return jax.lax.while_loop(
-            lambda state: ~jnp.all(state.done), lambda state: self.block(params, state, options), state
+            lambda state: going_on(state, until), lambda state: self.block(params, state, options), state
         )
 
     def _decode_adaptively(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
@@ -97,7 +99,7 @@ class Speculator:
 
         # Once plain, plain to the end: the draft would have to read again all that it has missed.
         state, _ = jax.lax.while_loop(
-            lambda carry: ~jnp.all(carry[0].done) & (carry[1] > 0), step, (state, choose(state))
+            lambda carry: going_on(carry[0]) & (carry[1] > 0), step, (state, choose(state))
         )
         return Autoregressive(self.target).decode(params, state, options)
 

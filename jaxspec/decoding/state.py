@@ -105,6 +105,11 @@ DRAW = 0
 """Of a step's keys, the stream that a model's own next token is drawn with."""
 
 
+def going_on(state: DecodeState, until: int | Array | None = None) -> Array:
+    """Whether fewer than `until` rows are done: what a loop goes on for. None: until all are."""
+    return jnp.sum(state.done) < (len(state.done) if until is None else until)
+
+
 def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:
     """Keys of one step: a function of the row's key and its position alone, whatever the batch or the slot in it."""
     fold = jax.vmap(jax.random.fold_in)

@@ -99,6 +99,35 @@ def test_a_seed_draws_the_same_tokens_in_any_company(engine: Engine) -> None:
     assert engine.generate([replace(requests[0], seed=77)])[0].tokens != engine.generate(requests)[0].tokens
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(CONFIG, batch_size=4, weighting="em:window=3", trace=True),
+        replace(CONFIG, batch_size=2, tree="2:5"),
+        None,
+    ],
+    ids=["chain", "tree", "plain"],
+)
+def test_a_row_that_is_done_takes_in_the_next_request(
+    config: EngineConfig | None, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
+) -> None:
+    """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would take."""
+    engine = Engine(target, config and draft, config or replace(CONFIG, batch_size=4))
+    lengths = [NEW, 2, 3, NEW, 1, 5, 2, NEW, 4, 3, 2]
+    requests = [
+        request_of(engine, WORDS[i % 4], 1, seed=i, temperature=float(i % 3 == 1), max_new_tokens=length)
+        for i, length in enumerate(lengths)
+    ]
+    together = engine.generate(requests)
+    assert len(compiled) == 3  # prefill and decode, and a prefill of as many rows as are refilled at once
+    assert {result.batch for result in together} == {11}
+    for request, result in zip(requests, together, strict=True):
+        (alone,) = engine.generate([request])
+        assert (alone.tokens, alone.trace) == (result.tokens, result.trace)
+        for field, value in vars(alone.stats).items():
+            np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
+
+
 def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> None:
     for i in range(6):
         options = {"temperature": 0.5 * i, "top_k": i, "top_p": 1 - 0.1 * i, "max_new_tokens": 1 + 3 * i}
