@@ -1,0 +1,120 @@
+"""Throughput against the batch: plain and speculative decoding, adaptive block lengths, and what refill saves.
+
+    python eval/batches.py mini --out runs/batches
+    python eval/batches.py llava15 --batches 1 4 16 64 --samples 64
+
+The same requests at every batch size. Where speculation stops paying is the crossover; `--adaptive-gamma` is meant to
+hold the better of both lines. Rows that are done while their batch is not are the waste of decoding batch after batch;
+refill gives them to the requests that wait. Writes results.json and table.md into --out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+from jaxspec.data.sets import evaluation_set
+from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
+from jaxspec.evaluation.block_efficiency import first_question
+from jaxspec.evaluation.command import load_models
+from jaxspec.evaluation.config import EvalConfig
+from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.timing import by_turns
+from jaxspec.presets import load_preset
+from jaxspec.runtime import input_errors
+
+HEADER = ["B", "plain tok/s", "speculative", "adaptive J", "x plain", "adaptive x plain", "waste plain", "speculative"]
+HEADER += ["refill x plain", "refill x speculative"]
+
+
+def main(
+    preset: Annotated[str, tyro.conf.Positional],
+    out: Path = Path("runs/batches"),
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
+    dataset: str = "describe",
+    samples: int = 32,
+    new: int = 64,
+    gamma: int = 5,
+    view: str = "M",
+    repeats: int = 3,
+) -> None:
+    """Times the target and draft of an evaluation preset.
+
+    Args:
+      batches: rows that decode at once.
+      dataset: of the preset's, whose first questions are asked.
+      samples: requests, the same for every batch.
+      new: most new tokens of an answer.
+      gamma: drafted tokens a block.
+      view: of the draft.
+      repeats: runs of each way, by turns; the medians count.
+    """
+    config: EvalConfig = load_preset("eval", preset)
+    target, draft, captioner = load_models(config, (view,))
+    encoder = Engine(target).encoder
+    requests = [Request(first_question(encoder, s).prompt, new) for s in evaluation_set(dataset, samples)]
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=len(batches) * 3 * (repeats + 1), desc="batches", unit="run") as bar:
+        for batch in batches:
+            options = EngineConfig((view,), gamma=gamma, batch_size=batch, new_buckets=(new,))
+            engines = [Engine(target, None, options), Engine(target, draft, options, captioner)]
+            engines.append(Engine(target, draft, replace(options, adaptive_gamma=True), captioner))
+            by_turns(engines, requests, 1, bar)  # compiles
+            answers, rates = by_turns(engines, requests, repeats, bar)
+            rates = np.median(rates, axis=1)
+            row = {"batch": batch} | dict(zip(("plain", "speculative", "adaptive"), rates.tolist()))
+            row["identical"] = all(a.tokens == b.tokens for other in answers for a, b in zip(answers[0], other))
+            for name, engine in zip(("plain", "speculative"), engines):
+                row[f"{name}_waste"], row[f"{name}_refill"] = refill(engine, requests, batch, repeats)
+            rows.append(row)
+    cells = [
+        [str(row["batch"]), *(f"{row[name]:.0f}" for name in ("plain", "speculative", "adaptive"))]
+        + [f"{row[name] / row['plain']:.2f}" for name in ("speculative", "adaptive")]
+        + [f"{row[f'{name}_waste']:.0%}" for name in ("plain", "speculative")]
+        + [f"{row[f'{name}_refill']:.2f}" for name in ("plain", "speculative")]
+        for row in rows
+    ]
+    same = "the same" if all(row["identical"] for row in rows) else "NOT the same"
+    notes = [
+        f"{samples} requests of `{dataset}`, at most {new} new tokens, greedy, view {view}, J = {gamma}; decode tokens "
+        f"a second, medians of {repeats} runs by turns; load {os.getloadavg()[0]:.1f}. All answers are {same} tokens.",
+        "waste: share of a batch's row-steps that were computed for rows already done, when batch follows batch. "
+        "refill: time of batch after batch over time with refill, prefill and host included.",
+    ]
+    table = (f"Batches of {preset}", HEADER, cells, notes)
+    write_results(out, describe_run(preset), rows, [], markdown(*table))
+    show(*table)
+    print(f"wrote results.json, table.md to {out}", file=sys.stderr)
+
+
+def refill(engine: Engine, requests: list[Request], batch: int, repeats: int) -> tuple[float, float]:
+    """Waste of batch after batch, and how much longer that takes than with refill."""
+
+    def in_turn() -> list[list[Result]]:
+        return [engine.generate(requests[i : i + batch]) for i in range(0, len(requests), batch)]
+
+    steps = [[result.stats.steps for result in group] for group in in_turn()]
+    waste = 1 - sum(map(sum, steps)) / sum(batch * max(group) for group in steps)
+    times = np.zeros((2, repeats))
+    for run in range(repeats):
+        for i, way in enumerate((in_turn, lambda: engine.generate(requests))):
+            begun = time.perf_counter()
+            way()
+            times[i, run] = time.perf_counter() - begun
+    together, refilled = np.median(times, axis=1)
+    return waste, float(together / refilled)
+
+
+if __name__ == "__main__":
+    with input_errors("batches"):
+        tyro.cli(main)
