@@ -19,22 +19,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import jax.numpy as jnp
 import tyro
 
-from jaxspec.evaluation.latency import LatencyConfig, Pair, measure_forced, measure_images, measure_passes
+from jaxspec.evaluation.latency import (
+    LatencyConfig,
+    Pair,
+    measure_forced,
+    measure_images,
+    measure_mixtures,
+    measure_passes,
+)
 from jaxspec.evaluation.latency_report import draw_latency, latency_tables
 from jaxspec.evaluation.limits import probe
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors, setup_runtime
 
-Part = Literal["passes", "images", "forced"]
+Part = Literal["passes", "images", "forced", "mixtures"]
 
 
 def main(
     preset: Annotated[str, tyro.conf.Positional],
     out: Path = Path("runs/latency"),
-    parts: tuple[Part, ...] = ("passes", "images", "forced"),
+    parts: tuple[Part, ...] = ("passes", "images", "forced", "mixtures"),
     batches: tuple[int, ...] = (1,),
     views: tuple[int, ...] = (1, 4),
+    rules: tuple[str, ...] = ("mt-paper", "mt-release", "mtcp-paper", "mtcp-release", "hard_match", "em", "hedge"),
     clock: Literal["wall", "cpu"] = "wall",
 ) -> None:
     """Times what the preset under configs/latency names.
@@ -44,6 +52,7 @@ def main(
       parts: what to time.
       batches: rows of the loops at forced acceptance.
       views: draft views of those loops.
+      rules: weightings of the blocks whose cost is told, on as many views as the preset names.
       clock: wall time, or the processor's, for CPUs that others use as well.
     """
     config: LatencyConfig = replace(load_preset("latency", preset), clock=clock)
@@ -57,6 +66,8 @@ def main(
         rows += measure_images(pair)
     if "forced" in parts:
         rows += [row for batch in batches for r in views for row in measure_forced(pair, batch, r)]
+    if "mixtures" in parts:
+        rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
     run = describe_run(preset) | {"limits": vars(limits), "clock": clock, "load": os.getloadavg()[0]}
     title = preset if clock == "wall" else f"{preset}, processor time"
     tables = latency_tables(title, rows, limits)

@@ -5,7 +5,7 @@ Times depend on shapes and not on what the weights say, so none are read from fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -19,9 +19,11 @@ from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.engine import run_prefill
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting import Static
+from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.forced import ForcedSpeculator, accepted_pattern
 from jaxspec.evaluation.limits import Limits, pass_work
 from jaxspec.evaluation.metrics import predicted_speedup
@@ -103,6 +105,28 @@ class Pair:
         return Passes(model.model.extend, model.loop_params, cache, batch)
 
 
+    def drafter(self, views: int) -> ChainDrafter:
+        """Of so many views, which all show the same."""
+        shown = (VIEWS["T"],) * views
+        return ChainDrafter(self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size)
+
+    def prompts(self, batch: int, views: int) -> PromptBatch:
+        """Rows of `context` tokens."""
+        length = self.config.context
+        tokens = jnp.arange(batch * length).reshape(batch, -1) % text_config(self.config.draft).vocab_size
+        rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
+        return PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views))
+
+    def params(self, batch: int) -> tuple[Params, Params]:
+        """As prefill reads them, and as a loop does."""
+        models = {"target": self.target, "drafter": self.draft}
+        rows = batch * (self.config.gamma + 1)
+        return (
+            {name: model.params for name, model in models.items()},
+            {name: model.loop_params(rows) for name, model in models.items()},
+        )
+
+
 def measure_passes(pair: Pair, limits: Limits) -> list[Record]:
     """T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the limits that the target's reach."""
     config, rows = pair.config, []
@@ -178,18 +202,9 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     neither drafting nor the target's pass, `loop` the whole loop's share of a block less the block.
     """
     config, gamma = pair.config, pair.config.gamma
-    drafter = ChainDrafter(pair.draft.model, (VIEWS["T"],) * views, gamma, pair.target.model.text.vocab_size)
-    tokens = jnp.arange(batch * config.context).reshape(batch, -1) % text_config(config.draft).vocab_size
-    rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, config.context, jnp.int32))
-    inputs = PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views))
+    drafter, inputs = pair.drafter(views), pair.prompts(batch, views)
     options = greedy(batch, config.new)
-    whole = {"target": pair.target.params, "drafter": pair.draft.params}
-    rows_of_a_pass = batch * (gamma + 1)
-    looped = {
-        "target": pair.target.loop_params(rows_of_a_pass),
-        "drafter": pair.draft.loop_params(rows_of_a_pass),
-    }
-
+    whole, looped = pair.params(batch)
     programs: dict[str, Any] = {"plain": Autoregressive(pair.target.model)}
     for tau in config.forced:
         pattern = accepted_pattern(tau, gamma)
@@ -232,6 +247,29 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
             | {"verify_loss_ms": ms["block"] - ms["drafting"] - ms["verify pass"]}
             | {"loop_loss_ms": ms[name] / steps[name] - ms["block"]}
         )
+    return found
+
+
+def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[Record]:
+    """Milliseconds of a block by views and weighting, all in turns: what views and learning cost.
+
+    `share` is what the rule adds to a block of the same views with static weights, as a share of that;
+    `state_bytes` what it remembers of a row.
+    """
+    whole, looped = pair.params(batch)
+    options = greedy(batch, pair.config.new)
+    calls, found = {}, []
+    for views in pair.config.views:
+        for rule in ("static", *rules) if views > 1 else ("static",):
+            program = Speculator(pair.target.model, pair.drafter(views), parse_weighting(rule))
+            state = run_prefill(program, whole, pair.prompts(batch, views), options, pair.config.new)
+            calls[f"{views} {rule}"] = partial(_run_blocks, program, looped, state, options)
+            size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
+            found.append({"kind": "mixtures", "batch": batch, "views": views, "rule": rule, "state_bytes": size})
+    ms = time_loops(calls, pair.config.repeats, pair.config.clock)
+    for row in found:
+        block, plain, one = (ms[key] for key in (f"{row['views']} {row['rule']}", f"{row['views']} static", "1 static"))
+        row |= {"block_ms": block, "share": block / plain - 1, "times_one_view": block / one}
     return found
 
 

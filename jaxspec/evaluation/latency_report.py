@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 def latency_tables(name: str, rows: Sequence[Record], limits: Limits) -> list[Table]:
     """A table for each kind of rows that there are."""
-    makers = {"passes": passes_table, "images": images_table, "forced": forced_table}
+    makers = {"passes": passes_table, "images": images_table, "forced": forced_table, "mixtures": mixtures_table}
     kinds = dict.fromkeys(row["kind"] for row in rows)
     return [makers[kind](name, [row for row in rows if row["kind"] == kind], limits) for kind in kinds]
 
@@ -75,6 +75,27 @@ def forced_table(name: str, rows: Sequence[Record], limits: Limits) -> Table:
         "a block: drafting less J draft passes; the block less that and the target's pass; the loop less its blocks.",
     ]
     return f"Loops at forced acceptance, {name}", header, cells, notes
+
+
+def mixtures_table(name: str, rows: Sequence[Record], limits: Limits) -> Table:
+    """A line per number of views and weighting."""
+    header = ["views, weighting", "B", "block ms", "x one view", "weighting's share", "state bytes a row"]
+    cells = [
+        [
+            f"{row['views']} {row['rule']}",
+            str(row["batch"]),
+            f"{row['block_ms']:.3g}",
+            f"{row['times_one_view']:.2f}",
+            "-" if row["rule"] == "static" else f"{100 * row['share']:.1f}%",
+            str(row["state_bytes"]),
+        ]
+        for row in rows
+    ]
+    notes = [
+        "A block is drafting, the target's pass, verification and learning, inside a compiled loop; the least of "
+        "interleaved runs. share: over a block of the same views with static weights.",
+    ]
+    return f"Blocks by views and weighting, {name}", header, cells, notes
 
 
 def draw_latency(name: str, rows: Sequence[Record], out: Path) -> list[Path]:

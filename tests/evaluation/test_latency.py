@@ -18,6 +18,7 @@ from jaxspec.evaluation.latency import (
     Pair,
     measure_forced,
     measure_images,
+    measure_mixtures,
     measure_passes,
     random_params,
 )
@@ -94,7 +95,14 @@ def test_the_sweep_over_a_tiny_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(tiny)
     (forced,) = measure_forced(pair)
     assert forced["mean_acceptance_length"] == 2.0  # (9 - 1) tokens of 4 blocks
-    rows = [*measure_passes(pair, LIMITS), *measure_images(pair), forced]
+    mixtures = measure_mixtures(Pair(replace(tiny, views=(1, 2))), ["em:window=4"])
+    assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]  # weights; and seen and a ring
+    rows = [*measure_passes(pair, LIMITS), *measure_images(pair), forced, *mixtures]
     titles = [title for title, *_ in latency_tables("tiny", rows, LIMITS)]
-    assert titles == ["Passes of tiny", "Images before the first token, tiny", "Loops at forced acceptance, tiny"]
+    assert titles == [
+        "Passes of tiny",
+        "Images before the first token, tiny",
+        "Loops at forced acceptance, tiny",
+        "Blocks by views and weighting, tiny",
+    ]
     assert all(value > 0 for row in rows for name, value in row.items() if name in ("target_ms", "target_prefill_ms"))
