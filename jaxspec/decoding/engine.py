@@ -240,9 +240,8 @@ class Engine:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
         requests, _, rows = self._read(requests)
         sizes = self._largest(requests, rows)
-        batch, options = self._inputs(requests, rows, sizes)
-        with on_mesh(self.mesh):
-            return run_prefill(self.program, self._params(requests), batch, options, sizes.new)
+        given = self._params(requests), *self._inputs(requests, rows, sizes)
+        return timed(run_prefill, self.mesh, self.program, *given, static=(sizes.new,))[0]
 
     def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""

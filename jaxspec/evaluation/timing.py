@@ -18,7 +18,9 @@ import numpy as np
 
 from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.engine import Engine, Request, Result
+from jaxspec.decoding.host import executable
 from jaxspec.decoding.speculative import Speculator
+from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
 
 CALL_MS = 40.0
@@ -91,7 +93,8 @@ class Passes:
         params = self.params(fed.size)
 
         def call(times: int) -> Array:
-            out, self.state = _run_passes(self.extend, params, fed, self.state, times)
+            args = params, fed, self.state, jnp.int32(times)
+            out, self.state = executable(_run_passes, mesh_of(params), self.extend, *args)(*args)
             return out
 
         return call
@@ -99,7 +102,7 @@ class Passes:
 
 @partial(jax.jit, static_argnames=("extend",), donate_argnames=("state",))
 def _run_passes(
-    extend: Callable[..., tuple[Array, Any]], params: Params, tokens: Int[Array, "B T"], state: Any, times: int
+    extend: Callable[..., tuple[Array, Any]], params: Params, tokens: Int[Array, "B T"], state: Any, times: Array
 ) -> tuple[Int[Array, "B T"], Any]:
     def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         logits, after = extend(params, *carry)
