@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -158,8 +160,9 @@ def timed(step: Callable[..., Any], mesh: Mesh | None, program: Any, *args: Any,
     return found, 1e3 * (time.perf_counter() - begun)
 
 
-KEPT = 64
-"""Compiled programs that a process keeps: on a CPU each takes up to 550 of the 65,530 mappings that Linux grants."""
+MAPPINGS = 50_000
+"""Memory mappings from which on programs are given up: Linux ends a process that asks for more than 65,530, and on a
+CPU a program takes some hundreds."""
 
 _EXECUTABLES: dict[Any, Any] = {}
 """Those used last at the end."""
@@ -172,9 +175,19 @@ def executable(step: Any, mesh: Mesh | None, program: Any, *args: Any) -> Any:
     key = (step, mesh, program, tree, tuple(leaves))
     found = _EXECUTABLES.pop(key, None)
     if found is None:
+        if _mappings() > MAPPINGS:
+            for oldest in list(_EXECUTABLES)[: len(_EXECUTABLES) // 2]:
+                del _EXECUTABLES[oldest]
+            gc.collect()
         with on_mesh(mesh):
             found = step.lower(program, *args).compile()
     _EXECUTABLES[key] = found
-    for oldest in list(_EXECUTABLES)[:-KEPT]:
-        del _EXECUTABLES[oldest]
     return found
+
+
+def _mappings() -> int:
+    """Of this process; 0 where the system does not tell."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0

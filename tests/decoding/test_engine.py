@@ -137,6 +137,16 @@ def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> N
     assert len(compiled) == 3  # a prefill without images; it leaves a state of the same shape
 
 
+def test_programs_used_last_outlive_the_others(
+    engine: Engine, compiled: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = outputs(engine.generate([request_of(engine, "Hi", images=1)]))
+    monkeypatch.setattr(host, "MAPPINGS", 0)
+    engine.generate([request_of(engine, "Hi")])  # a prefill of its own, for which that with images is given up
+    assert len(compiled) == 2
+    assert outputs(engine.generate([request_of(engine, "Hi", images=1)])) == first
+
+
 def test_engines_of_one_program_share_it(
     engine: Engine, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
 ) -> None:
