@@ -91,6 +91,9 @@ class EngineConfig:
     """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
     batch_size: int = 8
     """Most requests in one program."""
+    refill: bool = False
+    """Where rows are done, the next requests of their bucket take their places, see `jaxspec.decoding.refill`. It pays
+    where a block takes long against the milliseconds that the host needs for it."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
@@ -109,6 +112,8 @@ class EngineConfig:
             parse_tree(self.tree, self.gamma)
             if self.adaptive_gamma:
                 raise InputError(f"adaptive_gamma: chooses the length of chains, and tree is {self.tree!r}; give one")
+        if self.refill and self.adaptive_gamma:
+            raise InputError("refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma")
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 
@@ -196,8 +201,8 @@ class Engine:
 
     @property
     def _refills(self) -> bool:
-        """Whether rows take in other requests: not recorded answers, nor while block lengths are chosen for all."""
-        return not (isinstance(self.target, RecordedTarget) or self.config.adaptive_gamma)
+        """Whether rows take in other requests; those of recorded answers cannot."""
+        return self.config.refill and not isinstance(self.target, RecordedTarget)
 
     def _take_draft(self, draft: LoadedModel) -> bool:
         """Checks the draft and takes its parameters; whether it reads the target's image features."""
@@ -327,7 +332,7 @@ class Engine:
         return which_image(row, [len(part.sources) for part in slots])
 
     def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[RowStats]]:
-        """Decodes requests of one bucket, `batch_size` at once; where rows are done, the next take their places."""
+        """Decodes requests of one bucket, `batch_size` at once; if there are more, the next take free rows."""
         most = self.config.batch_size
         batch, options = self._inputs(requests[:most], rows[:most], sizes)
         whole = self._params(requests[:most])

@@ -102,8 +102,8 @@ def test_a_seed_draws_the_same_tokens_in_any_company(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        replace(CONFIG, batch_size=4, weighting="em:window=3", trace=True),
-        replace(CONFIG, batch_size=2, tree="2:5"),
+        replace(CONFIG, refill=True, weighting="em:window=3", trace=True),
+        replace(CONFIG, refill=True, batch_size=2, tree="2:5"),
         None,
     ],
     ids=["chain", "tree", "plain"],
@@ -112,7 +112,7 @@ def test_a_row_that_is_done_takes_in_the_next_request(
     config: EngineConfig | None, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
 ) -> None:
     """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would take."""
-    engine = Engine(target, config and draft, config or replace(CONFIG, batch_size=4))
+    engine = Engine(target, config and draft, config or replace(CONFIG, refill=True))
     lengths = [NEW, 2, 3, NEW, 1, 5, 2, NEW, 4, 3, 2]
     requests = [
         request_of(engine, WORDS[i % 4], 1, seed=i, temperature=float(i % 3 == 1), max_new_tokens=length)
