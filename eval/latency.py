@@ -1,4 +1,4 @@
-"""Latency of a pair of given shapes and random weights: passes, images, and loops at forced acceptance.
+"""Latency of a pair of given shapes and random weights: passes, images, mixtures, and loops at forced acceptance.
 
     python eval/latency.py mini --out runs/latency_mini
     python eval/latency.py llava7b_68m --parts passes forced --batches 1 8

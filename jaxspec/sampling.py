@@ -8,6 +8,8 @@ accepted exactly where it equals the target's argmax, and the residual is the ta
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -29,6 +31,10 @@ class Sampling(struct.PyTreeNode):
     """Ids that end a row; pad with -1."""
     keys: Array
     """One PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
+
+
+by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)
+"""Maps a function of [..., V] over the places of a block, [..., T, V]."""
 
 
 def likeliest(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:

@@ -29,16 +29,13 @@ from jaxspec.decoding.combination import combined, greedy_token
 from jaxspec.decoding.state import cut, draw_next, step_keys
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import Pool, PromptRows
-from jaxspec.sampling import Sampling, distribution
+from jaxspec.sampling import Sampling, by_place, distribution
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
 
 VERIFY = 1
 """Of a step's keys, the stream for verification. A place's `state.DRAW` serves every proposal for it, of which one at
 most is ever verified."""
-
-by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)
-"""Maps a function of [..., V] over the places of a run, [..., J, V]."""
 
 
 @dataclass(frozen=True)

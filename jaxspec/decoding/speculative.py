@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +17,9 @@ from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, distribution, likeliest, tempered
+from jaxspec.sampling import Sampling, by_place, distribution, likeliest, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
-
-_by_place = partial(jax.vmap, in_axes=1, out_axes=1)
 
 WEIGHTS_STREAM = 1 << 20
 """Of a block's keys, the one for weights: no draft is that long."""
@@ -126,7 +123,7 @@ class Speculator:
             verdict = self.judge(logits, draft, state, options)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
-            soft, kept = _by_place(lambda place: tempered(place, options.temperature))(logits), None
+            soft, kept = by_place(lambda place: tempered(place, options.temperature))(logits), None
             if verdict.path is not None:  # from here on, the path that stands is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
                 draft, nodes, read = along_path(draft, verdict.path)
@@ -149,7 +146,7 @@ class Speculator:
         greedy = options.temperature == 0
 
         def drawn() -> Verdict:
-            p = _by_place(lambda place: distribution(place, options))(logits)
+            p = by_place(lambda place: distribution(place, options))(logits)
             return verify(p, draft, step_keys(options, state.count, self.drafter.reads), greedy)
 
         return jax.lax.cond(jnp.all(greedy), lambda: match(likeliest(logits), draft), drawn)
