@@ -30,13 +30,12 @@ import numpy as np
 import tyro
 
 from configs.eval.mini import ASSETS
+from eval import planted
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.prompts import Prompt
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.evaluation.latency import random_params
-from jaxspec.evaluation.planted import plant
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors, setup_runtime
@@ -84,7 +83,7 @@ def main(
     """
     setup_runtime("float32")
     with tempfile.TemporaryDirectory() as folder:
-        paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_planted(Path(folder), acceptance)
+        paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
         target, draft = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
         asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
         text_draft = Path(folder) / "text_draft"
@@ -124,19 +123,12 @@ def main(
     print(f"wrote results.json, table.md to {out}", file=sys.stderr)
 
 
-def write_planted(folder: Path, acceptance: float) -> tuple[Path, Path]:
-    """The planted pair as two directories, with the mini models' tokeniser."""
+def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
+    """The planted pair as two directories."""
     preset = load_preset("latency", "pair55m")
-    mini = LoadedModel.load(ASSETS / "target")
     paths = folder / "target", folder / "draft"
     for seed, (path, config, right) in enumerate(zip(paths, (preset.target, preset.draft), (1.0, acceptance))):
-        config = config.__class__(**(vars(config) | {"image_token_index": mini.config.image_token_index}))  # type: ignore[union-attr]
-        params = plant(config, random_params(config, jnp.dtype("float32"), seed), right)
-        side = config.vision_config.image_size
-        processor = type(mini.image_processor)(
-            **(mini.image_processor.to_dict() | {"size": {"shortest_edge": side}, "crop_size": side})
-        )
-        huggingface.save(path, config, params, tokenizer=mini.tokenizer, image_processor=processor)
+        planted.write(path, config, right, seed)
     return paths
 
 

@@ -35,7 +35,7 @@ config = LatencyConfig(
     dtype="float32",
     shapes=((1, 128), (1, 768), (1, 2048)),
     gammas=(1, 5, 10),
-    views=(1, 4),
+    views=(1, 2, 4),
     probe_megabytes=256,
     probe_side=1024,
 )

@@ -255,7 +255,11 @@ class Engine:
         batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
         rows = self._rows_of_a_pass(batch)
         panels = sum(model.panel_bytes(rows) for model in self._loaded().values())
-        return plan_memory(self.program, self.params, batch, sizes, panels)
+        report = plan_memory(self.program, self.params, batch, sizes, panels)
+        if not self._refills or len(requests) <= self.config.batch_size:
+            return report
+        few = bucket(refill_rows(self.config.batch_size), BATCH_BUCKETS, "batch")
+        return report.with_refill(plan_memory(self.program, self.params, few, sizes))
 
     def _largest(self, requests: list[Request], rows: list[list[Row]]) -> Sizes:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]

@@ -170,9 +170,8 @@ _EXECUTABLES: dict[Any, Any] = {}
 
 def executable(step: Any, mesh: Mesh | None, program: Any, *args: Any) -> Any:
     """`step` compiled for these shapes on this mesh. Ahead of time, so that no timing contains it."""
-    shapes = jax.tree.map(lambda x: (x.shape, x.dtype) if hasattr(x, "shape") else x, args)
-    leaves, tree = jax.tree.flatten(shapes)
-    key = (step, mesh, program, tree, tuple(leaves))
+    leaves, tree = jax.tree.flatten(args)
+    key = (step, mesh, program, tree, tuple([(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves]))
     found = _EXECUTABLES.pop(key, None)
     if found is None:
         if _mappings() > MAPPINGS:

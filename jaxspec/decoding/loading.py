@@ -113,7 +113,7 @@ class LoadedModel:
         """
         if not isinstance(self.config, LvlmConfig) or not isinstance(other.config, LvlmConfig):
             return self
-        if mesh_of(self.params) != mesh_of(other.params):
+        if self.mesh != other.mesh:
             return self
         own, rest = split_tower(self.config, self.params)
         theirs = split_tower(other.config, other.params)[0]
@@ -136,7 +136,12 @@ class LoadedModel:
         return sum(leaf.size * leaf.dtype.itemsize for path, leaf in shapes.items() if path[-1] == "panels")
 
     def _reads_panels(self, rows: int) -> bool:
-        return jax.default_backend() == "cpu" and rows <= ROWS and mesh_of(self.params) is None
+        return jax.default_backend() == "cpu" and rows <= ROWS and self.mesh is None
+
+    @cached_property
+    def mesh(self) -> Mesh | None:
+        """The mesh that its parameters lie on; None for those of a single device."""
+        return mesh_of(self.params)
 
     @cached_property
     def _panels(self) -> Params:

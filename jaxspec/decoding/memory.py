@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,6 +89,13 @@ class MemoryReport(_Bytes):
     inputs: int
     """Prompts, pixels, output tokens and counters."""
     working: int
+    refill: int = 0
+    """Inputs and state of the requests that are about to take free rows."""
+
+    def with_refill(self, fresh: MemoryReport) -> MemoryReport:
+        """The report with a prefill of further rows beside the batch, which the other report is of."""
+        held = fresh.target_cache + fresh.draft_cache + fresh.weighting + fresh.inputs
+        return replace(self, refill=held, working=max(self.working, fresh.working))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Ta
     )
     notes = [
         f"{config.limit} samples a set one by one, {config.max_new_tokens} new tokens, {config.dtype}, "
-        f"{rows[0]['device']}; medians of {config.repeats} interleaved runs. Lists are of models, in their order.",
+        f"{rows[0]['device']}; the fastest of {config.repeats} interleaved runs. Lists are of models, in their order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests. predicted, Thm.: calls "
         "and speed-up of the exact law at the mean alphas; with times: with those of scoring passes too.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. right: final numbers that are "

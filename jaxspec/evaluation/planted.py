@@ -26,7 +26,7 @@ def plant(config: LlavaConfig, params: Params, right: float = 1.0, seed: int = 0
     text = config.text_config
     size, width = text.vocab_size, text.hidden_size
     order = np.random.default_rng(seed).permutation(np.arange(RESERVED, size - 1))
-    after = np.arange(size)
+    after = order[np.arange(size) % len(order)]  # from a token of no cycle into it
     after[order] = np.roll(order, -1)
     wrong = np.random.default_rng(seed + 1).random(size) >= right
     followed = np.where(wrong, after[after], after)

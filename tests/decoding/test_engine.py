@@ -207,6 +207,11 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     assert small.target_weights == large.target_weights == weights
     assert large.target_cache == 4 * small.target_cache
     assert str(large).startswith("memory ")
+    refilling = Engine(engine.target, engine.draft, replace(CONFIG, refill=True, batch_size=2))
+    assert refilling.memory_report(requests[:2]).refill == 0  # none waits
+    report = refilling.memory_report(requests)
+    assert report.refill == small.target_cache + small.draft_cache + small.weighting + small.inputs
+    assert report.target_cache == 2 * small.target_cache
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""Planted models of 54M and 3M that write together; `python eval/planted.py` writes them. Times are real, words not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
+
+MODELS = Path(__file__).resolve().parents[2] / "runs" / "planted"
+TARGET, PARTNER, DRAFT = (str(MODELS / name) for name in ("target", "partner", "draft"))
+
+_WEIGHTS = tuple((share, f"weighted:{share},{1 - share:g}") for share in (0.1, 0.5, 0.9))
+_CONTRASTS = tuple((mu, f"contrastive:mu={mu}") for mu in (0.0, 0.1, 0.5))
+
+config = CollaborativeEvalConfig(
+    pairings=(
+        Pairing("54M + 54M", (TARGET, PARTNER), "weighted:0.5,0.5", gammas=(3, 1), dial=_WEIGHTS),
+        Pairing("54M - 3M, greedy", (TARGET, DRAFT), "contrastive:mu=0.1", 0.0, (1, 5), 1, dial=_CONTRASTS),
+    ),
+    sets=("describe",),
+    limit=2,
+    held_out=4,
+    repeats=3,
+    max_new_tokens=48,
+    prompt_buckets=(640,),
+    image_buckets=(1,),
+)
