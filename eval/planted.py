@@ -22,6 +22,7 @@ from configs.eval.mini import ASSETS
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaConfig
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError
 from jaxspec.evaluation.latency import random_params
 from jaxspec.evaluation.planted import plant
 from jaxspec.presets import load_preset
@@ -44,7 +45,9 @@ def main(out: Path = Path("runs/planted"), partner: float = 0.8, draft: float = 
 
 
 def write(path: Path, config: LlavaConfig, right: float, seed: int) -> None:
-    """One planted model as a checkpoint."""
+    """One planted model as a checkpoint. Raises InputError where the share is none."""
+    if not 0 <= right <= 1:
+        raise InputError(f"{path.name}: right after {right:g} of the tokens; give a share from 0 to 1")
     mini = LoadedModel.load(ASSETS / "target")
     config = replace(config, image_token_index=mini.config.image_token_index)  # type: ignore[union-attr]
     params = plant(config, random_params(config, jnp.dtype("float32"), seed), right)
