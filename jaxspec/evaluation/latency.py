@@ -104,7 +104,6 @@ class Pair:
         cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
         return Passes(model.model.extend, model.loop_params, cache, batch)
 
-
     def drafter(self, views: int) -> ChainDrafter:
         """Of so many views, which all show the same."""
         shown = (VIEWS["T"],) * views
@@ -226,7 +225,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         "target pass": target.over(1),
         "verify pass": target.over(gamma + 1),
         "drafting": lambda times: _run_draft(speculator, looped, state, options, times),
-        "block": lambda times: _run_blocks(speculator, looped, state, options, times),
+        "block": blocks(speculator, looped, state, options),
     }
     ms = time_loops(calls, config.repeats, config.clock)
     found = []
@@ -263,7 +262,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
         for rule in ("static", *rules) if views > 1 else ("static",):
             program = Speculator(pair.target.model, pair.drafter(views), parse_weighting(rule))
             state = run_prefill(program, whole, pair.prompts(batch, views), options, pair.config.new)
-            calls[f"{views} {rule}"] = partial(_run_blocks, program, looped, state, options)
+            calls[f"{views} {rule}"] = blocks(program, looped, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
             found.append({"kind": "mixtures", "batch": batch, "views": views, "rule": rule, "state_bytes": size})
     ms = time_loops(calls, pair.config.repeats, pair.config.clock)
@@ -291,15 +290,28 @@ def _run_draft(program: Any, params: Params, state: DecodeState, options: Sampli
     return jax.lax.fori_loop(0, times, step, (jnp.ones((len(state.count), 2), jnp.int32), state.drafter))[0]
 
 
-@partial(jax.jit, static_argnames="program")
-def _run_blocks(program: Any, params: Params, state: DecodeState, options: Sampling, times: int) -> Array:
+def blocks(program: Speculator, params: Params, state: DecodeState, options: Sampling) -> Callable[[int], Any]:
+    """`call(n)`: n blocks from one state, all over the same slots. What holds the caches is handed on from call to call,
+    as a copy of them would take as long as a good part of a block."""
+    held = [jax.tree.map(jnp.copy, state)]
+
+    def call(times: int) -> Array:
+        held[0] = _run_blocks(program, params, held[0], options, times)
+        return held[0].tokens
+
+    return call
+
+
+@partial(jax.jit, static_argnames="program", donate_argnames="state")
+def _run_blocks(
+    program: Speculator, params: Params, state: DecodeState, options: Sampling, times: int
+) -> DecodeState:
     def step(_: int, now: DecodeState) -> DecodeState:
         after = program.block(params, now, options)
-        # Every block is over the same slots.
         target, drafter = rewound(after.target, state.target), rewound(after.drafter, state.drafter)
         return after.replace(count=state.count, done=state.done, target=target, drafter=drafter)
 
-    return jax.lax.fori_loop(0, times, step, state).tokens
+    return jax.lax.fori_loop(0, times, step, state)
 
 
 def greedy(batch: int, new: int) -> Sampling:
