@@ -291,8 +291,10 @@ def _run_draft(program: Any, params: Params, state: DecodeState, options: Sampli
 
 
 def blocks(program: Speculator, params: Params, state: DecodeState, options: Sampling) -> Callable[[int], Any]:
-    """`call(n)`: n blocks from one state, all over the same slots. What holds the caches is handed on from call to call,
-    as a copy of them would take as long as a good part of a block."""
+    """`call(n)`: n blocks from one state, all over the same slots.
+
+    What holds the caches is handed on from call to call: a copy of them would take as long as a good part of a block.
+    """
     held = [jax.tree.map(jnp.copy, state)]
 
     def call(times: int) -> Array:
