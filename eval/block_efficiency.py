@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.html import SHOWN, write_html
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
-from jaxspec.evaluation.tables import block_efficiency_table
+from jaxspec.evaluation.tables import Table, block_efficiency_table
 from jaxspec.runtime import input_errors
 
 
@@ -41,9 +41,15 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, main.__doc__, args)
     out = options.out
     models = load_models(config)
-    rows, records = measure(config, *models)
-    run, table = describe_run(preset), block_efficiency_table(config, rows)
-    write_results(out, run, rows, records, markdown(*table))
+    run = describe_run(preset)
+    rows: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    table: Table = "", [], [], []
+    for done, (its_rows, its_records) in enumerate(measure(config, *models), start=1):
+        rows += its_rows
+        records += its_records
+        table = block_efficiency_table(replace(config, sets=config.sets[:done]), rows)
+        write_results(out, run, rows, records, markdown(*table))  # each time: a run that is stopped keeps whole sets
     show(*table)
     figures = draw_all(config, rows, records, out)
     write_html(out / "report.html", run, table, figures, records, _asked(config))

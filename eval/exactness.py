@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -22,7 +23,7 @@ from jaxspec.errors import InputError
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
-from jaxspec.evaluation.tables import identity_table, sampling_table
+from jaxspec.evaluation.tables import Table, identity_table, sampling_table
 from jaxspec.runtime import input_errors
 
 
@@ -52,15 +53,22 @@ def main(args: Sequence[str] | None = None) -> None:
     """Measures token identity, and tests the distribution of sampled answers."""
     preset, config, options = parse_command(Options, main.__doc__, args)
     models = load_models(config)
-    rows, records = measure_identity(config, *models, gammas=options.gammas, batches=options.batches)
-    tables = [identity_table(config, rows)]
+    run = describe_run(preset)
+    rows: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    tables: list[Table] = []
+    for its_rows, its_records in measure_identity(config, *models, gammas=options.gammas, batches=options.batches):
+        rows += its_rows
+        records += its_records
+        tables = [identity_table(config, rows)]
+        write_results(options.out, run, rows, records, markdown(*tables[0]))  # a run that is stopped keeps what is done
     if options.draws:
         sampled = measure_sampling(
             config, *models, draws=options.draws, tokens=options.tokens, batch=max(options.batches)
         )
         tables.append(sampling_table(config, sampled))
         rows += sampled
-    write_results(options.out, describe_run(preset), rows, records, "\n".join(markdown(*table) for table in tables))
+    write_results(options.out, run, rows, records, "\n".join(markdown(*table) for table in tables))
     for table in tables:
         show(*table)
     print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)

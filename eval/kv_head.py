@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -23,14 +24,13 @@ import jax.numpy as jnp
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.loading import LoadedHead, LoadedModel
-from jaxspec.decoding.views import VIEWS
 from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import compare, row_engines
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.kv_head import foretold
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
-from jaxspec.evaluation.tables import draft_table
+from jaxspec.evaluation.tables import Table, draft_table
 from jaxspec.runtime import input_errors
 
 
@@ -63,7 +63,10 @@ def main(args: Sequence[str] | None = None) -> None:
     drafts = {name: separate_draft(config, target, place) for name, place in map(named, options.baselines)}
     plain = Engine(replace(target, head=None), None, config.plain())
     passes = foretold(config, plain, heads, options.gammas) if config.temperature == 0 else {}
-    rows, records = [], []
+    run = describe_run(preset)
+    rows: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    table: Table = "", [], [], []
     for gamma in options.gammas:
         config = replace(config, gamma=gamma)
         engines = row_engines(config, target, draft, captioner)
@@ -72,11 +75,12 @@ def main(args: Sequence[str] | None = None) -> None:
             name: Engine(replace(target, head=head), None, config.engine(Row(name, ("kv",))))
             for name, head in heads.items()
         }
-        measured, answers = compare(config, plain, engines)
-        rows += [row | {"foretold": passes.get((row["dataset"], row["turn"], row["row"], gamma))} for row in measured]
-        records += answers
-    table = draft_table(config, rows)
-    write_results(options.out, describe_run(preset), rows, records, markdown(*table))
+        for measured, answers in compare(config, plain, engines):
+            told = (passes.get((row["dataset"], row["turn"], row["row"], gamma)) for row in measured)
+            rows += [row | {"foretold": tau} for row, tau in zip(measured, told)]
+            records += answers
+            table = draft_table(config, rows)
+            write_results(options.out, run, rows, records, markdown(*table))  # a run that is stopped keeps whole sets
     show(*table)
 
 
@@ -93,12 +97,16 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
 
 def separate_draft(config: EvalConfig, target: LoadedModel, place: str) -> tuple[LoadedModel, Row]:
     """The draft of DIRECTORY or DIRECTORY:VIEW, and the row that decodes with it."""
-    path, _, view = place.rpartition(":")
-    if view not in VIEWS:
-        path, view = place, ""
+    path, view = shown(place)
     draft = LoadedModel.load(path, jnp.dtype(config.dtype), tiles=config.tiles, beside=target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
     return draft, Row(place, (view,))
+
+
+def shown(place: str) -> tuple[str, str]:
+    """DIRECTORY:VIEW in two; the view is empty where none is named."""
+    path, _, view = place.rpartition(":")
+    return (path, view) if path and "/" not in view else (place, "")
 
 
 def named(entry: str) -> tuple[str, str]:

@@ -177,6 +177,7 @@ def executable(step: Any, mesh: Mesh | None, program: Any, *args: Any) -> Any:
         if _mappings() > MAPPINGS:
             for oldest in list(_EXECUTABLES)[: len(_EXECUTABLES) // 2]:
                 del _EXECUTABLES[oldest]
+            jax.clear_caches()  # which hold them too
             gc.collect()
         with on_mesh(mesh):
             found = step.lower(program, *args).compile()

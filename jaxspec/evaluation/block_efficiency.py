@@ -37,7 +37,7 @@ class Question:
 
 def measure(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
-) -> tuple[list[Record], list[Record]]:
+) -> Iterator[tuple[list[Record], list[Record]]]:
     """`compare` of the config's rows."""
     return compare(config, Engine(target, None, config.plain()), row_engines(config, target, draft, captioner))
 
@@ -51,19 +51,20 @@ def row_engines(
 
 def compare(
     config: EvalConfig, plain: Engine, engines: Mapping[str, Engine]
-) -> tuple[list[Record], list[Record]]:
+) -> Iterator[tuple[list[Record], list[Record]]]:
     """Engines of one target, by their names in the table, beside plain decoding of the same requests by turns.
 
-    Returns (rows, records): a row pools one (dataset, turn, engine), a record is of one sample of it.
+    Yields (rows, records) of each set of data in turn: a row pools one (dataset, turn, engine), a record is of one
+    sample of it.
     """
     shared = _shared_fields(config)
-    rows: list[Record] = []
-    records: list[Record] = []
     work = len(config.sets) * len(config.turns) * (1 + len(engines)) * config.repeats
     bar = tqdm(total=work, unit="run", desc="block efficiency", delay=1)
     passes: dict[str, PassTimes] = {}
     for dataset in config.sets:
         bar.set_postfix_str(dataset)
+        rows: list[Record] = []
+        records: list[Record] = []
         for turn, questions in each_turn(config, plain, dataset):
             requests = [
                 Request(q.prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
@@ -94,8 +95,8 @@ def compare(
                     | ({"trace": r.trace} if r.trace else {})
                     for q, r, a in zip(questions, results, reference, strict=True)
                 ]
+        yield rows, records
     bar.close()
-    return rows, records
 
 
 def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Question]]]:

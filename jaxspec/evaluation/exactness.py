@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -52,11 +52,11 @@ def measure_identity(
     captioner: Captioner | None,
     gammas: Sequence[int],
     batches: Sequence[int],
-) -> tuple[list[Record], list[Record]]:
+) -> Iterator[tuple[list[Record], list[Record]]]:
     """Greedy answers of every row of the preset, for all draft lengths and batch sizes, against plain decoding.
 
-    The reference decodes in batches of `batches[0]`. Returns (rows, records): a row is a set, turn, row of the
-    preset, gamma and batch; a record one answer of it, with its `divergence`.
+    The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the preset, gamma and batch
+    in turn: a row is a set and turn of it; a record one answer, with its `divergence`.
     """
     plain = Engine(target, None, replace(config.plain(), batch_size=batches[0]))
     variants = [(row, gamma, batch) for row in config.rows for gamma in gammas for batch in batches]
@@ -70,9 +70,9 @@ def measure_identity(
             asked.append((dataset, turn, questions, answers))
             bar.update()
 
-    rows: list[Record] = []
-    records: list[Record] = []
     for row, gamma, batch in variants:
+        rows: list[Record] = []
+        records: list[Record] = []
         engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
         for dataset, turn, questions, answers in asked:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch} {dataset}")
@@ -101,8 +101,8 @@ def measure_identity(
                 for question, result, found in zip(questions, results, apart, strict=True)
             ]
             bar.update()
+        yield rows, records
     bar.close()
-    return rows, records
 
 
 def measure_sampling(

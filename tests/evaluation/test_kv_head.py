@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.eval.aasd import config
-from eval.kv_head import ablations, named
+from eval.kv_head import ablations, named, shown
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
 from jaxspec.evaluation.tables import draft_table
@@ -64,6 +64,9 @@ def test_ablations_leave_out_what_the_head_reads() -> None:
 
 def test_drafts_are_named() -> None:
     assert named("FT-LLaVA=runs/ft:T") == ("FT-LLaVA", "runs/ft:T")
+    assert shown("runs/ft:P36") == ("runs/ft", "P36")
+    assert shown("runs/a:b/ft") == ("runs/a:b/ft", "")
+    assert shown("owner/name") == ("owner/name", "")
     for wrong in ("runs/ft", "=runs/ft", "FT="):
         with pytest.raises(InputError, match="is not NAME=DIRECTORY"):
             named(wrong)
