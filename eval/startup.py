@@ -57,7 +57,7 @@ def main(
     load = os.getloadavg()[0]
     notes = [f"Medians. {starts} warm starts after one cold; {calls} warm calls of each kind; load {load:.1f}."]
     table = ("Start-up and host time", header, cells, notes)
-    write_results(out, describe_run(f"{target} {draft}"), rows, [], markdown(*table))
+    write_results(out, describe_run(f"{os.path.relpath(target)} {os.path.relpath(draft)}"), rows, [], markdown(*table))
     show(*table)
 
 
