@@ -177,15 +177,8 @@ class Engine:
             self.program: Program = Autoregressive(target)
             return
         tree = None if self.config.tree is None else parse_tree(self.config.tree, self.config.gamma)
-        drafter = view_drafter(
-            LanguageModel(reader),
-            self._views,
-            self.config.gamma,
-            target.text.vocab_size,
-            tree,
-            self.config.context,
-            head,
-        )
+        reader, size = LanguageModel(reader), target.text.vocab_size
+        drafter = view_drafter(reader, self._views, self.config.gamma, size, tree, self.config.context, head)
         weighting = parse_weighting(self.config.weighting)
         if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
             raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
@@ -255,11 +248,9 @@ class Engine:
         batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
         rows = self._rows_of_a_pass(batch)
         panels = sum(model.panel_bytes(rows) for model in self._loaded().values())
-        report = plan_memory(self.program, self.params, batch, sizes, panels)
-        if not self._refills or len(requests) <= self.config.batch_size:
-            return report
-        few = bucket(refill_rows(self.config.batch_size), BATCH_BUCKETS, "batch")
-        return report.with_refill(plan_memory(self.program, self.params, few, sizes))
+        waits = self._refills and len(requests) > self.config.batch_size
+        fresh = bucket(refill_rows(self.config.batch_size), BATCH_BUCKETS, "batch") if waits else 0
+        return plan_memory(self.program, self.params, batch, sizes, panels, fresh)
 
     def _largest(self, requests: list[Request], rows: list[list[Row]]) -> Sizes:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,11 +92,6 @@ class MemoryReport(_Bytes):
     refill: int = 0
     """Inputs and state of the requests that are about to take free rows."""
 
-    def with_refill(self, fresh: MemoryReport) -> MemoryReport:
-        """The report with a prefill of further rows beside the batch, which the other report is of."""
-        held = fresh.target_cache + fresh.draft_cache + fresh.weighting + fresh.inputs
-        return replace(self, refill=held, working=max(self.working, fresh.working))
-
 
 @dataclass(frozen=True)
 class MembersReport(_Bytes):
@@ -113,14 +108,16 @@ class MembersReport(_Bytes):
 
 
 def plan_memory(
-    program: Autoregressive | Speculator, params: Params, batch: int, sizes: Sizes, panels: int = 0
+    program: Autoregressive | Speculator, params: Params, batch: int, sizes: Sizes, panels: int = 0, fresh: int = 0
 ) -> MemoryReport:
     """The report for B rows of these sizes.
 
     Args:
       params: may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
       panels: `LoadedModel.panel_bytes` of the models, for the loop's passes.
+      fresh: rows that are prefilled beside the batch, to take free rows of it.
     """
+    beside = plan_memory(program, params, fresh, sizes) if fresh else None
     inputs, options = abstract_inputs(program, batch, sizes)
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
     draft_cache, whole_cache = _bytes(state.drafter), _bytes(state.target)
@@ -138,6 +135,7 @@ def plan_memory(
         weighting=weighting,
         inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - whole_cache - weighting,
         working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes, state.target.slots),
+        refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs if beside else 0,
     )
 
 
