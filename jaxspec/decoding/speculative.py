@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
@@ -82,21 +81,28 @@ class Speculator:
     def _decode_adaptively(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
         """Blocks of chosen lengths, until every row is done or plain decoding is expected to be faster."""
 
-        def choose(state: DecodeState) -> Array:
+        def chosen(state: DecodeState) -> tuple[DecodeState, Array]:
             assert state.length is not None
-            return state.length.choose(self.lengths, state.done)
+            return state, state.length.choose(self.lengths, state.done)
 
-        def of_length(gamma: int) -> Callable[[DecodeState], DecodeState]:
-            speculator = replace(self, drafter=replace(self.drafter, gamma=gamma))
-            return lambda state: speculator.block(params, state, options)
+        def of_length(choice: int, carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
+            """Blocks for as long as this length is the choice."""
+            speculator = replace(self, drafter=replace(self.drafter, gamma=self.lengths[choice]))
+            return jax.lax.while_loop(
+                lambda carry: going_on(carry[0]) & (carry[1] == choice),
+                lambda carry: chosen(speculator.block(params, carry[0], options)),
+                carry,
+            )
 
         def step(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
-            state = jax.lax.switch(carry[1] - 1, [of_length(gamma) for gamma in self.lengths[1:]], carry[0])
-            return state, choose(state)
+            # A loop a length, most of no turn: a `switch` would copy the caches into its branches.
+            for choice in range(1, len(self.lengths)):
+                carry = of_length(choice, carry)
+            return carry
 
         # Once plain, plain to the end: the draft would have to read again all that it has missed.
         state, _ = jax.lax.while_loop(
-            lambda carry: going_on(carry[0]) & (carry[1] > 0), step, (state, choose(state))
+            lambda carry: going_on(carry[0]) & (carry[1] > 0), step, chosen(state)
         )
         return Autoregressive(self.target).decode(params, state, options)
 

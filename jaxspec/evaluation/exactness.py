@@ -113,7 +113,7 @@ def measure_sampling(
     draws: int,
     tokens: int,
     batch: int,
-    options: Sequence[tuple[float, float]] = ((1.0, 1.0), (1.0, 0.9)),
+    options: Sequence[tuple[float, float]] = ((1.0, 1.0), (2.0, 1.0), (2.0, 0.9)),
 ) -> list[Record]:
     """Chi-square tests that the first `tokens` tokens drawn with and without the draft are distributed alike.
 

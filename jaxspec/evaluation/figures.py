@@ -24,6 +24,8 @@ from jaxspec.evaluation.config import EvalConfig
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's bright scheme: told apart by colour-blind readers too."""
+WIDTH = 11.0
+"""Inches of bars beside each other, before a panel is broken in two."""
 
 Record = dict[str, Any]
 
@@ -47,21 +49,26 @@ def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Recor
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
-    """Grouped bars: tokens per target pass of every row, by set, a panel a turn."""
+    """Grouped bars: tokens per target pass of every row, by set; a panel a turn, or several where sets are many."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
-    figure, axes = panels(len(config.turns), max(6.0, 0.28 * len(sets) * len(names) + 1.5), 2.6)
+    wide = 0.28 * len(names) + 0.06  # inches that a set takes
+    shown = min(len(sets), max(1, int(WIDTH / wide)))
+    shown = -(-len(sets) // -(-len(sets) // shown))  # panels of about as many sets each
+    groups = [(turn, sets[at : at + shown]) for turn in config.turns for at in range(0, len(sets), shown)]
+    figure, axes = panels(len(groups), max(6.0, wide * shown + 1.2), 2.6)
     bar = 0.8 / len(names)
-    for axis, turn in zip(axes, config.turns):
+    for axis, (turn, group) in zip(axes, groups):
         for i, name in enumerate(names):
             found = {r["dataset"]: r["mean_acceptance_length"] for r in rows if r["row"] == name and r["turn"] == turn}
-            places = [x - 0.4 + bar * (i + 0.5) for x in range(len(sets))]
-            heights = [found.get(dataset) or 0.0 for dataset in sets]
+            places = [x - 0.4 + bar * (i + 0.5) for x in range(len(group))]
+            heights = [found.get(dataset) or 0.0 for dataset in group]
             axis.bar(places, heights, 0.92 * bar, label=name, **_style(i))
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+        axis.set_xlim(-0.5, shown - 0.5)
         axis.set_ylabel("tokens per target pass")
         axis.set_title(f"turn {turn}", loc="left", fontsize=10)
-        axis.set_xticks(range(len(sets)), sets)
+        axis.set_xticks(range(len(group)), group)
     _legend(figure, axes[0], min(len(names), 7))
     return figure
 

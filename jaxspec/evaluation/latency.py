@@ -114,7 +114,7 @@ class Pair:
         length = self.config.context
         tokens = jnp.arange(batch * length).reshape(batch, -1) % text_config(self.config.draft).vocab_size
         rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
-        return PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views))
+        return PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views, jnp.float32))
 
     def params(self, batch: int) -> tuple[Params, Params]:
         """As prefill reads them, and as a loop does."""

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxspec.evaluation.figures import COLOURS, panels, save
 from jaxspec.evaluation.limits import Limits
 from jaxspec.evaluation.tables import Table
@@ -43,7 +45,25 @@ def passes_table(name: str, rows: Sequence[Record], limits: Limits) -> Table:
         f"one token, beside {limits.copy_gbps:.1f} GB/s copied, {limits.read_gbps:.1f} GB/s read by a vector times a "
         f"matrix, and {limits.matmul_tflops:.3g} Tflop/s of square matrices in the same run.",
     ]
-    return f"Passes of {name}", header, cells, notes
+    return f"Passes of {name}", header, cells, notes + _slopes(rows)
+
+
+def _slopes(rows: Sequence[Record]) -> list[str]:
+    """What a slot of the cache costs: straight lines through the times over S, of each B with three S or more."""
+    notes = []
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        found = sorted((row for row in rows if row["batch"] == batch), key=lambda row: row["slots"])
+        slots = [row["slots"] for row in found]
+        if len(slots) < 3:
+            continue
+        told = []
+        for tokens in (1, *(int(gamma) + 1 for gamma in found[0]["verify_ms"])):
+            ms = [row["target_ms"] if tokens == 1 else row["verify_ms"][str(tokens - 1)] for row in found]
+            slope, base = np.polyfit(slots, ms, 1)
+            off = max(abs(base + slope * s - t) / t for s, t in zip(slots, ms))
+            told.append(f"{1e3 * slope:.2g} us in a pass over {tokens} (at most {100 * off:.0f} % off)")
+        notes.append(f"A slot of {slots[0]} to {slots[-1]} costs a batch of {batch} {', '.join(told)}.")
+    return notes
 
 
 def images_table(name: str, rows: Sequence[Record], limits: Limits) -> Table:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,3 +59,19 @@ def test_the_state_is_updated_in_place():
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(caches))
         memory = run_decode.lower(program, params, state, options).compile().memory_analysis()
         assert memory.alias_size_in_bytes >= size
+
+
+@pytest.mark.parametrize("name", ["chain", "adaptive", "tree", "dynamic"])
+def test_a_block_copies_no_cache(name: str):
+    """Of a single row: its cache has a shape that nothing else has."""
+    program = {"chain": CHAIN, "tree": TREE, "dynamic": DYNAMIC}.get(name, replace(CHAIN, lengths=(0, 1, 3)))
+    batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
+    if program.lengths:
+        batch = batch.replace(costs=jnp.ones(len(program.lengths)))
+    state = run_prefill(program, BOTH, batch, options, NEW)
+    compiled = run_decode.lower(program, BOTH, state, options).compile().as_text()
+    assert compiled is not None
+    for leaf in (state.target.k[0], state.drafter.cache.k[0]):
+        shape = ",".join(map(str, leaf.shape))
+        assert f"f32[{shape}]" in compiled
+        assert not re.findall(rf"= f32\[{shape}\]\S* copy\(", compiled)

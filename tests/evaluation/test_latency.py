@@ -107,3 +107,18 @@ def test_the_sweep_over_a_tiny_pair(monkeypatch: pytest.MonkeyPatch) -> None:
         "Blocks by views and weighting, tiny",
     ]
     assert all(value > 0 for row in rows for name, value in row.items() if name in ("target_ms", "target_prefill_ms"))
+
+
+def test_what_a_slot_costs_is_told() -> None:
+    shared = {"kind": "passes", "batch": 1, "draft_ms": {}, "effective_gbps": 1.0}
+    shared |= dict.fromkeys(("copy_share", "read_share", "matmul_share"), 0.5)
+    rows = [
+        shared | {"slots": slots, "target_ms": 10 + 0.002 * slots, "verify_ms": {"5": 12 + 0.004 * slots}}
+        for slots in (100, 700, 2000)
+    ]
+    ((_, _, _, notes),) = latency_tables("made up", rows, LIMITS)
+    assert notes[-1] == (
+        "A slot of 100 to 2000 costs a batch of 1 2 us in a pass over 1 (at most 0 % off), "
+        "4 us in a pass over 6 (at most 0 % off)."
+    )
+    assert len(latency_tables("made up", rows[:2], LIMITS)[0][3]) == len(notes) - 1
