@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.sampling import likeliest
 from jaxspec.typing import Array, Float, Int
 
 Measure = Literal["kl", "tvd", "misses"]
@@ -48,7 +49,7 @@ def measure_mixtures(
 ) -> Float[Array, "B J M C"]:
     """What each candidate's mixture costs at each place, by each measure."""
     ones = jnp.ones(p.shape[-1])
-    best = jnp.argmax(p, axis=-1)
+    best = likeliest(p)
     log_p = jnp.log(jnp.maximum(p, TINY))
 
     def costs(weights: Float[Array, " R"]) -> Float[Array, "B J M"]:
