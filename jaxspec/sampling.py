@@ -54,16 +54,12 @@ def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -
 
 def filtered(probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]) -> Float[Array, "B V"]:
     """Top-k, then top-p, renormalised; rows at temperature 0 put all mass on token `best`."""
-    narrows = ((options.top_k > 0) | (options.top_p < 1)) & (options.temperature > 0)
-    probs = jax.lax.cond(
-        jnp.any(narrows),
-        # Row by row: a row that keeps all tokens must not be renormalised because of its neighbours.
-        lambda p: jnp.where(narrows[:, None], _top_k_top_p(p, options), p),
-        lambda p: p,
-        probs,
-    )
+    warm, size = options.temperature > 0, probs.shape[-1]
+    few = warm & (options.top_k > 0) & (options.top_k < size)
+    probs = _narrowed(probs, few, jnp.ones_like(probs), options.top_k.astype(probs.dtype))
+    probs = _narrowed(probs, warm & (options.top_p < 1), probs, options.top_p)
     greedy = jax.nn.one_hot(best, probs.shape[-1], dtype=probs.dtype)
-    return jnp.where(options.temperature[:, None] > 0, probs, greedy)
+    return jnp.where(warm[:, None], probs, greedy)
 
 
 def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array, "B V"]:
@@ -80,21 +76,35 @@ def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Floa
     return jnp.where(signed, positive / positive.sum(-1, keepdims=True), mixed)
 
 
-def _top_k_top_p(probs: Array, options: Sampling) -> Array:
-    """Keeps the k likeliest tokens, then the shortest prefix of those that holds the mass p."""
-    order = jnp.argsort(-probs, axis=-1, stable=True)
-    ranked = jnp.take_along_axis(probs, order, axis=-1)
-    rank = jnp.arange(probs.shape[-1])
-    k = jnp.where(options.top_k > 0, options.top_k, probs.shape[-1])[:, None]
-    ranked = jnp.where(rank < k, ranked, 0.0)
-    ranked = ranked / ranked.sum(-1, keepdims=True)
-    before = jnp.cumsum(ranked, axis=-1) - ranked
-    # In float32 `before` reaches 1 ahead of a long tail, which a top-p of 1 has to keep.
-    keep = (before < options.top_p[:, None]) | (options.top_p[:, None] >= 1) | (rank == 0)
-    ranked = jnp.where(keep, ranked, 0.0)
-    ranked = ranked / ranked.sum(-1, keepdims=True)
-    rows = jnp.arange(probs.shape[0])[:, None]
-    return jnp.zeros_like(probs).at[rows, order].set(ranked, unique_indices=True)
+def _narrowed(
+    probs: Float[Array, "B V"], rows: Bool[Array, " B"], sizes: Float[Array, "B V"], goal: Float[Array, " B"]
+) -> Float[Array, "B V"]:
+    """Of these rows, the tokens that have less than `goal` in `sizes` before them, from the likeliest on and equals by
+    index; renormalised.
+
+    Nothing is sorted, which costs a CPU as much as a small model. The least probability that stays is found by
+    bisection, bit by bit: floats from 0 to 2 are ordered as their bits are.
+    """
+    aim = goal[:, None]
+
+    def narrowed() -> Float[Array, "B V"]:
+        bits = jax.lax.bitcast_convert_type(probs, jnp.int32)
+
+        def held(which: Bool[Array, "B V"]) -> Float[Array, "B 1"]:
+            return jnp.where(which, sizes, 0.0).sum(-1, keepdims=True)
+
+        def halve(i: Array, least: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
+            tried = least | (1 << (29 - i))
+            return jnp.where(held(bits >= tried) >= aim, tried, least)
+
+        least = jax.lax.fori_loop(0, 30, halve, jnp.zeros_like(bits[:, :1]))
+        likelier, equal = bits > least, bits == least
+        before = held(likelier) + (jnp.cumsum(equal, axis=-1) - 1) * sizes
+        kept = jnp.where(likelier | (equal & (before < aim)), probs, 0.0)
+        # Row by row: a row that keeps all tokens must not be renormalised because of its neighbours.
+        return jnp.where(rows[:, None], kept / kept.sum(-1, keepdims=True), probs)
+
+    return jax.lax.cond(jnp.any(rows), narrowed, lambda: probs)
 
 
 def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -> Int[Array, " B"]:

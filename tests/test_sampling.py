@@ -118,6 +118,21 @@ def test_a_temperature_near_zero_is_almost_greedy(temperature: float) -> None:
     np.testing.assert_allclose(probs, np.eye(V)[logits.argmax(-1)], atol=1e-6)
 
 
+@given(seeds, st.integers(0, V), st.integers(1, 128))
+def test_equals_go_by_index(seed: int, top_k: int, share: int) -> None:
+    """Shares of 64 and sums of them are exact, so that ties, and masses that are just reached, are decided exactly."""
+    shares = np.random.default_rng(seed).multinomial(64, [1 / V] * V)
+    top_p = 1.0 if top_k else share / 128  # one at a time: after the other, the shares are of another whole
+    order = np.argsort(-shares, kind="stable")
+    before = np.cumsum(shares[order]) - shares[order]
+    kept = order[(np.arange(V) < (top_k or V)) & (before < 64 * top_p)]
+    expected = np.zeros(V)
+    expected[kept] = shares[kept] / shares[kept].sum()
+    row = jnp.asarray(shares / 64, jnp.float32)[None]
+    probs = jit_mixture(jnp.repeat(row, B, axis=0), options([1.0] * B, [top_k] * B, [top_p] * B))
+    np.testing.assert_allclose(probs, [expected] * B, rtol=1e-6)
+
+
 def test_equal_probabilities_are_cut_to_exactly_k() -> None:
     probs = distribution(jnp.zeros((1, 6)), options([1.0], [2], [1.0]))
     np.testing.assert_allclose(probs, [[0.5, 0.5, 0, 0, 0, 0]])
