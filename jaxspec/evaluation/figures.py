@@ -52,7 +52,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
     """Grouped bars: tokens per target pass of every row, by set; a panel a turn, or several where sets are many."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
-    wide = 0.28 * len(names) + 0.06  # inches that a set takes
+    wide = max(0.75, 0.17 * len(names) + 0.1)  # inches that a set takes
     shown = min(len(sets), max(1, int(WIDTH / wide)))
     shown = -(-len(sets) // -(-len(sets) // shown))  # panels of about as many sets each
     groups = [(turn, sets[at : at + shown]) for turn in config.turns for at in range(0, len(sets), shown)]
@@ -67,7 +67,8 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axis.set_xlim(-0.5, shown - 0.5)
         axis.set_ylabel("tokens per target pass")
-        axis.set_title(f"turn {turn}", loc="left", fontsize=10)
+        if group[0] == sets[0]:
+            axis.set_title(f"turn {turn}", loc="left", fontsize=10)
         axis.set_xticks(range(len(group)), group)
     _legend(figure, axes[0], min(len(names), 7))
     return figure
