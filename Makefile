@@ -22,9 +22,15 @@ models: $(VENV)/.train
 	$(VENV)/bin/python train/target.py
 	$(VENV)/bin/python train/draft.py
 	$(VENV)/bin/python train/captioner.py --tower-of runs/train/draft/hf
-	$(VENV)/bin/python train/kv_head.py --target runs/train/target/hf
+	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook --samples 9000 \
+	  --max-new-tokens 96 --batch-size 32 --name picturebook_t0
+	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook --samples 3000 \
+	  --temperature 1 --max-new-tokens 96 --batch-size 32 --name picturebook_t1
+	$(VENV)/bin/python train/kv_head.py --recipe mini_answers --head.feature last_hidden --target runs/train/target/hf
 	for recipe in mini_large mini_text; do \
 	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf || exit; done
+	$(VENV)/bin/python train/recipe.py mini_text --target runs/train/target/hf --data runs/data/picturebook_t0 \
+	  --runs runs/train/mini_dt_llama
 	for recipe in mini_pooled mini_distilled; do \
 	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf --start runs/train/draft/hf || exit; done
 

@@ -1,10 +1,12 @@
-"""How KV heads are trained: the shipped mini head's recipe, its debug twin, and LLaVA-1.5's.
+"""How KV heads are trained: the mini target's, the shipped one of which is `mini_answers` with hidden states, a debug
+twin, and LLaVA-1.5's.
 
 LLaVA-1.5's: first text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order); best on
 answers that the target wrote, which the recipes `*_answers` read: of data ending in _t0 greedy, in _t1 drawn.
 
     python train/distill_data.py --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
         --draft jaxspec/assets/mini/draft --max-new-tokens 96 --name picturebook_t0
+    python train/kv_head.py --recipe mini_answers --head.feature last_hidden
 
 Draft lengths up to 7 are trained for.
 """
@@ -29,7 +31,7 @@ MINI = HeadRecipe(
     buckets=mini.TARGET_PAGES.buckets,
     units=mini.TARGET_PAGES.images,
 )
-"""The shipped head saw the same mixture of dialogues in another order."""
+"""On picturebook's own answers, and without hidden states: AASD's head in form."""
 
 MINI_ANSWERS = replace(MINI, stages=(Stage("kv_head", _STEPS, (("picturebook_t0", 3.0), ("picturebook_t1", 1.0))),))
 """The same questions with the target's own answers, greedy ones and drawn ones: what drafts are judged by."""
