@@ -47,13 +47,14 @@ def test_script_writes_records_and_table(
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["run"]["preset"] == "tiny"
-    *rows, whole, nucleus = results["rows"]
+    *rows, whole, warm, nucleus = results["rows"]
     assert [(row["dataset"], row["turn"], row["samples"]) for row in rows] == [("facts", 1, 3), ("facts", 2, 3)]
     assert all(row["token_identity_rate"] == 1.0 for row in rows)
     assert all(row["first_divergence"] is row["largest_logit_gap"] is None for row in rows)
     assert all(row["mean_acceptance_length"] > 1 for row in rows)
-    for row, top_p in ((whole, 1.0), (nucleus, 0.9)):
-        assert (row["dataset"], row["samples"], row["top_p"]) == ("sampling", 200, top_p)
+    for row, options in ((whole, (1.0, 1.0)), (warm, (2.0, 1.0)), (nucleus, (2.0, 0.9))):
+        assert (row["dataset"], row["samples"]) == ("sampling", 200)
+        assert (row["temperature"], row["top_p"]) == options
         assert row["p_value"] > 1e-3
         assert row["degrees"] > 3
     records = [json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()]
