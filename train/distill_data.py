@@ -4,8 +4,8 @@
     python train/distill_data.py --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
         --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
 
-A run that was stopped goes on where it was. On several machines that see one folder, give --shard 0/4 to 3/4; the
-first shard, run when the others are done, prepares the whole.
+A run that was stopped goes on where it was, and one that was finished does nothing. On several machines that see one
+folder, give --shard 0/4 to 3/4; the first shard, run when the others are done, prepares the whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from jaxspec.data.builders import prepare
+from jaxspec.data.builders import data_folder, prepare
 from jaxspec.data.sources import open_source
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
@@ -73,6 +73,9 @@ def main(options: Options) -> Path | None:
     samples = len(source) if options.samples is None else min(options.samples, len(source))
     if samples > 10**9:
         raise InputError(f"data {options.data}: has no end; say how many with --samples")
+    folder, prepared = options.out / f"{options.name}.answers", data_folder(options.name, options.out)
+    if prepared.exists() and not folder.exists():
+        raise InputError(f"{prepared}: holds other data, that no answers here were made for; give another --name")
     dtype = options.dtype or ("float32" if jax.default_backend() == "cpu" else None)
     setup_runtime(dtype)
     precision = None if dtype is None else jnp.dtype(dtype)
@@ -89,13 +92,15 @@ def main(options: Options) -> Path | None:
     work = Regeneration(
         options.target, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
     )
-    folder = options.out / f"{options.name}.answers"
     done = regenerate(engine, source, work, folder, shard)
     if shard[0] > 0 or done < work.chunks:
         print(f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}")
         return None
+    if prepared.exists():
+        print(f"{prepared} holds these answers already")
+        return prepared
     lost = losses(work, folder)
-    prepared = prepare(
+    prepare(
         options.name, options.out, regenerated(source, work, folder), metadata=lambda: vars(work) | lost
     )
     print(

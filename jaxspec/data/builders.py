@@ -74,6 +74,13 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         metadata.update(self._metadata())
 
 
+def data_folder(name: str, out: Path) -> Path:
+    """Where a data set of this name lies, or will. Raises InputError where it is no name for one."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise InputError(f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos")
+    return out / name / str(Conversations.VERSION)
+
+
 def prepare(
     name: str,
     out: Path,
@@ -91,9 +98,7 @@ def prepare(
 
     Raises InputError if there are no samples, or the folder exists.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        raise InputError(f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos")
-    folder = out / name / str(Conversations.VERSION)
+    folder = data_folder(name, out)
     if folder.exists():
         raise InputError(f"{folder}: holds prepared data already; remove it, or give another name")
     written = 0

@@ -96,6 +96,12 @@ def test_the_command_prepares_when_all_shards_are_there(
     source = Prepared(folder)
     assert source.metadata["temperature"] == 1.0
     assert [source[i].turns for i in range(len(source))] == [s.turns for s in regenerated(Talk(), WORK, straight)]
+    capsys.readouterr()
+    assert main(options) == folder
+    assert capsys.readouterr().out == f"{folder} holds these answers already\n"
+    for name, told in (("talk", "holds other data"), ("Talk", "lower-case words")):  # before anything is answered
+        with pytest.raises(InputError, match=told):
+            main(replace(options, name=name))
     with pytest.raises(InputError, match="say how many"):
         main(replace(options, data="picturebook"))
     with pytest.raises(InputError, match="is not i/n"):
