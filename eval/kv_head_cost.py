@@ -161,7 +161,7 @@ def main(
 
 def decoding(repeats: int) -> list[dict[str, Any]]:
     """Times of the shipped head's passes, on one prompt with an image."""
-    target, _, _ = load_models(preset, views=())
+    target, _, _ = load_models(preset, views=("kv",))
     head = target.head
     assert head is not None
     buckets = replace(preset, image_buckets=(1,)).engine(preset.rows[0])
