@@ -85,7 +85,8 @@ def _narrowed(
     Nothing is sorted, which costs a CPU as much as a small model. The least probability that stays is found by
     bisection, bit by bit: floats from 0 to 2 are ordered as their bits are.
     """
-    aim = goal[:, None]
+    # The likeliest stays, even where top-p rounds to 0.
+    aim = jnp.maximum(goal, jnp.finfo(jnp.float32).tiny)[:, None]
 
     def narrowed() -> Float[Array, "B V"]:
         bits = jax.lax.bitcast_convert_type(probs, jnp.int32)

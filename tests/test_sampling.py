@@ -133,6 +133,13 @@ def test_equals_go_by_index(seed: int, top_k: int, share: int) -> None:
     np.testing.assert_allclose(probs, [expected] * B, rtol=1e-6)
 
 
+@pytest.mark.parametrize("top_p", [1e-3, 1e-38, 1e-50])
+def test_the_likeliest_token_stays_whatever_top_p(top_p: float) -> None:
+    logits = random_logits(0)
+    probs = np.asarray(jit_distribution(logits, options([1.0] * B, [0] * B, [top_p] * B)))
+    np.testing.assert_allclose(probs, np.eye(V)[logits.argmax(-1)], rtol=1e-6)
+
+
 def test_equal_probabilities_are_cut_to_exactly_k() -> None:
     probs = distribution(jnp.zeros((1, 6)), options([1.0], [2], [1.0]))
     np.testing.assert_allclose(probs, [[0.5, 0.5, 0, 0, 0, 0]])
