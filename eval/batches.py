@@ -1,11 +1,13 @@
-"""Throughput against the batch: plain and speculative decoding, adaptive block lengths, and what refill saves.
+"""Throughput against the batch: plain and speculative decoding, adaptive block lengths, what refill and growth save.
 
     python eval/batches.py mini --out runs/batches
     python eval/batches.py llava15 --batches 1 4 16 64 --samples 64
 
 The same requests at every batch size. Where speculation stops paying is the crossover; `--adaptive-gamma` is meant to
 hold the better of both lines. Rows that are done while their batch is not are the waste of decoding batch after batch;
-refill gives them to the requests that wait. Writes results.json and table.md into --out.
+refill gives them to the requests that wait. Caches with room for --long answers are read whole in every pass; those that
+grow are not.
+Writes results.json and table.md into --out.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors
 
 HEADER = ["B", "plain tok/s", "speculative", "adaptive J", "x plain", "adaptive x plain", "waste plain", "speculative"]
-HEADER += ["refill x plain", "refill x speculative"]
+HEADER += ["refill x plain", "refill x speculative", "growth x plain", "growth x speculative"]
 
 
 def main(
@@ -44,6 +46,7 @@ def main(
     dataset: str = "describe",
     samples: int = 32,
     new: int = 64,
+    long: int = 1024,
     gamma: int = 5,
     view: str = "M",
     repeats: int = 8,
@@ -55,6 +58,7 @@ def main(
       dataset: of the preset's, whose first questions are asked.
       samples: requests, the same for every batch.
       new: most new tokens of an answer.
+      long: new tokens that caches have room for, or grow to: answers might have been so long.
       gamma: drafted tokens a block.
       view: of the draft.
       repeats: runs of each way, by turns; the fastest of each counts, as what else a machine does only adds.
@@ -75,14 +79,17 @@ def main(
             row = {"batch": batch} | dict(zip(("plain", "speculative", "adaptive"), rates.tolist()))
             row["identical"] = all(a.tokens == b.tokens for other in answers for a, b in zip(answers[0], other))
             for name, engine in zip(("plain", "speculative"), engines):
-                other = Engine(target, engine.draft, replace(options, refill=True), captioner)
-                row[f"{name}_waste"], row[f"{name}_refill"] = refill(engine, other, requests, repeats)
+                row[f"{name}_waste"] = waste(engine, requests)
+                whole = Engine(target, engine.draft, replace(options, new_buckets=(long,)), captioner)
+                for way, one in (("refill", engine), ("grow", whole)):
+                    other = Engine(target, engine.draft, replace(one.config, **{way: True}), captioner)
+                    row[f"{name}_{way}"] = saved(one, other, requests, repeats)
             rows.append(row)
     cells = [
         [str(row["batch"]), *(f"{row[name]:.0f}" for name in ("plain", "speculative", "adaptive"))]
         + [f"{row[name] / row['plain']:.2f}" for name in ("speculative", "adaptive")]
         + [f"{row[f'{name}_waste']:.0%}" for name in ("plain", "speculative")]
-        + [f"{row[f'{name}_refill']:.2f}" for name in ("plain", "speculative")]
+        + [f"{row[f'{name}_{way}']:.2f}" for way in ("refill", "grow") for name in ("plain", "speculative")]
         for row in rows
     ]
     same = "the same" if all(row["identical"] for row in rows) else "NOT the same"
@@ -91,7 +98,8 @@ def main(
         f"a second, the fastest of {repeats} runs by turns; load {os.getloadavg()[0]:.1f}. All answers are {same} "
         "tokens.",
         "waste: share of a batch's row-steps that were computed for rows already done, when batch follows batch. "
-        "refill: time of batch after batch over time with refill, prefill and host included.",
+        "refill: time of batch after batch over time with refill, prefill and host included; growth: time with whole "
+        f"caches, of room for {long} new tokens, over that with caches that grow to it.",
     ]
     table = (f"Batches of {preset}", HEADER, cells, notes)
     write_results(out, describe_run(preset), rows, [], markdown(*table))
@@ -99,21 +107,24 @@ def main(
     print(f"wrote results.json, table.md to {out}", file=sys.stderr)
 
 
-def refill(engine: Engine, refilling: Engine, requests: list[Request], repeats: int) -> tuple[float, float]:
-    """Waste of batch after batch, and how much longer that takes than with refill."""
+def waste(engine: Engine, requests: list[Request]) -> float:
+    """Of batch after batch."""
     batch = engine.config.batch_size
     steps = [result.stats.steps for result in engine.generate(requests)]
     groups = [steps[i : i + batch] for i in range(0, len(steps), batch)]
-    waste = 1 - sum(steps) / sum(batch * max(group) for group in groups)
-    refilling.generate(requests)  # compiles
-    times = np.zeros((2, repeats))
-    for run in range(repeats):
-        for i, way in enumerate((engine, refilling)):
+    return 1 - sum(steps) / sum(batch * max(group) for group in groups)
+
+
+def saved(engine: Engine, other: Engine, requests: list[Request], repeats: int) -> float:
+    """How many times as long as the other the engine takes."""
+    times = np.zeros((2, repeats + 1))  # the first compiles
+    for run in range(repeats + 1):
+        for i, way in enumerate((engine, other)):
             begun = time.perf_counter()
             way.generate(requests)
             times[i, run] = time.perf_counter() - begun
-    together, refilled = times.min(axis=1)
-    return waste, float(together / refilled)
+    ours, theirs = times[:, 1:].min(axis=1)
+    return float(ours / theirs)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, UInt
 
 
 class Sampling(struct.PyTreeNode):
@@ -29,8 +29,13 @@ class Sampling(struct.PyTreeNode):
     max_new_tokens: Int[Array, " B"]
     eos: Int[Array, " E"]
     """Ids that end a row; pad with -1."""
-    keys: Array
-    """One PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
+    key_data: UInt[Array, "B 2"]
+    """Of one PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
+
+    @property
+    def keys(self) -> Array:
+        """[B] keys. Not of the configured kind: under vmap, `rbg` draws one row's numbers from the first row's key."""
+        return jax.random.wrap_key_data(self.key_data, impl="threefry2x32")
 
 
 by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)

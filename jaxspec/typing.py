@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt
 
 Params = Mapping[str, Any]
 """Nested dict of arrays whose keys are Hugging Face's parameter names."""
 
-__all__ = ["Array", "Bool", "Float", "Int", "Params"]
+__all__ = ["Array", "Bool", "Float", "Int", "Params", "UInt"]

@@ -43,7 +43,7 @@ def options(temperature: list[float], top_k: list[int], top_p: list[float]) -> S
         top_p=jnp.asarray(top_p, jnp.float32),
         max_new_tokens=jnp.full(batch, 9),
         eos=jnp.asarray([-1]),
-        keys=jax.random.split(jax.random.key(0), batch),
+        key_data=jax.random.key_data(jax.random.split(jax.random.key(0), batch)),
     )
 
 

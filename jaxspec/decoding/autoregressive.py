@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.state import DecodeState, PromptBatch, commit, draw_next, going_on, init_state, newest
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, commit, draw_next, going_on, init_state, newest
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, distribution, likeliest
 from jaxspec.typing import Array, Float, Int, Params
@@ -33,9 +33,9 @@ class Autoregressive:
         return init_state(first, cache, None, None, options, new_slots, gamma=0)
 
     def decode(
-        self, params: Params, state: DecodeState, options: Sampling, until: Int[Array, ""] | None = None
+        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """One token a step until every row is done, or so many are, in one `while_loop`."""
+        """One token a step until every row is done, or the loop is to pause, in one `while_loop`."""
         nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
 
         def step(state: DecodeState) -> DecodeState:
@@ -44,7 +44,7 @@ class Autoregressive:
             state = state.replace(target=cache.replace(length=state.target.length))
             return commit(state, nothing, Verdict(jnp.zeros_like(token), token), options)[0]
 
-        return jax.lax.while_loop(lambda state: going_on(state, until), step, state)
+        return jax.lax.while_loop(lambda state: going_on(state, pause), step, state)
 
 
 def prefill_target(

@@ -20,6 +20,7 @@ from jaxspec.decoding.host import (
     IMAGE_BUCKETS,
     NEW_BUCKETS,
     PROMPT_BUCKETS,
+    Held,
     Request,
     Result,
     image_units,
@@ -230,7 +231,7 @@ class Collaboration:
     def _inputs(
         self, requests: list[Request], rows: list[list[Row]], sizes: MemberSizes
     ) -> tuple[Prompts, Sampling]:
-        """The requests as device arrays, padded to the sizes with rows that emit nothing."""
+        """The requests as numpy arrays, padded to the sizes with rows that emit nothing."""
         batch = bucket(len(rows), BATCH_BUCKETS, "batch")
         spare = batch - len(rows)
         pictures = [request.prompt.images for request in requests] + [()] * spare
@@ -241,14 +242,14 @@ class Collaboration:
             )
             for model, units, forms in zip(self.models, sizes.units, zip(*rows, strict=True), strict=True)
         )
-        return jax.device_put(prompts), sampling_options(requests, self.lead.config, batch)
+        return prompts, sampling_options(requests, self.lead.config, batch)
 
     def _run(self, sizes: MemberSizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[MemberCounts]]:
         prompts, options = self._inputs(requests, rows, sizes)
-        params = self.params, self.loop_params(len(options.temperature))
+        params = Held(self.params), Held(self.loop_params(len(options.temperature)))
         state, prefill_ms = timed(run_prefill, None, self.program, params[0], prompts, options, static=(sizes.new,))
         state, decode_ms = timed(run_decode, None, self.program, params[1], state, options)
-        tokens, count, stats = jax.device_get((state.tokens, state.count, state.stats))
+        tokens, count, stats = jax.tree.map(np.asarray, (state.tokens, state.count, state.stats))
         return [
             Result(
                 text=self.encoder.decode(tokens[i, : count[i]]),

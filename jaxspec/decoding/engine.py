@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import KVHeadConfig, text_config
@@ -22,11 +21,13 @@ from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.block_length import BLOCKS, lengths_up_to, measure_costs
 from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.drafters import ContextPolicy
+from jaxspec.decoding.growth import grow, rooms
 from jaxspec.decoding.host import (
     BATCH_BUCKETS,
     IMAGE_BUCKETS,
     NEW_BUCKETS,
     PROMPT_BUCKETS,
+    Held,
     Request,
     Result,
     image_units,
@@ -42,7 +43,7 @@ from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.refill import refill_rows, take_in
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, PromptBatch, place
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, place
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
@@ -62,7 +63,7 @@ from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
-from jaxspec.typing import Array, Int, Params
+from jaxspec.typing import Params
 
 __all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
 
@@ -94,6 +95,9 @@ class EngineConfig:
     refill: bool = False
     """Where rows are done, the next requests of their bucket take their places, see `jaxspec.decoding.refill`. It pays
     where a block takes long against the milliseconds that the host needs for it."""
+    grow: bool = False
+    """Begin with caches for few new tokens, and enlarge them where answers get longer, see `jaxspec.decoding.growth`.
+    It pays where `max_new_tokens` is far above what most answers take."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
@@ -114,6 +118,9 @@ class EngineConfig:
                 raise InputError(f"adaptive_gamma: chooses the length of chains, and tree is {self.tree!r}; give one")
         if self.refill and self.adaptive_gamma:
             raise InputError("refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma")
+        if self.grow and (self.refill or self.adaptive_gamma):
+            other = "refill" if self.refill else "adaptive_gamma"
+            raise InputError(f"grow: caches grow between two programs of one batch, which {other} is not; give one")
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 
@@ -136,9 +143,9 @@ def run_prefill(program: Program, params: Params, batch: PromptBatch, options: S
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def run_decode(
-    program: Program, params: Params, state: DecodeState, options: Sampling, until: Int[Array, ""] | None = None
+    program: Program, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
 ) -> DecodeState:
-    return place(program.decode(params, state, options, until))
+    return place(program.decode(params, state, options, pause))
 
 
 @dataclass
@@ -166,6 +173,7 @@ class Engine:
         self._captioned = self.draft is not None and needs_captioner(views, self.captioner)
         self.encoder = prompt_encoder(self.target)
         self.params = {"target": self.target.params}
+        self._known: dict[int, tuple[Held, Held]] = {}
         self.mesh = mesh_of(self.target.params)
         self._everywhere = self.mesh and replicated(self.mesh)
         target = self.target.model
@@ -196,6 +204,16 @@ class Engine:
     def _refills(self) -> bool:
         """Whether rows take in other requests; those of recorded answers cannot."""
         return self.config.refill and not isinstance(self.target, RecordedTarget)
+
+    @property
+    def _grows(self) -> bool:
+        """Likewise whether caches grow."""
+        return self.config.grow and not isinstance(self.target, RecordedTarget)
+
+    @property
+    def _block(self) -> int:
+        """The most tokens that one block may give a row."""
+        return self.config.gamma + 1 if isinstance(self.program, Speculator) else 1
 
     def _take_draft(self, draft: LoadedModel) -> bool:
         """Checks the draft and takes its parameters; whether it reads the target's image features."""
@@ -238,7 +256,7 @@ class Engine:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
         requests, _, rows = self._read(requests)
         sizes = self._largest(requests, rows)
-        given = self._params(requests), *self._inputs(requests, rows, sizes)
+        given = Held(self._params(requests)), *self._inputs(requests, rows, sizes)
         return timed(run_prefill, self.mesh, self.program, *given, static=(sizes.new,))[0]
 
     def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
@@ -250,7 +268,8 @@ class Engine:
         panels = sum(model.panel_bytes(rows) for model in self._loaded().values())
         waits = self._refills and len(requests) > self.config.batch_size
         fresh = bucket(refill_rows(self.config.batch_size), BATCH_BUCKETS, "batch") if waits else 0
-        return plan_memory(self.program, self.params, batch, sizes, panels, fresh)
+        before = rooms(sizes.new, self._block)[:-1] if self._grows else []
+        return plan_memory(self.program, self.params, batch, sizes, panels, fresh, max(before, default=0))
 
     def _largest(self, requests: list[Request], rows: list[list[Row]]) -> Sizes:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
@@ -330,21 +349,22 @@ class Engine:
         """Decodes requests of one bucket, `batch_size` at once; if there are more, the next take free rows."""
         most = self.config.batch_size
         batch, options = self._inputs(requests[:most], rows[:most], sizes)
-        whole = self._params(requests[:most])
         width = len(options.temperature)
-        params = whole, self.loop_params(whole, width)
+        params = self._held(self._params(requests[:most]), width)
         if batch.costs is not None:
             batch = batch.replace(costs=self._measured_costs(sizes, params, batch, options))
-        prefill = partial(timed, run_prefill, self.mesh, self.program, params[0], static=(sizes.new,))
+        room, *larger = rooms(sizes.new, self._block) if self._grows else [sizes.new]
+        prefill = partial(timed, run_prefill, self.mesh, self.program, params[0], static=(room,))
         state, prefill_ms = prefill(batch, options)
         decode_ms, found = 0.0, {}
         busy = {row: row for row in range(min(most, len(requests)))}  # the request that each row decodes
         waiting = list(range(len(busy), len(requests)))
         while busy:
             until = min(width - len(busy) + refill_rows(most), width) if waiting else width
-            state, ms = timed(run_decode, self.mesh, self.program, params[1], state, options, self._numbers(until))
+            pause = Pause(*np.asarray([until, room - self._block + 1 if larger else room + 1], np.int32))
+            state, ms = timed(run_decode, self.mesh, self.program, params[1], state, options, pause)
             decode_ms += ms
-            told = jax.device_get((state.done, state.tokens, state.count, state.stats, state.trace))
+            told = jax.tree.map(np.asarray, (state.done, state.tokens, state.count, state.stats, state.trace))
             free = [row for row in busy if told[0][row]]
             found |= {busy.pop(row): self._result(row, *told[1:]) for row in free}
             taken, waiting = waiting[: refill_rows(most)], waiting[refill_rows(most) :]
@@ -356,14 +376,15 @@ class Engine:
                 prefill_ms += ms
                 busy |= dict(zip(free, taken))
                 nowhere = [width] * (len(ready.count) - len(taken))
-                places = self._numbers(free[: len(taken)] + nowhere)
+                places = np.asarray(free[: len(taken)] + nowhere, np.int32)
                 with on_mesh(self.mesh):
                     state, options = take_in(state, options, ready, its_options, places)
+            elif busy and larger:
+                state, ms = timed(grow, self.mesh, larger[0] - room, Held(state))
+                decode_ms += ms
+                room, *larger = larger
         times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
         return [Result(**found[i], **times) for i in range(len(requests))]
-
-    def _numbers(self, numbers: int | list[int]) -> Array:
-        return jax.device_put(np.asarray(numbers, np.int32), self._everywhere)
 
     def _result(self, row: int, tokens: Any, count: Any, stats: Any, trace: Any) -> dict[str, Any]:
         """What a row has come to, of a `Result`."""
@@ -377,18 +398,18 @@ class Engine:
         }
 
     def _measured_costs(
-        self, sizes: Sizes, params: tuple[Params, Params], batch: PromptBatch, options: Sampling
+        self, sizes: Sizes, params: tuple[Held, Held], batch: PromptBatch, options: Sampling
     ) -> np.ndarray:
         """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
         key = sizes, len(options.temperature)
         if key not in self._costs:
             assert isinstance(self.program, Speculator)
             few = min(sizes.new, BLOCKS * (self.config.gamma + 1))
-            limits = jnp.full_like(options.max_new_tokens, few)
-            endless = options.replace(max_new_tokens=limits, eos=jnp.full_like(options.eos, -1))
+            limits = np.full_like(options.max_new_tokens, few)
+            endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
 
             def run(costs: np.ndarray) -> tuple[float, int]:
-                given = batch.replace(costs=jax.device_put(costs, self._everywhere))
+                given = batch.replace(costs=costs)
                 state, _ = timed(
                     run_prefill, self.mesh, self.program, params[0], given, endless, static=(sizes.new,)
                 )
@@ -396,7 +417,14 @@ class Engine:
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.lengths, run)
-        return jax.device_put(self._costs[key], self._everywhere)
+        return self._costs[key]
+
+    def _held(self, params: Params, batch: int) -> tuple[Held, Held]:
+        """The parameters as prefill reads them, and as the loop does."""
+        known = self._known.get(batch)
+        if known is None or known[0].params is not params:
+            known = self._known[batch] = Held(params), Held(self.loop_params(params, batch))
+        return known
 
     def loop_params(self, params: Params, batch: int) -> Params:
         """The engine's parameters as its loop reads them, which has passes over a block of each row."""
@@ -421,7 +449,7 @@ class Engine:
     def _inputs(
         self, requests: list[Request], rows: list[list[Row]], sizes: Sizes, least: int = 1
     ) -> tuple[PromptBatch, Sampling]:
-        """The requests as device arrays, padded to the sizes and to `least` rows with rows that emit nothing."""
+        """The requests as numpy arrays, padded to the sizes and to `least` rows with rows that emit nothing."""
         spare = bucket(max(len(rows), least), BATCH_BUCKETS, "batch") - len(rows)
         rows = rows + [rows[-1]] * spare
         pictures = [request.prompt.images for request in requests] + [()] * spare
@@ -441,5 +469,4 @@ class Engine:
                 shown += shown[-1:] * spare
                 head = head_rows(self.program.drafter.head, shown, sizes.text, sizes.images)
                 batch = batch.replace(head=head)
-        options = sampling_options(requests, self.target.config, len(rows), self._everywhere)
-        return jax.device_put(batch, self._everywhere), options
+        return batch, sampling_options(requests, self.target.config, len(rows))

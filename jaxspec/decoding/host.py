@@ -7,12 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from jaxspec.config import LvlmConfig, ModelConfig, text_config
 from jaxspec.data.images import to_rgb
@@ -23,6 +24,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh
+from jaxspec.typing import Params
 
 Stats = TypeVar("Stats")
 Size = TypeVar("Size", bound=Hashable)
@@ -128,35 +130,46 @@ def image_units(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int
 
 
 def sampling_options(
-    requests: Sequence[Request], config: ModelConfig, batch: int, everywhere: NamedSharding | None = None
+    requests: Sequence[Request], config: ModelConfig, batch: int
 ) -> Sampling:
-    """The requests' options on the device, with rows that emit nothing up to `batch`; the config tells EOS."""
+    """The requests' options as numpy, with rows that emit nothing up to `batch`; the config tells EOS."""
 
     def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
         return np.asarray(values + [fill] * (batch - len(values)), dtype)
 
     eos = text_config(config).eos_token_id
     ids = (eos,) if isinstance(eos, int) else eos or ()
+    seeds = column([r.seed for r in requests], np.uint32, 0)
     fields = {
         "temperature": column([r.temperature for r in requests], np.float32, 0),
         "top_k": column([r.top_k for r in requests], np.int32, 0),
         "top_p": column([r.top_p for r in requests], np.float32, 1),
         "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
         "eos": np.asarray(ids or (-1,), np.int32),
+        "key_data": np.stack([np.zeros_like(seeds), seeds], axis=1),  # what `jax.random.key` makes of a seed
     }
-    seeds = column([r.seed for r in requests], np.uint32, 0)
-    # What `jax.random.key` makes of a seed, without a program for it. Not of the configured kind: under vmap, `rbg`
-    # draws one row's numbers from the first row's key.
-    data = jax.device_put(np.stack([np.zeros_like(seeds), seeds], axis=1), everywhere)
-    keys = jax.random.wrap_key_data(data, impl="threefry2x32")
-    return Sampling(**jax.device_put(fields, everywhere), keys=keys)
+    return Sampling(**fields)
 
 
-def timed(step: Callable[..., Any], mesh: Mesh | None, program: Any, *args: Any, static: tuple[Any, ...] = ()) -> Any:
-    """(what the jitted step(program, *args, *static) gives, its milliseconds); compilation is not in them."""
-    run = executable(step, mesh, program, *args, *static)
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What a program reads first, parameters mostly, and its kind, found once: they have hundreds of leaves."""
+
+    params: Params
+
+    @cached_property
+    def kind(self) -> int:
+        """The same number for all that have the same names, shapes and dtypes."""
+        return _KINDS.setdefault(_shapes(self.params), len(_KINDS))
+
+
+def timed(
+    step: Callable[..., Any], mesh: Mesh | None, program: Any, held: Held, *args: Any, static: tuple[Any, ...] = ()
+) -> Any:
+    """(what the jitted step(program, params, *args, *static) gives, its milliseconds), without those of compiling."""
+    run = executable(step, mesh, program, held, *args, *static)
     begun = time.perf_counter()
-    found = jax.block_until_ready(run(*args))
+    found = jax.block_until_ready(run(held.params, *args))
     return found, 1e3 * (time.perf_counter() - begun)
 
 
@@ -167,11 +180,12 @@ CPU a program takes some hundreds."""
 _EXECUTABLES: dict[Any, Any] = {}
 """Those used last at the end."""
 
+_KINDS: dict[Any, int] = {}
 
-def executable(step: Any, mesh: Mesh | None, program: Any, *args: Any) -> Any:
+
+def executable(step: Any, mesh: Mesh | None, program: Any, held: Held, *args: Any) -> Any:
     """`step` compiled for these shapes on this mesh. Ahead of time, so that no timing contains it."""
-    leaves, tree = jax.tree.flatten(args)
-    key = (step, mesh, program, tree, tuple([(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves]))
+    key = (step, mesh, program, held.kind, _shapes(args))
     found = _EXECUTABLES.pop(key, None)
     if found is None:
         if _mappings() > MAPPINGS:
@@ -180,9 +194,15 @@ def executable(step: Any, mesh: Mesh | None, program: Any, *args: Any) -> Any:
             jax.clear_caches()  # which hold them too
             gc.collect()
         with on_mesh(mesh):
-            found = step.lower(program, *args).compile()
+            found = step.lower(program, held.params, *args).compile()
     _EXECUTABLES[key] = found
     return found
+
+
+def _shapes(args: Any) -> tuple[Any, ...]:
+    """What a program is compiled for: structure, shapes and dtypes, and values that are no arrays."""
+    leaves, tree = jax.tree.flatten(args)
+    return tree, tuple([(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves])
 
 
 def _mappings() -> int:

@@ -91,6 +91,8 @@ class MemoryReport(_Bytes):
     working: int
     refill: int = 0
     """Inputs and state of the requests that are about to take free rows."""
+    growth: int = 0
+    """Smaller caches, while the largest are made from them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,13 @@ class MembersReport(_Bytes):
 
 
 def plan_memory(
-    program: Autoregressive | Speculator, params: Params, batch: int, sizes: Sizes, panels: int = 0, fresh: int = 0
+    program: Autoregressive | Speculator,
+    params: Params,
+    batch: int,
+    sizes: Sizes,
+    panels: int = 0,
+    fresh: int = 0,
+    smaller: int = 0,
 ) -> MemoryReport:
     """The report for B rows of these sizes.
 
@@ -116,8 +124,10 @@ def plan_memory(
       params: may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
       panels: `LoadedModel.panel_bytes` of the models, for the loop's passes.
       fresh: rows that are prefilled beside the batch, to take free rows of it.
+      smaller: new tokens that caches have room for before they grow to that of the sizes.
     """
     beside = plan_memory(program, params, fresh, sizes) if fresh else None
+    before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
     draft_cache, whole_cache = _bytes(state.drafter), _bytes(state.target)
@@ -136,6 +146,7 @@ def plan_memory(
         inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - whole_cache - weighting,
         working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes, state.target.slots),
         refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs if beside else 0,
+        growth=before.target_cache + before.draft_cache if before else 0,
     )
 
 
@@ -234,8 +245,7 @@ def _images(model: LanguageModel, batch: int, units: int) -> dict[str, Array] | 
 
 def _options(batch: int) -> Sampling:
     whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
-    keys = jax.random.split(jax.random.key(0), batch)
-    return Sampling(real, whole, real, whole, jnp.zeros(1, jnp.int32), keys)
+    return Sampling(real, whole, real, whole, jnp.zeros(1, jnp.int32), jnp.zeros((batch, 2), jnp.uint32))
 
 
 def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, sizes: Sizes, slots: int) -> int:

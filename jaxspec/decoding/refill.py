@@ -36,9 +36,5 @@ def take_in(
         parts = parts.at[:, rows].set(new.reshape(views, len(rows), *new.shape[1:]), mode="drop")
         return parts.reshape(old.shape)
 
-    keys = put(jax.random.key_data(options.keys), jax.random.key_data(its_options.keys))
-    kept = options.replace(keys=None, eos=None), its_options.replace(keys=None, eos=None)
-    options = jax.tree.map(put, *kept).replace(
-        keys=jax.random.wrap_key_data(keys, impl=jax.random.key_impl(options.keys)), eos=options.eos
-    )
-    return place(jax.tree.map(put, state, fresh)), options
+    mixed = jax.tree.map(put, options.replace(eos=None), its_options.replace(eos=None))
+    return place(jax.tree.map(put, state, fresh)), mixed.replace(eos=options.eos)

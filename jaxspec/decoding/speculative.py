@@ -11,13 +11,13 @@ from jaxspec.cache import keep_path
 from jaxspec.decoding.autoregressive import Autoregressive, prefill_target
 from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.drafters import ChainDrafter
-from jaxspec.decoding.state import DecodeState, PromptBatch, commit, going_on, init_state, newest, step_keys
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, commit, going_on, init_state, newest, step_keys
 from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, by_place, distribution, likeliest, tempered
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.typing import Array, Float, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
@@ -69,13 +69,13 @@ class Speculator:
         return state.replace(trace=init_trace(batch.weights, new_slots)) if self.traces else state
 
     def decode(
-        self, params: Params, state: DecodeState, options: Sampling, until: Int[Array, ""] | None = None
+        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Blocks of one draft and one target pass until every row is done, or so many are."""
+        """Blocks of one draft and one target pass until every row is done, or the loop is to pause."""
         if self.lengths:
             return self._decode_adaptively(params, state, options)
         return jax.lax.while_loop(
-            lambda state: going_on(state, until), lambda state: self.block(params, state, options), state
+            lambda state: going_on(state, pause), lambda state: self.block(params, state, options), state
         )
 
     def _decode_adaptively(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:

@@ -105,9 +105,20 @@ DRAW = 0
 """Of a step's keys, the stream that a model's own next token is drawn with."""
 
 
-def going_on(state: DecodeState, until: int | Array | None = None) -> Array:
-    """Whether fewer than `until` rows are done: what a loop goes on for. None: until all are."""
-    return jnp.sum(state.done) < (len(state.done) if until is None else until)
+class Pause(struct.PyTreeNode):
+    """When a loop returns before all rows are done."""
+
+    rows: Int[Array, ""]
+    """So many are done."""
+    count: Int[Array, ""]
+    """A row that is not done has so many tokens."""
+
+
+def going_on(state: DecodeState, pause: Pause | None = None) -> Array:
+    """Whether a loop goes on."""
+    if pause is None:
+        return ~jnp.all(state.done)
+    return (jnp.sum(state.done) < pause.rows) & jnp.all(state.done | (state.count < pause.count))
 
 
 def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:

@@ -150,7 +150,7 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
     views, (batch, places, _) = len(q), p.shape
     real = jnp.zeros(batch)
     keys = jax.vmap(partial(jax.random.key, impl="threefry2x32"))(jnp.arange(batch))
-    options = Sampling(real, real, real, real, real, keys)  # for `step_keys` alone
+    options = Sampling(real, real, real, real, real, jax.random.key_data(keys))  # for `step_keys` alone
     rows = jnp.arange(batch)[:, None]
 
     def block(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.engine import Engine, Request, Result
-from jaxspec.decoding.host import executable
+from jaxspec.decoding.host import Held, executable
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
@@ -92,10 +92,11 @@ class Passes:
         """`call(n)`: n passes over so many tokens a row, each from the same length on."""
         fed = jnp.ones((self.batch, tokens), jnp.int32)
         params = self.params(fed.size)
+        held = Held(params)
 
         def call(times: int) -> Array:
-            args = params, fed, self.state, jnp.int32(times)
-            out, self.state = executable(_run_passes, mesh_of(params), self.extend, *args)(*args)
+            args = fed, self.state, jnp.int32(times)
+            out, self.state = executable(_run_passes, mesh_of(params), self.extend, held, *args)(params, *args)
             return out
 
         return call

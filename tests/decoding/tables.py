@@ -80,7 +80,7 @@ def options(temperature: np.ndarray, new: int, seed: int, **fields: Any) -> Samp
         top_p=jnp.full(rows, fields.get("top_p", 1.0), jnp.float32),
         max_new_tokens=jnp.full(rows, new, jnp.int32),
         eos=jnp.asarray([-1]),
-        keys=jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows),
+        key_data=jax.random.key_data(jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)),
     )
 
 

@@ -64,7 +64,7 @@ def drawn(
 
     @jax.jit
     def run(keys: Array) -> tuple[Array, Array]:
-        chosen = sampling(ROWS, new=LENGTH, eos=(-1,), **options).replace(keys=keys)
+        chosen = sampling(ROWS, new=LENGTH, eos=(-1,), **options).replace(key_data=jax.random.key_data(keys))
         state = program.decode(params, program.prefill(params, batch, chosen, LENGTH), chosen)
         return state.tokens, state.stats.histogram.sum(0)
 

@@ -118,7 +118,7 @@ def test_step_keys_depend_on_the_row_its_position_and_the_stream_alone() -> None
         for stream in range(J + 1)
     }
     assert len(set(data.values())) == len(data)
-    turned = options.replace(keys=options.keys[::-1])
+    turned = options.replace(key_data=options.key_data[::-1])
     swapped = jax.random.key_data(step_keys(turned, jnp.asarray([3, 1, 2]), 1))
     assert swapped[0].tobytes() == data[2, 3, 1]
     assert swapped[2].tobytes() == data[0, 2, 1]

@@ -168,7 +168,7 @@ def sampling(
         top_p=jnp.broadcast_to(jnp.asarray(top_p, jnp.float32), (batch,)),
         max_new_tokens=jnp.broadcast_to(jnp.asarray(new, jnp.int32), (batch,)),
         eos=jnp.asarray(eos, jnp.int32),
-        keys=jax.random.split(jax.random.key(seed), batch),
+        key_data=jax.random.key_data(jax.random.split(jax.random.key(seed), batch)),
     )
 
 

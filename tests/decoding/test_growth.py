@@ -1,0 +1,108 @@
+"""Caches that grow: the same answers and counts as with room for all from the start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxspec.decoding import engine as engine_module
+from jaxspec.decoding import growth
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.growth import rooms
+from jaxspec.decoding.host import timed
+from jaxspec.decoding.loading import LoadedHead
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel
+from tests.decoding.test_engine import CONFIG, loaded, request_of
+from tests.decoding.tiny import kv_head
+from tests.end_to_end import tiny
+
+CONFIG = replace(CONFIG, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,), gamma=3)
+CHAIN = replace(CONFIG, weighting="em:window=3", trace=True)
+LENGTHS = (20, 3, 9, 14)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    """With a head that reads nothing but images, of which there are none."""
+    model = loaded(tiny.random_params(tiny.CONFIG))
+    options = {"feature": "last_hidden", "reads_text": False}
+    return replace(model, head=LoadedHead(*kv_head(LanguageModel(model.config), model.params, 0.05, **options)))
+
+
+@pytest.fixture(scope="module")
+def draft(target: LoadedModel) -> LoadedModel:
+    return loaded(tiny.perturbed(target.params, 0.1))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "FIRST", 8)
+
+
+def requests_of(engine: Engine, temperature: float) -> list[Request]:
+    return [
+        request_of(engine, "What?", seed=i, temperature=temperature, max_new_tokens=length)
+        for i, length in enumerate(LENGTHS)
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CHAIN,
+        replace(CONFIG, views=("kv",), tree="2:6"),
+        None,
+    ],
+    ids=["chain", "tree of a head", "plain"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.usefixtures("small")
+def test_answers_and_counts_are_those_of_whole_caches(
+    config: EngineConfig | None, temperature: float, target: LoadedModel, draft: LoadedModel
+) -> None:
+    given = target, config and draft, config or CONFIG
+    whole, growing = Engine(*given), Engine(*given[:2], replace(given[2], grow=True))
+    requests = requests_of(whole, temperature)
+    for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
+        assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)
+        for field, value in vars(theirs.stats).items():
+            np.testing.assert_array_equal(getattr(ours.stats, field), value, err_msg=field)
+
+
+@pytest.mark.usefixtures("small")
+def test_only_what_answers_need_is_compiled(
+    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[Any] = []
+
+    def watched(step: Any, *args: Any, **options: Any) -> Any:
+        steps.append(step)
+        return timed(step, *args, **options)
+
+    monkeypatch.setattr(engine_module, "timed", watched)
+    engine = Engine(target, draft, replace(CHAIN, grow=True))
+    requests = requests_of(engine, 0.0)
+    engine.generate(requests[1:2])
+    assert steps.count(growth.grow) == 0
+    (answer,) = engine.generate(requests[:1])
+    assert len(answer.tokens) > 8
+    assert steps.count(growth.grow) == 1
+    report = engine.memory_report(requests)
+    assert 0 < report.growth < report.target_cache + report.draft_cache
+
+
+def test_rooms() -> None:
+    assert rooms(64, 6) == [64]
+    assert rooms(128, 6) == [128]
+    assert rooms(1024, 6) == [128, 512, 1024]
+    assert rooms(2048, 200) == [512, 2048]  # a room for less than a block would never be left
+
+
+@pytest.mark.parametrize("other", ["refill", "adaptive_gamma"])
+def test_what_caches_cannot_grow_with(other: str) -> None:
+    with pytest.raises(InputError, match=f"grow: .*{other}"):
+        replace(CONFIG, grow=True, **{other: True})
