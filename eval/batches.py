@@ -2,12 +2,12 @@
 
     python eval/batches.py mini --out runs/batches
     python eval/batches.py llava15 --batches 1 4 16 64 --samples 64
+    python eval/planted.py && python eval/batches.py mini --target runs/planted/target --draft runs/planted/draft
 
 The same requests at every batch size. Where speculation stops paying is the crossover; `--adaptive-gamma` is meant to
 hold the better of both lines. Rows that are done while their batch is not are the waste of decoding batch after batch;
-refill gives them to the requests that wait. Caches with room for --long answers are read whole in every pass; those that
-grow are not.
-Writes results.json and table.md into --out.
+refill gives them to the requests that wait. Caches with room for --long answers are read whole in every pass; those
+that grow are not. Writes results.json and table.md into --out.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ HEADER += ["refill x plain", "refill x speculative", "growth x plain", "growth x
 def main(
     preset: Annotated[str, tyro.conf.Positional],
     out: Path = Path("runs/batches"),
+    target: str | None = None,
+    draft: str | None = None,
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32),
     dataset: str = "describe",
     samples: int = 32,
@@ -54,6 +56,9 @@ def main(
     """Times the target and draft of an evaluation preset.
 
     Args:
+      out: directory for results.json and table.md.
+      target: directory or hub id, in place of the preset's.
+      draft: likewise.
       batches: rows that decode at once.
       dataset: of the preset's, whose first questions are asked.
       samples: requests, the same for every batch.
@@ -64,15 +69,16 @@ def main(
       repeats: runs of each way, by turns; the fastest of each counts, as what else a machine does only adds.
     """
     config: EvalConfig = load_preset("eval", preset)
-    target, draft, captioner = load_models(config, (view,))
-    encoder = Engine(target).encoder
+    config = replace(config, target=target or config.target, draft=draft or config.draft)
+    reader, drafter, captioner = load_models(config, (view,))
+    encoder = Engine(reader).encoder
     requests = [Request(first_question(encoder, s).prompt, new) for s in evaluation_set(dataset, samples)]
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(batches) * 3 * (repeats + 1), desc="batches", unit="run") as bar:
         for batch in batches:
             options = EngineConfig((view,), gamma=gamma, batch_size=batch, new_buckets=(new,))
-            engines = [Engine(target, None, options), Engine(target, draft, options, captioner)]
-            engines.append(Engine(target, draft, replace(options, adaptive_gamma=True), captioner))
+            engines = [Engine(reader, None, options), Engine(reader, drafter, options, captioner)]
+            engines.append(Engine(reader, drafter, replace(options, adaptive_gamma=True), captioner))
             by_turns(engines, requests, 1, bar)  # compiles
             answers, rates = by_turns(engines, requests, repeats, bar)
             rates = rates.max(axis=1)
@@ -80,10 +86,10 @@ def main(
             row["identical"] = all(a.tokens == b.tokens for other in answers for a, b in zip(answers[0], other))
             for name, engine in zip(("plain", "speculative"), engines):
                 row[f"{name}_waste"] = waste(engine, requests)
-                whole = Engine(target, engine.draft, replace(options, new_buckets=(long,)), captioner)
-                for way, one in (("refill", engine), ("grow", whole)):
-                    other = Engine(target, engine.draft, replace(one.config, **{way: True}), captioner)
-                    row[f"{name}_{way}"] = saved(one, other, requests, repeats)
+                spacious = replace(options, new_buckets=(long,))
+                for way, without in (("refill", options), ("grow", replace(spacious, grow=False))):
+                    ways = [Engine(reader, engine.draft, replace(without, **{way: on})) for on in (False, True)]
+                    row[f"{name}_{way}"] = saved(ways, requests, repeats)
             rows.append(row)
     cells = [
         [str(row["batch"]), *(f"{row[name]:.0f}" for name in ("plain", "speculative", "adaptive"))]
@@ -115,11 +121,11 @@ def waste(engine: Engine, requests: list[Request]) -> float:
     return 1 - sum(steps) / sum(batch * max(group) for group in groups)
 
 
-def saved(engine: Engine, other: Engine, requests: list[Request], repeats: int) -> float:
-    """How many times as long as the other the engine takes."""
+def saved(engines: list[Engine], requests: list[Request], repeats: int) -> float:
+    """How many times as long as the second engine the first takes."""
     times = np.zeros((2, repeats + 1))  # the first compiles
     for run in range(repeats + 1):
-        for i, way in enumerate((engine, other)):
+        for i, way in enumerate(engines):
             begun = time.perf_counter()
             way.generate(requests)
             times[i, run] = time.perf_counter() - begun

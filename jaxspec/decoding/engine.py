@@ -95,9 +95,9 @@ class EngineConfig:
     refill: bool = False
     """Where rows are done, the next requests of their bucket take their places, see `jaxspec.decoding.refill`. It pays
     where a block takes long against the milliseconds that the host needs for it."""
-    grow: bool = False
+    grow: bool = True
     """Begin with caches for few new tokens, and enlarge them where answers get longer, see `jaxspec.decoding.growth`.
-    It pays where `max_new_tokens` is far above what most answers take."""
+    With `refill` and `adaptive_gamma` they are as large as they may have to be from the start."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
@@ -118,9 +118,6 @@ class EngineConfig:
                 raise InputError(f"adaptive_gamma: chooses the length of chains, and tree is {self.tree!r}; give one")
         if self.refill and self.adaptive_gamma:
             raise InputError("refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma")
-        if self.grow and (self.refill or self.adaptive_gamma):
-            other = "refill" if self.refill else "adaptive_gamma"
-            raise InputError(f"grow: caches grow between two programs of one batch, which {other} is not; give one")
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 
@@ -207,8 +204,10 @@ class Engine:
 
     @property
     def _grows(self) -> bool:
-        """Likewise whether caches grow."""
-        return self.config.grow and not isinstance(self.target, RecordedTarget)
+        """Whether caches do."""
+        config = self.config
+        fixed = config.refill or config.adaptive_gamma or isinstance(self.target, RecordedTarget)
+        return config.grow and not fixed
 
     @property
     def _block(self) -> int:

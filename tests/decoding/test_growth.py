@@ -14,7 +14,6 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.growth import rooms
 from jaxspec.decoding.host import timed
 from jaxspec.decoding.loading import LoadedHead
-from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from tests.decoding.test_engine import CONFIG, loaded, request_of
 from tests.decoding.tiny import kv_head
@@ -65,7 +64,7 @@ def test_answers_and_counts_are_those_of_whole_caches(
     config: EngineConfig | None, temperature: float, target: LoadedModel, draft: LoadedModel
 ) -> None:
     given = target, config and draft, config or CONFIG
-    whole, growing = Engine(*given), Engine(*given[:2], replace(given[2], grow=True))
+    growing, whole = Engine(*given), Engine(*given[:2], replace(given[2], grow=False))
     requests = requests_of(whole, temperature)
     for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
         assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)
@@ -84,7 +83,7 @@ def test_only_what_answers_need_is_compiled(
         return timed(step, *args, **options)
 
     monkeypatch.setattr(engine_module, "timed", watched)
-    engine = Engine(target, draft, replace(CHAIN, grow=True))
+    engine = Engine(target, draft, CHAIN)
     requests = requests_of(engine, 0.0)
     engine.generate(requests[1:2])
     assert steps.count(growth.grow) == 0
@@ -100,9 +99,3 @@ def test_rooms() -> None:
     assert rooms(128, 6) == [128]
     assert rooms(1024, 6) == [128, 512, 1024]
     assert rooms(2048, 200) == [512, 2048]  # a room for less than a block would never be left
-
-
-@pytest.mark.parametrize("other", ["refill", "adaptive_gamma"])
-def test_what_caches_cannot_grow_with(other: str) -> None:
-    with pytest.raises(InputError, match=f"grow: .*{other}"):
-        replace(CONFIG, grow=True, **{other: True})
