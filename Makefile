@@ -10,6 +10,9 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
+# What the mini draft is trained on: no five images, as configs/train/mini.py tells.
+DRAFT_KINDS := attributes,describe,read,exist,reason,chart,edit,brush,spot,facts,sums
+
 .PHONY: demo test models lint clean
 
 demo: $(VENV)/.demo
@@ -27,10 +30,14 @@ models: $(VENV)/.train
 	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook --samples 3000 \
 	  --temperature 1 --max-new-tokens 96 --batch-size 32 --name picturebook_t1
 	$(VENV)/bin/python train/kv_head.py --recipe mini_answers --head.feature last_hidden --target runs/train/target/hf
+	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook:$(DRAFT_KINDS) \
+	  --samples 9000 --max-new-tokens 96 --batch-size 32 --name picturebook_draft_t0
 	for recipe in mini_large mini_text; do \
 	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf || exit; done
 	$(VENV)/bin/python train/recipe.py mini_text --target runs/train/target/hf --data runs/data/picturebook_t0 \
 	  --runs runs/train/mini_dt_llama
+	$(VENV)/bin/python train/recipe.py mini_llava --target runs/train/target/hf \
+	  --data runs/data/picturebook_draft_t0 --runs runs/train/mini_dt_llava
 	for recipe in mini_pooled mini_distilled; do \
 	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf --start runs/train/draft/hf || exit; done
 
