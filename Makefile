@@ -25,11 +25,9 @@ models: $(VENV)/.train
 	$(VENV)/bin/python train/target.py
 	$(VENV)/bin/python train/draft.py
 	$(VENV)/bin/python train/captioner.py --tower-of runs/train/draft/hf
+	$(VENV)/bin/python train/kv_head.py --head.feature last_hidden --target runs/train/target/hf
 	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook --samples 9000 \
 	  --max-new-tokens 96 --batch-size 32 --name picturebook_t0
-	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook --samples 3000 \
-	  --temperature 1 --max-new-tokens 96 --batch-size 32 --name picturebook_t1
-	$(VENV)/bin/python train/kv_head.py --recipe mini_answers --head.feature last_hidden --target runs/train/target/hf
 	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook:$(DRAFT_KINDS) \
 	  --samples 9000 --max-new-tokens 96 --batch-size 32 --name picturebook_draft_t0
 	for recipe in mini_large mini_text; do \

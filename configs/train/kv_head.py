@@ -1,12 +1,13 @@
-"""How KV heads are trained: the mini target's, the shipped one of which is `mini_answers` with hidden states, a debug
-twin, and LLaVA-1.5's.
+"""How KV heads are trained: the mini target's, the shipped one of which is `mini` with hidden states, a debug twin, and
+LLaVA-1.5's.
 
-LLaVA-1.5's: first text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order); best on
-answers that the target wrote, which the recipes `*_answers` read: of data ending in _t0 greedy, in _t1 drawn.
+LLaVA-1.5's: first text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order). The
+recipes `*_answers` read answers that the target wrote: of data ending in _t0 greedy, in _t1 drawn.
 
+    python train/kv_head.py --head.feature last_hidden
     python train/distill_data.py --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
         --draft jaxspec/assets/mini/draft --max-new-tokens 96 --name picturebook_t0
-    python train/kv_head.py --recipe mini_answers --head.feature last_hidden
+    python train/kv_head.py --recipe mini_answers
 
 Draft lengths up to 7 are trained for.
 """

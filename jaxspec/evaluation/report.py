@@ -58,21 +58,35 @@ def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], n
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
-    """The same table in the terminal; turned on its side where only that fits or comes nearer."""
+    """The same table in the terminal; where it is too wide, on its side, or else in parts."""
     console = Console()
     lines = [list(header), *map(list, rows)]
     turned = [list(column) for column in zip(*lines, strict=True)]
-    if _width(lines) > console.width and _width(turned) < _width(lines):
+    if _width(lines) > console.width >= _width(turned):
         lines = turned
-    header, *rows = lines
-    table = Table(title=title, title_justify="left")
-    for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for part, (header, *rows) in enumerate(_parts(lines, console.width)):
+        table = Table(title=None if part else title, title_justify="left")
+        for i, name in enumerate(header):
+            table.add_column(name, justify="right" if i else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     for note in notes:
         console.print(note)
+
+
+def _parts(lines: list[list[str]], width: int) -> list[list[list[str]]]:
+    """The table cut between columns, each part with as many of the first ones as tell its rows apart."""
+    columns = [list(column) for column in zip(*lines, strict=True)]
+    names = 1
+    while names < len(columns) and len({tuple(row[:names]) for row in lines}) < len(lines):
+        names += 1
+    parts = [columns[:names]]
+    for column in columns[names:]:
+        if len(parts[-1]) > names and _width(list(zip(*parts[-1], column))) > width:
+            parts.append(columns[:names])
+        parts[-1] = [*parts[-1], column]
+    return [[list(row) for row in zip(*part, strict=True)] for part in parts]
 
 
 def _width(lines: Sequence[Sequence[str]]) -> int:
