@@ -74,7 +74,8 @@ def main(
     encoder = Engine(reader).encoder
     requests = [Request(first_question(encoder, s).prompt, new) for s in evaluation_set(dataset, samples)]
     rows: list[dict[str, Any]] = []
-    with tqdm(total=len(batches) * 3 * (repeats + 1), desc="batches", unit="run") as bar:
+    runs = 3 + 2 * 4  # three ways to decode; of two of them, with and without refill, and growth
+    with tqdm(total=len(batches) * runs * (repeats + 1), desc="batches", unit="run") as bar:
         for batch in batches:
             options = EngineConfig((view,), gamma=gamma, batch_size=batch, new_buckets=(new,))
             engines = [Engine(reader, None, options), Engine(reader, drafter, options, captioner)]
@@ -89,7 +90,7 @@ def main(
                 spacious = replace(options, new_buckets=(long,))
                 for way, without in (("refill", options), ("grow", replace(spacious, grow=False))):
                     ways = [Engine(reader, engine.draft, replace(without, **{way: on})) for on in (False, True)]
-                    row[f"{name}_{way}"] = saved(ways, requests, repeats)
+                    row[f"{name}_{way}"] = saved(ways, requests, repeats, bar)
             rows.append(row)
     cells = [
         [str(row["batch"]), *(f"{row[name]:.0f}" for name in ("plain", "speculative", "adaptive"))]
@@ -121,7 +122,7 @@ def waste(engine: Engine, requests: list[Request]) -> float:
     return 1 - sum(steps) / sum(batch * max(group) for group in groups)
 
 
-def saved(engines: list[Engine], requests: list[Request], repeats: int) -> float:
+def saved(engines: list[Engine], requests: list[Request], repeats: int, bar: tqdm) -> float:
     """How many times as long as the second engine the first takes."""
     times = np.zeros((2, repeats + 1))  # the first compiles
     for run in range(repeats + 1):
@@ -129,6 +130,7 @@ def saved(engines: list[Engine], requests: list[Request], repeats: int) -> float
             begun = time.perf_counter()
             way.generate(requests)
             times[i, run] = time.perf_counter() - begun
+            bar.update()
     ours, theirs = times[:, 1:].min(axis=1)
     return float(ours / theirs)
 
