@@ -10,9 +10,6 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-# What the mini draft is trained on: no five images, as configs/train/mini.py tells.
-DRAFT_KINDS := attributes,describe,read,exist,reason,chart,edit,brush,spot,facts,sums
-
 .PHONY: demo test models lint clean
 
 demo: $(VENV)/.demo
@@ -28,7 +25,8 @@ models: $(VENV)/.train
 	$(VENV)/bin/python train/kv_head.py --head.feature last_hidden --target runs/train/target/hf
 	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook --samples 9000 \
 	  --max-new-tokens 96 --batch-size 32 --name picturebook_t0
-	$(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook:$(DRAFT_KINDS) \
+	kinds=$$($(VENV)/bin/python -c 'from configs.train.mini import DRAFT_KINDS; print(*DRAFT_KINDS, sep=",")') && \
+	  $(VENV)/bin/python train/distill_data.py --target runs/train/target/hf --data picturebook:$$kinds \
 	  --samples 9000 --max-new-tokens 96 --batch-size 32 --name picturebook_draft_t0
 	for recipe in mini_large mini_text; do \
 	  $(VENV)/bin/python train/recipe.py $$recipe --target runs/train/target/hf || exit; done

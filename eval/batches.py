@@ -89,7 +89,8 @@ def main(
                 row[f"{name}_waste"] = waste(engine, requests)
                 spacious = replace(options, new_buckets=(long,))
                 for way, without in (("refill", options), ("grow", replace(spacious, grow=False))):
-                    ways = [Engine(reader, engine.draft, replace(without, **{way: on})) for on in (False, True)]
+                    both = (replace(without, **{way: on}) for on in (False, True))
+                    ways = [Engine(reader, engine.draft, one, captioner) for one in both]
                     row[f"{name}_{way}"] = saved(ways, requests, repeats, bar)
             rows.append(row)
     cells = [

@@ -97,7 +97,7 @@ class EngineConfig:
     where a block takes long against the milliseconds that the host needs for it."""
     grow: bool = True
     """Begin with caches for few new tokens, and enlarge them where answers get longer, see `jaxspec.decoding.growth`.
-    With `refill` and `adaptive_gamma` they are as large as they may have to be from the start."""
+    With `refill`, `adaptive_gamma` or recorded answers they are as large as they may have to be from the start."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""

@@ -129,9 +129,7 @@ def image_units(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int
     return bucket(count, buckets, "image units of one prompt")
 
 
-def sampling_options(
-    requests: Sequence[Request], config: ModelConfig, batch: int
-) -> Sampling:
+def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
     """The requests' options as numpy, with rows that emit nothing up to `batch`; the config tells EOS."""
 
     def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
