@@ -25,8 +25,10 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
+from jaxspec.data.prompts import bucket
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
+from jaxspec.decoding.host import BATCH_BUCKETS
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.command import load_models
 from jaxspec.evaluation.config import EvalConfig
@@ -120,7 +122,7 @@ def waste(engine: Engine, requests: list[Request]) -> float:
     batch = engine.config.batch_size
     steps = [result.stats.steps for result in engine.generate(requests)]
     groups = [steps[i : i + batch] for i in range(0, len(steps), batch)]
-    return 1 - sum(steps) / sum(batch * max(group) for group in groups)
+    return 1 - sum(steps) / sum(bucket(len(group), BATCH_BUCKETS, "batch") * max(group) for group in groups)
 
 
 def saved(engines: list[Engine], requests: list[Request], repeats: int, bar: tqdm) -> float:

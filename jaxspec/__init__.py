@@ -12,7 +12,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
-    from jaxspec.decoding.engine import Engine, EngineConfig
+    from jaxspec.decoding.engine import Engine
+    from jaxspec.decoding.engine_config import EngineConfig
     from jaxspec.decoding.host import Request, Result
     from jaxspec.decoding.loading import LoadedModel
     from jaxspec.errors import InputError
@@ -21,7 +22,7 @@ _HOMES = {
     "Collaboration": "jaxspec.decoding.collaboration",
     "CollaborationConfig": "jaxspec.decoding.collaboration",
     "Engine": "jaxspec.decoding.engine",
-    "EngineConfig": "jaxspec.decoding.engine",
+    "EngineConfig": "jaxspec.decoding.engine_config",
     "InputError": "jaxspec.errors",
     "LoadedModel": "jaxspec.decoding.loading",
     "Request": "jaxspec.decoding.host",

@@ -13,7 +13,7 @@ from jaxspec.data.picturebook import FOLLOW_UPS
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import check_names, evaluation_set
 from jaxspec.decoding.collaboration import CollaborationConfig, Method
-from jaxspec.decoding.engine import EngineConfig
+from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.host import IMAGE_BUCKETS, PROMPT_BUCKETS
 from jaxspec.errors import InputError
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import init_cache
+from jaxspec.cache import KVCache, init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.drafters import ChainDrafter
@@ -31,7 +31,7 @@ from jaxspec.evaluation.timing import Passes, rewound, time_loops
 from jaxspec.models import LanguageModel, abstract_params, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.sampling import Sampling
-from jaxspec.typing import Array, Params
+from jaxspec.typing import Array, Int, Params
 
 Record = dict[str, Any]
 
@@ -98,11 +98,36 @@ class Pair:
     def dtype(self) -> jnp.dtype:
         return jnp.dtype(self.config.dtype)
 
+    def cache(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> KVCache:
+        """Of which `slots` are filled, with room for `tokens` more a row."""
+        cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
+        return cache.replace(length=jnp.full(batch, slots, jnp.int32))
+
     def passes(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> Passes:
         """Passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
-        cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
-        cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
-        return Passes(model.model.extend, model.loop_params, cache, batch)
+        return Passes(model.model.extend, model.loop_params, self.cache(model, batch, slots, tokens), batch)
+
+    def turns(self, batch: int, views: int, slots: int) -> Passes:
+        """The passes of a block of each length and nothing else: draft passes over one token, and a target pass."""
+        target, draft = self.target.model, self.draft.model
+
+        def extend(
+            params: Params, tokens: Int[Array, "B T"], caches: tuple[KVCache, KVCache]
+        ) -> tuple[Array, tuple[KVCache, KVCache]]:
+            def step(carry: tuple[Array, KVCache], _: None) -> tuple[tuple[Array, KVCache], Array]:
+                logits, cache = draft.extend(params["drafter"], *carry)
+                said = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+                return (said, cache), said[:batch, 0]
+
+            first = jnp.tile(tokens[:, :1], (views, 1))
+            (_, reader), said = jax.lax.scan(step, (first, caches[1]), None, tokens.shape[1] - 1)
+            fed = jnp.concatenate([tokens[:, :1], said.T], axis=1)
+            logits, cache = target.extend(params["target"], fed, caches[0])
+            return logits, (cache, reader)
+
+        block = self.config.gamma + 1
+        caches = self.cache(self.target, batch, slots, block), self.cache(self.draft, views * batch, slots, block)
+        return Passes(extend, lambda _: self.params(batch)[1], caches, batch)
 
     def drafter(self, views: int) -> ChainDrafter:
         """Of so many views, which all show the same."""
@@ -197,8 +222,9 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     """Whole decode loops at forced acceptance against the plain loop, with what Eq. (1) predicts and where time goes.
 
     The speed-up is in tokens a second of decoding; `loop_efficiency` is its share of the prediction from T_q, T_p and
-    T_p(J+1). The loss, in milliseconds a block: `draft` is drafting less J passes, `verify` all of the block that is
-    neither drafting nor the target's pass, `loop` the whole loop's share of a block less the block.
+    T_p(J+1). The loss, in milliseconds a block: `turns` is what its passes take longer by turns than each in a loop of
+    its own, where it finds its weights in the processor's caches; `rest` all of the block that is no pass; `loop` the
+    whole loop's share of a block less the block.
     """
     config, gamma = pair.config, pair.config.gamma
     drafter, inputs = pair.drafter(views), pair.prompts(batch, views)
@@ -216,16 +242,15 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         steps[name] = float(done[-1].stats.steps.max())
         return done[-1].count
 
-    speculator = programs[f"{config.forced[0]:g}"]
-    state = states[f"{config.forced[0]:g}"]
+    first = f"{config.forced[0]:g}"
     slots = config.context + config.new  # a pass reads all slots of the cache, filled or not
     target = pair.passes(pair.target, batch, slots, gamma + 1)
     calls = {name: partial(decode, name) for name in programs} | {
         "draft pass": pair.passes(pair.draft, views * batch, slots, 1).over(1),
         "target pass": target.over(1),
         "verify pass": target.over(gamma + 1),
-        "drafting": lambda times: _run_draft(speculator, looped, state, options, times),
-        "block": blocks(speculator, looped, state, options),
+        "turns": pair.turns(batch, views, slots).over(gamma + 1),
+        "block": blocks(programs[first], looped, states[first], options),
     }
     ms = time_loops(calls, config.repeats, config.clock)
     found = []
@@ -241,9 +266,9 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
             | {"tokens_per_second": batch * 1e3 * config.new / ms[name], "speedup_measured": measured}
             | {"speedup_predicted": predicted_speedup(tau, gamma, *passes), "speedup_predicted_with_verify": predicted}
             | {"loop_efficiency": measured / predicted * tau / reached, "draft_ms": passes[0], "target_ms": passes[1]}
-            | {"verify_ms": ms["verify pass"], "drafting_ms": ms["drafting"], "block_ms": ms["block"]}
-            | {"draft_loss_ms": ms["drafting"] - gamma * passes[0]}
-            | {"verify_loss_ms": ms["block"] - ms["drafting"] - ms["verify pass"]}
+            | {"verify_ms": ms["verify pass"], "turns_ms": ms["turns"], "block_ms": ms["block"]}
+            | {"turns_loss_ms": ms["turns"] - gamma * passes[0] - ms["verify pass"]}
+            | {"rest_loss_ms": ms["block"] - ms["turns"]}
             | {"loop_loss_ms": ms[name] / steps[name] - ms["block"]}
         )
     return found
@@ -276,18 +301,6 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
 def _run_decode(program: Any, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
     """Without donation, so that one state starts all runs."""
     return program.decode(params, state, options)
-
-
-@partial(jax.jit, static_argnames="program")
-def _run_draft(program: Any, params: Params, state: DecodeState, options: Sampling, times: int) -> Array:
-    weights = program.weighting.weights(state.weighting, options.keys)
-
-    def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-        recent, drafter = carry
-        draft, drafter = program.drafter.draft(params, drafter, recent, state.count, weights, options)
-        return draft.tokens[:, -2:], rewound(drafter, state.drafter)
-
-    return jax.lax.fori_loop(0, times, step, (jnp.ones((len(state.count), 2), jnp.int32), state.drafter))[0]
 
 
 def blocks(program: Speculator, params: Params, state: DecodeState, options: Sampling) -> Callable[[int], Any]:

@@ -79,20 +79,21 @@ def images_table(name: str, rows: Sequence[Record], limits: Limits) -> Table:
 def forced_table(name: str, rows: Sequence[Record], limits: Limits) -> Table:
     """A line per batch, views and block efficiency."""
     header = ["B", "views", "forced tau", "J", "plain tok/s", "tok/s", "speed-up", "Eq. (1)", "with T_p(J+1)"]
-    header += ["efficiency", "block ms", "lost: draft", "verify", "loop"]
+    header += ["efficiency", "block ms", "lost: turns", "rest", "loop"]
     cells = [
         [str(row["batch"]), str(row["views"]), f"{row['forced_block_efficiency']:g}", str(row["gamma"])]
         + [f"{row[field]:.1f}" for field in ("plain_tokens_per_second", "tokens_per_second")]
         + [f"{row[field]:.2f}" for field in ("speedup_measured", "speedup_predicted", "speedup_predicted_with_verify")]
         + [f"{row['loop_efficiency']:.2f}", f"{row['block_ms']:.3g}"]
-        + [f"{row[field]:.3g}" for field in ("draft_loss_ms", "verify_loss_ms", "loop_loss_ms")]
+        + [f"{row[field]:.3g}" for field in ("turns_loss_ms", "rest_loss_ms", "loop_loss_ms")]
         for row in rows
     ]
     notes = [
         "FORCED ACCEPTANCE: random weights; draft and target compute all of a real block, and the number of accepted "
         "tokens is given, not earned. These are times of loops, and say nothing about any draft's quality.",
         "speed-up: over plain decoding in the same run; efficiency: measured over predicted with T_p(J+1). Lost, in ms "
-        "a block: drafting less J draft passes; the block less that and the target's pass; the loop less its blocks.",
+        "a block: what the passes take longer by turns than each in a loop of its own, with its weights at hand; the "
+        "block less its passes; the loop less its blocks.",
     ]
     return f"Loops at forced acceptance, {name}", header, cells, notes
 
@@ -154,9 +155,9 @@ def _draw_stages(name: str, rows: Sequence[Record]) -> Any:
     left = [0.0] * len(found)
     stages = {
         "draft passes": lambda row: row["gamma"] * row["draft_ms"],
-        "drafting, the rest": lambda row: max(row["draft_loss_ms"], 0.0),
         "target pass": lambda row: row["verify_ms"],
-        "verify and commit": lambda row: max(row["verify_loss_ms"], 0.0),
+        "passes by turns": lambda row: max(row["turns_loss_ms"], 0.0),
+        "the rest of a block": lambda row: max(row["rest_loss_ms"], 0.0),
         "loop": lambda row: max(row["loop_loss_ms"], 0.0),
     }
     for colour, (stage, width) in zip(COLOURS, stages.items()):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.block_length import MEMORY, PRIOR, init_length, lengths_up_to, measure_costs
-from jaxspec.decoding.engine import EngineConfig
+from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.errors import InputError
 from tests.decoding import tiny
 
