@@ -93,7 +93,8 @@ def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Boo
     p_x = jnp.take_along_axis(p[:, :length], chosen, axis=-1)[..., 0]
     q_x = jnp.take_along_axis(q, chosen, axis=-1)[..., 0]
     u = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(accept_keys)
-    stands = jnp.cumprod(u * q_x < p_x, axis=1, dtype=jnp.int32)
+    # What q gives no mass, or none that is a number, was not drawn from it.
+    stands = jnp.cumprod((q_x > 0) & (u * q_x < p_x), axis=1, dtype=jnp.int32)
     count = stands.sum(axis=1)
     at = count[:, None, None]
 
@@ -108,9 +109,10 @@ def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Boo
 
 
 def _residual(p: Array, q: Array, bonus: Array) -> Array:
-    """max(0, p - q), unnormalised; p itself where no draft token stood against it, or where rounding left nothing."""
+    """max(0, p - q), unnormalised; p itself where no draft token stood against it, where rounding left nothing, and
+    where q holds what is not a number."""
     left = jnp.maximum(p - q, 0.0)
-    whole = bonus | (left.sum(-1) <= 0)
+    whole = bonus | ~(left.sum(-1) > 0)
     return jnp.where(whole[:, None], p, left)
 
 

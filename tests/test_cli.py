@@ -78,7 +78,7 @@ def run(
 ) -> dict[str, Any]:
     """The JSON that the command prints; its models are those of `world`."""
     models = ["--target", world / "target", *(["--draft", world / draft] if draft else [])]
-    shown = ["--views", views] if views else []
+    shown = ["--views", views] if views and draft else []
     main(["generate", *map(str, [*models, *shown, "--prompt", "Hi", "--max-new-tokens", NEW, "--json", *args])])
     return json.loads(capsys.readouterr().out)
 
@@ -140,7 +140,11 @@ def test_kv_heads_that_cannot_draft(world: Path, tmp_path: Path, capsys: pytest.
     assert re.search(r"made for a target of configuration \w{16} \(target\), and this llava .* is \w{16}", told)
     common = ["--target", world / "target", "--prompt", "Hi", "--draft"]
     assert "there is no draft" in refusal(capsys, *common, world / "head", "--views", "M,kv")
-    assert "has no KV head" in refusal(capsys, *common, world / "draft", "--views", "M,kv")
+    assert "kv is a KV head; give --kv-head" in refusal(capsys, *common, world / "draft", "--views", "M,kv")
+    assert "they have no view kv" in refusal(capsys, *common, world / "head", "--views", "M")
+    both = (*common, world / "draft", "--kv-head", world / "head")
+    assert "they have no view kv" in refusal(capsys, *both, "--views", "M")
+    assert "--draft: is shown nothing" in refusal(capsys, *both, "--views", "kv")
     assert "name it last" in refusal(capsys, *common, world / "draft", "--views", "kv,M")
 
 
@@ -243,7 +247,7 @@ def test_a_process_of_its_own(world: Path) -> None:
         (["--views", "M,T", "--weights", "nan,1"], "nan"),
         (["--weights", "half"], "'half' is no list of numbers"),
         (["--image", "{}/missing.png"], "missing.png: no such file"),
-        (["--image", "{}/target"], "target: no such file"),
+        (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: not readable"),
         (["--image", "{}/text.png"], "text.png: not readable"),
         (["--image", "{}/cut.png"], "cut.png: not readable"),
@@ -253,6 +257,13 @@ def test_a_process_of_its_own(world: Path) -> None:
         (["--target", "{}/nothing"], "nothing': no such directory"),
         (["--target", "{}"], "config.json: no such file"),
         (["--draft", "{}/nothing"], "nothing': no such directory"),
+        (["--target", ""], "'': no such directory"),
+        (["--gamma", "3"], "--gamma: is about a draft, and none is given"),
+        (["--draft-revision", "v2"], "--draft-revision: is of a hub id, and --draft is none"),
+        (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
+        (["--views", "C", "--captioner", "nonsense", "--draft", "{}/draft"], "captioner: 'nonsense' is unknown"),
+        (["--views", "P0", "--draft", "{}/draft"], "views: 'P0' is unknown"),
+        (["--temperature", "1e39"], "temperature: 1e+39"),
     ],
     ids=lambda value: "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else "",
 )
@@ -288,13 +299,15 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ([], "--target: no model is named"),
         (["--collaborate", "{}/target"], "1 model; give 2 or more"),
-        (["--collaborate", "{0}/target,{0}/draft", "--target", "{}/target"], "stands instead of --target"),
+        (["--collaborate", "{0}/target,{0}/draft", "--target", "{}/target"], "--target: has no part in"),
+        (["--collaborate", "{0}/target,{0}/draft", "--adaptive-gamma"], "--adaptive-gamma: has no part in"),
+        (["--target", "{}/target", "--proposer", "1"], "--proposer: is about models that write together"),
         (["--collaborate", "{0}/target,{0}/nothing"], "nothing': no such directory"),
         (["--collaborate", "{0}/target,{0}/draft", "--combine", "weighted:0.6,0.5"], "sum to 1.1"),
         (["--collaborate", "{0}/target,{0}/draft", "--combine", "contrast"], "did you mean 'contrastive'"),
         (["--collaborate", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
-        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is no list of numbers"),
-        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "give whole numbers"),
+        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is no list of whole numbers"),
+        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "no list of whole numbers"),
         (["--collaborate", "{0}/target,{0}/draft", "--proposer", "2"], "2 of 2 models"),
     ],
 )

@@ -78,6 +78,21 @@ def test_a_draft_from_the_target_is_accepted_whole(seed: int) -> None:
     assert (np.take_along_axis(p[:, J], np.asarray(verdict.next_token)[:, None], -1) > 0).all()
 
 
+@pytest.mark.parametrize("value", [0.0, np.nan])
+def test_a_draft_without_a_distribution_changes_nothing(value: float) -> None:
+    """Of a q without mass, or of what is no number, nothing stands, and what follows is drawn from p."""
+    rng = np.random.default_rng(0)
+    p = distributions(rng, J + 1)
+    q = np.full((ROWS, J, V), value, np.float32)
+    found = jit_rejection(
+        jnp.broadcast_to(p, (ROWS, J + 1, V)), block(np.zeros((ROWS, J), np.int32), q), keys(1, ROWS),
+        jnp.zeros(ROWS, bool),
+    )  # fmt: skip
+    assert not np.asarray(found.count).any()
+    counts = np.bincount(np.asarray(found.next_token), minlength=V)
+    assert goodness_of_fit(counts, p[0]) > 1e-4
+
+
 @given(seeds)
 def test_nothing_impossible_is_emitted(seed: int) -> None:
     rng = np.random.default_rng(seed)

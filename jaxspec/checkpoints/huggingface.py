@@ -225,7 +225,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
     """The local directory of a checkpoint; a hub id is fetched (or found in the hub's cache) first."""
     path = Path(path_or_id).expanduser()
-    if path.is_dir():
+    if path.is_dir() and str(path_or_id):  # an empty name would be the working directory
         return path
     if path.exists():
         raise InputError(f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json")

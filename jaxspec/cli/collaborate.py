@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.cli.generate import Generate, encoded, numbers, request_of
+from jaxspec.cli.generate import ALONE, Generate, encoded, refuse, request_of
 from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
@@ -23,8 +23,7 @@ from jaxspec.runtime import setup_runtime
 def run(args: Generate) -> str:
     """What the command prints. All that can be checked without the models is checked before they are read."""
     assert args.collaborate is not None
-    if args.target is not None or args.draft is not None:
-        raise InputError("--collaborate: stands instead of --target and --draft; name all models in it")
+    refuse(args, ALONE, "has no part in --collaborate, which names all models; leave it out")
     names = args.collaborate.split(",")
     config = CollaborationConfig(
         args.combine,
@@ -75,7 +74,7 @@ def run(args: Generate) -> str:
 
 
 def _whole(option: str, text: str) -> tuple[int, ...]:
-    given = numbers(option, text)
-    if any(number != int(number) for number in given):
-        raise InputError(f"{option}: {text!r} are draft lengths; give whole numbers")
-    return tuple(map(int, given))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"{option}: {text!r} is no list of whole numbers; separate them by commas") from None

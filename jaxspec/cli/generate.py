@@ -18,7 +18,7 @@ from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, PromptEncoder, place_images
-from jaxspec.decoding.captioners import load_captioner
+from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.collaboration import Method
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
@@ -103,8 +103,24 @@ class Generate:
     """Print one JSON object with text, tokens and stats instead of the text."""
 
 
+OF_DRAFTS = ("captioner", "weights", "weighting", "gamma", "tree", "adaptive_gamma", "context")
+"""Options that are about a draft or a KV head, as --views is without --collaborate."""
+ALONE = ("target", "draft", "kv_head", "revision", "draft_revision", "model_parallel", *OF_DRAFTS)
+"""Options of one target."""
+TOGETHER = ("combine", "method", "gammas", "proposer")
+"""Options of --collaborate."""
+
+
+def refuse(args: Generate, names: Sequence[str], why: str) -> None:
+    """Raises InputError for an option of these names that is not left as it was: nothing would read it."""
+    given = [name for name in names if getattr(args, name) != getattr(Generate, name)]
+    if given:
+        raise InputError(f"--{given[0].replace('_', '-')}: {why}")
+
+
 def run(args: Generate) -> str:
     """What the command prints. All that can be checked without the models is checked before they are read."""
+    refuse(args, TOGETHER, "is about models that write together; name them with --collaborate")
     if args.target is None:
         raise InputError("--target: no model is named; give a directory or hub id, or several with --collaborate")
     weights = None if args.weights is None else numbers("--weights", args.weights)
@@ -123,7 +139,7 @@ def run(args: Generate) -> str:
         context=args.context,
         batch_size=1,
     )
-    shows_captions = draft is not None and needs_captioner(parse_views(views), args.captioner)
+    _check_drafts(args, draft, head, views)
     images = [load_image(path) for path in args.image]
     request = request_of(args)
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
@@ -142,7 +158,7 @@ def run(args: Generate) -> str:
     if head is not None:
         loaded[0] = loaded[0].with_head(head)
     captioner = None
-    if args.captioner is not None and shows_captions:
+    if args.captioner is not None:
         progress(f"loading captioner {args.captioner}")
         captioner = load_captioner(args.captioner, dtype and jnp.dtype(dtype), beside=loaded[0])
     engine = Engine(*loaded, config=config, captioner=captioner)
@@ -160,6 +176,24 @@ def run(args: Generate) -> str:
     if args.json:
         return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
     return result.text
+
+
+def _check_drafts(args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]) -> None:
+    """Raises InputError for drafts that draft nothing, and for options that are about none."""
+    if draft is None and head is None:
+        refuse(args, ("views", *OF_DRAFTS), "is about a draft, and none is given; give --draft")
+    if draft is None:
+        refuse(args, ["draft_revision"], "is of a hub id, and --draft is none; leave it out")
+    if ("kv" in views) != (head is not None):
+        what = "--kv-head is given and they have no view kv" if head else "kv is a KV head; give --kv-head"
+        raise InputError(f"--views: {','.join(views)}: {what}")
+    if draft is not None and views == ("kv",):
+        raise InputError("--draft: is shown nothing, as the only view is kv; leave it out, or name another view too")
+    reads = needs_captioner(parse_views(views), args.captioner)
+    if args.captioner is not None:
+        check_captioner(args.captioner)
+        if not reads:
+            raise InputError(f"--captioner: no view of {','.join(views)} shows captions; name C, or leave it out")
 
 
 def describe(result: Result, request: Request, engine: Engine) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageOps
 
 from jaxspec.errors import InputError
 
@@ -17,7 +18,7 @@ def load_image(path: str | Path) -> Image.Image:
     """The image file as upright RGB (EXIF rotation applied, transparency on white)."""
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"image {path}: no such file; check the path")
+        raise InputError(f"image {path}: {'a folder' if path.is_dir() else 'no such file'}; give an image file")
     return _decode(path, str(path))
 
 
@@ -40,11 +41,12 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
     try:
         with Image.open(source) as image:
             image.load()
-            return to_rgb(ImageOps.exif_transpose(image), name)
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+            upright = ImageOps.exif_transpose(image)
+    except Exception as error:  # decoders raise anything of files that are broken
         raise InputError(
             f"image {name}: not readable as an image ({type(error).__name__}); convert it to PNG"
         ) from error
+    return to_rgb(upright, name)
 
 
 def image_hash(image: Image.Image) -> str:
@@ -52,16 +54,41 @@ def image_hash(image: Image.Image) -> str:
     return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
 
 
+LONGEST = 200
+"""Qwen2.5-VL's limit too."""
+
+
 def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
-    """A PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel."""
+    """A PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel.
+
+    Raises InputError for other arrays, images whose pixels have no known range, and strips that are longer than 200
+    times their width: scaled to a page's shorter edge they would be gigabytes.
+    """
     if isinstance(image, StoredImage):
         return image.load()
     if not isinstance(image, Image.Image):
-        image = Image.fromarray(image)
+        image = _of_array(np.asarray(image), name)
+    width, height = image.size
     if 0 in image.size:
-        raise InputError(f"image {name}: its size is {image.size[0]}x{image.size[1]}; give one with pixels in it")
+        raise InputError(f"image {name}: its size is {width}x{height}; give one with pixels in it")
+    if max(image.size) > LONGEST * min(image.size):
+        raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide; cut it")
+    if image.mode.startswith("I;16"):  # `convert` would clip, not scale
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise InputError(f"image {name}: pixels of mode {image.mode}, of any range; convert it to 8 bits a channel")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         page = Image.new("RGBA", image.size, "white")
         page.alpha_composite(image.convert("RGBA"))
         image = page
     return image.convert("RGB")
+
+
+def _of_array(array: np.ndarray, name: str) -> Image.Image:
+    found = f"{array.dtype} of shape {list(array.shape)}"
+    try:
+        if array.dtype == np.uint8:
+            return Image.fromarray(array)
+    except TypeError:
+        pass
+    raise InputError(f"image {name}: an array of {found}; give uint8 [Y, X, 3], or a PIL image")

@@ -60,7 +60,8 @@ class PromptEncoder:
             )
 
     @property
-    def eos(self) -> int:
+    def eos(self) -> int | None:
+        """None of a tokeniser that has no such token: nothing then stands behind an answer."""
         return self.tokenizer.eos_token_id
 
     def prompt(self, question: str, images: Sequence[Any] = ()) -> Prompt:
@@ -77,8 +78,8 @@ class PromptEncoder:
     def follow_up(self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()) -> Prompt:
         """The next turn: the prompt, the answer's own ids, and another question."""
         answer = [token for token in answer if token != self.image_token]  # a model may write one: no image of ours
-        if not self._has_template and self.eos not in answer[-1:]:
-            answer = [*answer, self.eos]
+        if not self._has_template and answer[-1:] != self._end:
+            answer = [*answer, *self._end]
         text = self._following(question, answer, len(images))
         ids = [*prompt.tokens.tolist(), *answer, *self._ids(text)]
         return Prompt(np.asarray(ids, np.int32), (*prompt.images, *images), prompt.sample, prompt.turn + 1)
@@ -100,7 +101,7 @@ class PromptEncoder:
         for turns, ids in zip(conversations, heads, strict=True):
             mask = [False] * len(ids)
             for _ in turns:
-                asked, told = next(pieces), [*next(pieces), self.eos]
+                asked, told = next(pieces), [*next(pieces), *self._end]
                 ids += asked + told
                 mask += [False] * len(asked) + [True] * len(told)
             out.append((np.asarray(ids, np.int32), np.asarray(mask)))
@@ -109,10 +110,14 @@ class PromptEncoder:
     def _asked(self, question: str, turn: int) -> str:
         images = question.count(PLACEHOLDER)
         if turn:
-            return self._following(question, [self.eos], images)
+            return self._following(question, self._end, images)
         if not question.replace(PLACEHOLDER, "").strip():
             return PLACEHOLDER * images
         return self._opening(question, images)
+
+    @property
+    def _end(self) -> list[int]:
+        return [] if self.eos is None else [self.eos]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()

@@ -30,6 +30,15 @@ BATCH = 16
 """Most images captioned together."""
 
 
+def check_captioner(text: str) -> tuple[str, str, str]:
+    """(kind, name, how to ask it) of what `load_captioner` takes. Raises InputError for anything else."""
+    kind, _, rest = text.partition(":")
+    where, _, how = rest.partition(":")
+    if not where or kind not in ("jax", "file", *MODEL_TYPES):
+        raise InputError(f"captioner: {text!r} is unknown; give {FORMS}")
+    return kind, where, how
+
+
 def load_captioner(
     text: str, dtype: jnp.dtype | None = None, beside: LoadedModel | None = None, directory: Path | None = None
 ) -> Captioner:
@@ -40,12 +49,9 @@ def load_captioner(
       dtype: what a `jax:` captioner computes in; None, as its files say.
       beside: see `LoadedModel.load`.
     """
-    kind, _, rest = text.partition(":")
-    where, _, how = rest.partition(":")
-    if not where or kind not in ("jax", "file", *MODEL_TYPES):
-        raise InputError(f"captioner: {text!r} is unknown; give {FORMS}")
+    kind, where, how = check_captioner(text)
     if kind == "file":
-        return CaptionFile(Path(rest))
+        return CaptionFile(Path(f"{where}:{how}" if how else where))
     if kind == "jax":
         path = huggingface.locate(where)
         model = LvlmCaptioner(LoadedModel.load(path, dtype, beside=beside), _fingerprint(path), how or QUESTION)

@@ -23,6 +23,7 @@ from jaxspec.decoding.host import (
     Held,
     Request,
     Result,
+    check_batch_size,
     image_units,
     in_batches,
     prompt_encoder,
@@ -71,8 +72,7 @@ class CollaborationConfig:
             raise InputError(f"method: {self.method!r} is unknown; use {', '.join(get_args(Method))}")
         if self.gammas is not None and (not self.gammas or min(self.gammas) < 1):
             raise InputError(f"gammas: {self.gammas} drafted tokens; give each model 1 or more")
-        if self.batch_size < 1:
-            raise InputError(f"batch_size: {self.batch_size}; give 1 or more")
+        check_batch_size(self.batch_size)
 
     def checked(self, models: int) -> tuple[Combination, tuple[int, ...]]:
         """The combination and the draft lengths of so many models; InputError where something does not fit them."""

@@ -195,7 +195,8 @@ class ViewDrafter:
         view_probs = tempered(logits, options.temperature)
         return mix(view_probs, weights), view_probs
 
-    def _within_context(self, state: ChainState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
+    def within_context(self, state: ChainState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
+        """The weights that a block is drafted with: those given, but for views that `context` drops."""
         if self.context != "drop_view" or state.cache is None:
             return weights
         length = state.cache.length.reshape(len(self.views), -1).T
@@ -241,7 +242,6 @@ class ChainDrafter(ViewDrafter):
         options: Sampling,
     ) -> tuple[Draft, ChainState]:
         """Proposes `gamma` tokens after `recent`, the two newest committed ones."""
-        weights = self._within_context(state, weights)
         initial, greedy = state, options.temperature == 0
 
         def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:

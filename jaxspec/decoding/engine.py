@@ -128,6 +128,8 @@ class Engine:
             return
         tree = None if self.config.tree is None else parse_tree(self.config.tree, self.config.gamma)
         reader, size = LanguageModel(reader), target.text.vocab_size
+        if tree is not None and tree.width > size:
+            raise InputError(f"tree: {self.config.tree!r} branches {tree.width} times, and there are {size} tokens")
         drafter = view_drafter(reader, self._views, self.config.gamma, size, tree, self.config.context, head)
         weighting = parse_weighting(self.config.weighting)
         if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
@@ -217,6 +219,8 @@ class Engine:
 
     def _largest(self, requests: list[Request], rows: list[list[Row]]) -> Sizes:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
+        if not sizes:
+            raise InputError("requests: none are given; give one or more")
         return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
 
     def _read(self, requests: Sequence[Request]) -> tuple[list[Request], list[list[Caption]], list[list[Row]]]:
@@ -311,19 +315,20 @@ class Engine:
             told = jax.tree.map(np.asarray, (state.done, state.tokens, state.count, state.stats, state.trace))
             free = [row for row in busy if told[0][row]]
             found |= {busy.pop(row): self._result(row, *told[1:]) for row in free}
-            taken, waiting = waiting[: refill_rows(most)], waiting[refill_rows(most) :]
-            if taken:
+            few = refill_rows(most)
+            for places in (free[start : start + few] for start in range(0, min(len(free), len(waiting)), few)):
+                taken, waiting = waiting[: len(places)], waiting[len(places) :]
                 fresh, its_options = self._inputs(
-                    [requests[i] for i in taken], [rows[i] for i in taken], sizes, refill_rows(most)
+                    [requests[i] for i in taken], [rows[i] for i in taken], sizes, few
                 )
                 ready, ms = prefill(fresh, its_options)
                 prefill_ms += ms
-                busy |= dict(zip(free, taken))
+                busy |= dict(zip(places, taken))
                 nowhere = [width] * (len(ready.count) - len(taken))
-                places = np.asarray(free[: len(taken)] + nowhere, np.int32)
+                put = np.asarray(places[: len(taken)] + nowhere, np.int32)
                 with on_mesh(self.mesh):
-                    state, options = take_in(state, options, ready, its_options, places)
-            elif busy and larger:
+                    state, options = take_in(state, options, ready, its_options, put)
+            if busy and larger:
                 state, ms = timed(grow, self.mesh, larger[0] - room, Held(state))
                 decode_ms += ms
                 room, *larger = larger
@@ -400,8 +405,7 @@ class Engine:
         prompts = stack_rows(rows, sizes.length)
         batch = PromptBatch(prompts[0], image_inputs(self.target, pictures, sizes.units))
         if isinstance(self.program, Speculator):
-            own = any(view.reads_images for view in self.program.drafter.views) and not self.program.shares_tower
-            weights = parse_weights(self.config.weights, len(self.config.views))
+            own, weights = self.program.reads_images, parse_weights(self.config.weights, len(self.config.views))
             batch = batch.replace(
                 views=prompts[1:],
                 view_images=image_inputs(self.draft, pictures, sizes.view_units) if own and self.draft else None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from jaxspec.decoding.drafters import ContextPolicy
-from jaxspec.decoding.host import IMAGE_BUCKETS, NEW_BUCKETS, PROMPT_BUCKETS
+from jaxspec.decoding.host import IMAGE_BUCKETS, NEW_BUCKETS, PROMPT_BUCKETS, check_batch_size
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.views import parse_views, parse_weights
 from jaxspec.decoding.weighting_rules import parse_weighting
@@ -51,8 +51,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.gamma < 1:
             raise InputError(f"gamma: {self.gamma} drafted tokens a block; give 1 or more")
-        if self.batch_size < 1:
-            raise InputError(f"batch_size: {self.batch_size}; give 1 or more")
+        check_batch_size(self.batch_size)
         if self.context not in get_args(ContextPolicy):
             raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
         if self.tree is not None:

@@ -30,9 +30,12 @@ Stats = TypeVar("Stats")
 Size = TypeVar("Size", bound=Hashable)
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512)
-NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048)
+NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+HOTTEST = 1e30
+"""Highest temperature: logits over it are still numbers in float32."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,20 @@ class Request:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise InputError(f"max_new_tokens: {self.max_new_tokens}; give 1 or more")
-        if not 0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more")
+        if not 0 <= self.temperature <= HOTTEST:
+            raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more, up to {HOTTEST:g}")
         if self.top_k < 0:
             raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+def check_batch_size(size: int) -> None:
+    """Raises InputError for batches of no row, and of more than there are programs for."""
+    if not 1 <= size <= BATCH_BUCKETS[-1]:
+        raise InputError(f"batch_size: {size}; give 1 to {BATCH_BUCKETS[-1]}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,8 @@ def in_batches(sizes: Sequence[Size], most: int) -> Iterator[tuple[Size, list[in
 def prompt_row(
     encoder: PromptEncoder, model: LoadedModel, view: View, prompt: Prompt, captions: Sequence[str] = ()
 ) -> Row:
-    """The prompt as the view shows it to the model; `captions` of its images are for view C."""
+    """The prompt as the view shows it to the model; `captions` of its images are for view C. Raises InputError where
+    that is nothing."""
     shown: list[Slots | list[int]] = []
     for i, image in enumerate(prompt.images):
         if view.reads_images:
@@ -111,7 +121,10 @@ def prompt_row(
             shown.append(model.images.slots((image.height, image.width), view.pool, len(prompt.images)))
         else:
             shown.append(view.substitute(encoder, captions[i] if captions else ""))
-    return rewrite(prompt.tokens, encoder.image_token, shown)
+    row = rewrite(prompt.tokens, encoder.image_token, shown)
+    if not len(row):
+        raise InputError(f"prompt: has no tokens as view {view.name} shows it; say something")
+    return row
 
 
 def prompt_encoder(model: LoadedModel) -> PromptEncoder:
@@ -140,7 +153,7 @@ def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: in
     seeds = column([r.seed for r in requests], np.uint32, 0)
     fields = {
         "temperature": column([r.temperature for r in requests], np.float32, 0),
-        "top_k": column([r.top_k for r in requests], np.int32, 0),
+        "top_k": column([min(r.top_k, np.iinfo(np.int32).max) for r in requests], np.int32, 0),
         "top_p": column([r.top_p for r in requests], np.float32, 1),
         "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
         "eos": np.asarray(ids or (-1,), np.int32),

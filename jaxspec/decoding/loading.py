@@ -29,7 +29,7 @@ from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
-"""Added and padding tokens that only one of target and draft may have; their words must be the same."""
+"""Added and padding tokens that only one of target and draft may have."""
 
 
 @dataclass(frozen=True)
@@ -230,14 +230,24 @@ def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
 
 
 def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "the target") -> None:
-    """Refuses another tokeniser whose ids mean other words than the first one's; the errors call them so."""
+    """Refuses another tokeniser whose ids mean other words than the first one's; the errors call them so.
+
+    An id may stand for one added token here and for another there: padding, say, which no model writes.
+    """
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
-    different = sorted((i, t) for t, i in theirs.items() if ours.get(t, i) != i)
+    added = {*tokenizer.get_added_vocab(), *other.get_added_vocab()}
+    words = {i: word for word, i in ours.items()}
+    different = sorted(
+        (i, word)
+        for word, i in theirs.items()
+        if ours.get(word, i) != i or (words.get(i, word) != word and not (word in added and words[i] in added))
+    )
     missing = len(ours.keys() ^ theirs.keys())
     if different or missing > SPARE_TOKENS:
         first = f"{missing} tokens are in one only"
         if different:
-            first = f"{different[0][1]!r} is {different[0][0]} against {ours[different[0][1]]}"
+            i, word = different[0]
+            first = f"{i} is {word!r} against {words.get(i)!r}"
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 

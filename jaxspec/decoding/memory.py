@@ -210,13 +210,12 @@ def abstract_inputs(
             drafter = program.drafter
             shown = [view.reads_images and sizes.view_units > 0 for view in drafter.views]
             turning = any(shown) and drafter.model.turns
-            own = any(view.reads_images for view in drafter.views) and not program.shares_tower
             inputs = inputs.replace(
                 views=tuple(
                     rows(drafter.model, view.pool, shown=show, turning=turning)
                     for view, show in zip(drafter.views, shown, strict=True)
                 ),
-                view_images=_images(drafter.model, batch, sizes.view_units) if own else None,
+                view_images=_images(drafter.model, batch, sizes.view_units) if program.reads_images else None,
                 weights=jnp.zeros((batch, drafter.width)),
                 costs=jnp.zeros(len(program.lengths)) if program.lengths else None,
             )
@@ -251,7 +250,7 @@ def _options(batch: int) -> Sampling:
 def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, sizes: Sizes, slots: int) -> int:
     """The largest of a tower's and of prefill's activations and a step's distributions, in bytes.
 
-    A step holds p, q and their one-hot and sorted forms.
+    A step holds p, q and logits, before and after temperature and filters.
     """
     text = program.target.text
     prefill = _prefill(text, batch, sizes.length, slots, itemsize)

@@ -43,6 +43,11 @@ class Speculator:
     """Keep where each token came from."""
 
     @property
+    def reads_images(self) -> bool:
+        """Whether the draft has a tower of its own to show images to."""
+        return any(view.reads_images for view in self.drafter.views) and not self.shares_tower
+
+    @property
     def spare_slots(self) -> int:
         """Cache slots past the last new token that a block may write to."""
         return max(self.drafter.nodes, self.drafter.reads) + 1
@@ -112,6 +117,7 @@ class Speculator:
         last = newest(state)
         previous = jnp.take_along_axis(state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1)[:, 0]
         weights = self.weighting.weights(state.weighting, step_keys(options, state.count, WEIGHTS_STREAM))
+        weights = self.drafter.within_context(state.drafter, weights)
         with jax.named_scope("draft"):
             draft, drafter = self.drafter.draft(
                 params,
@@ -136,7 +142,7 @@ class Speculator:
                 soft = jnp.take_along_axis(soft, nodes[..., None], axis=1)
                 valid, kept = valid & (read[:, :-1] >= 0), read[:, 1:]
             # Not `p`: filters and greedy rows' one-hots hide how near a view was.
-            weighting = self.weighting.observe(state.weighting, soft[:, :gamma], draft.view_probs, valid)
+            weighting = self.weighting.observe(state.weighting, weights, soft[:, :gamma], draft.view_probs, valid)
             state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
             count, done = state.count, state.done
             state, emitted = commit(state, draft.tokens, verdict, options)

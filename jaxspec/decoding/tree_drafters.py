@@ -82,7 +82,6 @@ class TreeDrafter(_Drafter):
         """Proposes a tree after `recent`, the two newest committed tokens."""
         shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
-        weights = self._within_context(state, weights)
         initial = state
         newest, state = self._read_newest(params, state, recent, count)
         logits = newest[:, :, None]
@@ -162,7 +161,6 @@ class DynamicTreeDrafter(_Drafter):
     ) -> tuple[Draft, ChainState]:
         """Proposes a tree after `recent`, the two newest committed tokens."""
         width, batch = self.tree.width, count.shape[0]
-        weights = self._within_context(state, weights)
         initial = state
         newest, state = self._read_newest(params, state, recent, count)
         logits = newest[:, :, None]
@@ -176,7 +174,8 @@ class DynamicTreeDrafter(_Drafter):
             mixed, view_probs = self._level(logits, weights, options)
             views.append(view_probs)
             chance, choice = jax.lax.top_k(mixed, width)
-            joint = (value[..., None] + jnp.log(chance)).reshape(batch, -1)
+            # Where a mixture rounds to over 1, a child would come before its parent.
+            joint = (value[..., None] + jnp.log(jnp.minimum(chance, 1.0))).reshape(batch, -1)
             choice = choice.reshape(batch, -1)
             pool.append((choice, jnp.repeat(read, width, axis=1), joint))
             if depth + 1 < self.gamma:

@@ -120,7 +120,7 @@ def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
 
 def parse_view(name: str) -> View:
     """The view of a name; InputError for unknown ones."""
-    pooled = re.fullmatch(r"P(\d+)?(-1d)?(-after)?", name)
+    pooled = re.fullmatch(r"P([1-9]\d*)?(-1d)?(-after)?", name)
     if pooled:
         tokens, flat, after = pooled.groups()
         pool = Pool(int(tokens) if tokens else None, "avg1d" if flat else "avg2d", after is not None)
@@ -246,6 +246,7 @@ def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, .
         return (1.0 / views,) * views
     if len(weights) != views:
         raise InputError(f"weights: {len(weights)} given for {views} views; give one a view")
-    if any(not np.isfinite(w) or w < 0 for w in weights) or sum(weights) <= 0:
+    if any(not np.isfinite(w) or w < 0 for w in weights) or max(weights) == 0:
         raise InputError(f"weights: {','.join(map(str, weights))} must be at least 0, and not all 0")
-    return tuple(w / sum(weights) for w in weights)
+    shares = [w / max(weights) for w in weights]  # of which the sum cannot overflow
+    return tuple(share / sum(shares) for share in shares)

@@ -56,13 +56,19 @@ class Weighting(Protocol):
     def observe(
         self,
         state: Any,
+        weights: Float[Array, "B R"],
         p: Float[Array, "B J V"],
         view_probs: Float[Array, "R B J V"],
         valid: Bool[Array, "B J"],
     ) -> Any:
-        """Learns from a block. `p` and `view_probs` are the target's and the views' softmax at the row's temperature
-        (0 counts as 1), unfiltered; `valid` marks the places that were verified in context."""
+        """Learns from a block that was drafted with these weights. `p` and `view_probs` are the target's and the
+        views' softmax at the row's temperature (0 counts as 1), unfiltered; `valid` marks the places that were verified
+        in context."""
         ...
+
+
+LARGEST = 1e6
+"""Of a rule's rates, temperatures and counts; and the least one that is not 0 is its inverse."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,9 @@ class Rule:
 
     def _check_range(self, field: str, least: float, most: float = float("inf")) -> None:
         value = getattr(self, field)
-        if not least <= value <= most or value == float("inf"):
-            upwards = f"from {least:g} to {most:g}" if most < float("inf") else f"{least:g} or more"
+        # Numbers of which float32 makes 0 or infinity would make weights that are no numbers.
+        if not least <= value <= min(most, LARGEST) or 0 < value < 1 / LARGEST:
+            upwards = f"from {least:g} to {most:g}" if most < float("inf") else f"{least:g} or more, up to {LARGEST:g}"
             raise InputError(f"weighting {self.name}: {field} {value:g}; give {upwards}")
 
 
@@ -108,7 +115,9 @@ class Static(Rule):
     def weights(self, state: Float[Array, "B R"], keys: Array) -> Float[Array, "B R"]:
         return state
 
-    def observe(self, state: Float[Array, "B R"], p: Array, view_probs: Array, valid: Array) -> Float[Array, "B R"]:
+    def observe(
+        self, state: Float[Array, "B R"], weights: Array, p: Array, view_probs: Array, valid: Array
+    ) -> Float[Array, "B R"]:
         return state
 
 
@@ -185,11 +194,12 @@ class Adaptive(Rule, ABC):
     def observe(
         self,
         state: Scores,
+        weights: Float[Array, "B R"],
         p: Float[Array, "B J V"],
         view_probs: Float[Array, "R B J V"],
         valid: Bool[Array, "B J"],
     ) -> Scores:
-        scores = self.score(p, view_probs, state.weights)
+        scores = self.score(p, view_probs, weights)
         added = valid.sum(1)
         seen = state.seen + added
         if self.window is None:

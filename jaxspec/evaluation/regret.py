@@ -164,7 +164,7 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
         accepted = jnp.cumprod(hit[:, :gamma], axis=1).sum(1)
         live = count < length
         valid = (jnp.arange(gamma) <= accepted[:, None]) & live[:, None]
-        state = rule.observe(state, p_here[:, :gamma], q_here[:, :, :gamma], valid)
+        state = rule.observe(state, weights, p_here[:, :gamma], q_here[:, :, :gamma], valid)
         end = jnp.where(live, jnp.minimum(count + accepted + 1, length), count)
         used = used.at[rows, jnp.where(at < end[:, None], at, places)].set(weights[:, None], mode="drop")
         return end, state, used, blocks + live

@@ -129,6 +129,15 @@ def test_a_row_that_is_done_takes_in_the_next_request(
             np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
 
 
+def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight requests of one length in four rows: two rounds of the loop, all rows at work in both."""
+    decodes = []
+    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or host.timed(step, *a, **k))
+    engine = Engine(target, config=replace(CONFIG, refill=True, batch_size=4))
+    engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
+    assert decodes.count(engine_module.run_decode) == 2
+
+
 def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> None:
     for i in range(6):
         options = {"temperature": 0.5 * i, "top_k": i, "top_p": 1 - 0.1 * i, "max_new_tokens": 1 + 3 * i}
@@ -224,6 +233,7 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     [
         ({"gamma": 0}, "gamma: 0"),
         ({"batch_size": 0}, "batch_size: 0"),
+        ({"batch_size": 100}, "batch_size: 100; give 1 to 64"),
         ({"context": "shrink"}, "context: 'shrink' is unknown"),
         ({"views": ("X",)}, "views: 'X' is unknown"),
         ({"weights": (1.0,)}, "1 given for 2 views"),
@@ -243,3 +253,28 @@ def test_generation_config_says_where_answers_end(tmp_path: Path, target: Loaded
     own = text_config(tiny.CONFIG).eos_token_id
     expected = own if stop is None else tuple(stop) if isinstance(stop, list) else stop
     assert text_config(LoadedModel.load(path).config).eos_token_id == expected
+
+
+def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
+    """A character that only the draft has, where the target has another; added tokens may differ."""
+    renamed = replace(draft, tokenizer=tiny.tokenizer(tiny.CHARACTERS.replace("~", "£")))
+    with pytest.raises(InputError, match=r"\d+ is '£' against '~'"):
+        Engine(target, renamed, CONFIG)
+    words = tiny.tokenizer()
+    words.add_special_tokens({"additional_special_tokens": ["<here>"]})
+    others = tiny.tokenizer()
+    others.add_special_tokens({"additional_special_tokens": ["<there>"]})
+    Engine(replace(target, tokenizer=words), replace(draft, tokenizer=others), CONFIG)
+
+
+def test_a_tree_wider_than_the_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+    with pytest.raises(InputError, match="branches 2000 times"):
+        Engine(target, draft, replace(CONFIG, tree="dynamic:2000:3000"))
+
+
+def test_requests_without_anything_to_read(engine: Engine) -> None:
+    with pytest.raises(InputError, match="prompt: has no tokens"):
+        engine.generate([Request(Prompt(np.zeros(0, np.int32)))])
+    with pytest.raises(InputError, match="requests: none"):
+        engine.memory_report([])
+    assert engine.generate([]) == []

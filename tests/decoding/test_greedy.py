@@ -258,9 +258,9 @@ def test_a_view_is_dropped_exactly_when_a_block_would_pass_its_context() -> None
     m, t = [last, last + 1, last + 1, last + 9], [last - 2, last - 2, last, last + 7]
     zeros = jnp.zeros(2 * B, jnp.int32)
     state = ChainState(KVCache((), (), jnp.asarray([*m, *t]), zeros), zeros)
-    weights = drafter._within_context(state, jnp.broadcast_to(jnp.asarray([0.25, 0.75]), (B, 2)))
+    weights = drafter.within_context(state, jnp.broadcast_to(jnp.asarray([0.25, 0.75]), (B, 2)))
     np.testing.assert_array_equal(weights, [[0.25, 0.75], [0, 1], [0, 1], [0, 1]])
     swapped = replace(drafter, views=drafter.views[::-1])
     state = state.replace(cache=state.cache.replace(length=jnp.asarray([*t, *m])))
-    weights = swapped._within_context(state, jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (B, 2)))
+    weights = swapped.within_context(state, jnp.broadcast_to(jnp.asarray([1.0, 0.0]), (B, 2)))
     np.testing.assert_array_equal(weights, [[1, 0]] * B)

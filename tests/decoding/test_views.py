@@ -173,6 +173,7 @@ def test_parse_weights() -> None:
     assert parse_weights(None, 4) == (0.25,) * 4
     assert parse_weights([1, 3], 2) == (0.25, 0.75)
     assert parse_weights([0, 2], 2) == (0.0, 1.0)
+    assert parse_weights([1e308, 1e308], 2) == (0.5, 0.5)
     for weights, message in [
         ([1.0], "1 given for 2 views"),
         ([1.0, -0.5], "1.0,-0.5 must be at least 0"),

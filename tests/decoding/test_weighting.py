@@ -59,7 +59,7 @@ def distributions(rng: np.random.Generator, views: int) -> tuple[np.ndarray, np.
 
 @partial(jax.jit, static_argnums=0)
 def observe(rule: Weighting, state: Any, p: jax.Array, q: jax.Array, valid: jax.Array) -> Any:
-    return rule.observe(state, p, q, valid)
+    return rule.observe(state, rule.weights(state, jax.random.split(jax.random.key(0), len(p))), p, q, valid)
 
 
 def history(rng: np.random.Generator, views: int, blocks: int = BLOCKS) -> list[tuple[np.ndarray, ...]]:
@@ -202,7 +202,7 @@ def test_random_weights_are_the_rows_own(draw: str, variance: float) -> None:
     """Two views: Dirichlet(1, 1) is uniform, of variance 1/12; U / (U + U') has 3/4 - ln 2."""
     rule = parse_weighting(f"random:draw={draw}")
     state, keys = jnp.full((4000, 2), 0.5), jax.random.split(jax.random.key(1), 4000)
-    weights = np.asarray(rule.weights(rule.observe(state, *[jnp.zeros(1)] * 3), keys))
+    weights = np.asarray(rule.weights(rule.observe(state, *[jnp.zeros(1)] * 4), keys))
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
     assert weights.mean(0) == pytest.approx([0.5, 0.5], abs=0.02)
     assert weights[:, 0].var() == pytest.approx(variance, rel=0.06)
