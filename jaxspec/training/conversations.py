@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,6 +25,7 @@ from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
 from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows, which_image
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT, Slots
+from jaxspec.training.batches import Batch
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,6 +88,10 @@ class ConversationBatches:
         out["mask"] = mask[own]
         return out | (self._taught(step, rows, own, pictures, out) if self.teacher else {})
 
+    def numbers(self, step: int) -> np.ndarray:
+        """uint32 [B]: which rows of the whole training this process's rows of a step are; seeds of what is drawn."""
+        return np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[self._own()]
+
     def shown(self, step: int) -> list[np.ndarray]:
         """Of this process's rows of a step, not padded: which of its images each slot shows, -1 for text."""
         rows, own = self._rows(step)
@@ -98,9 +103,11 @@ class ConversationBatches:
         with _GROUPING:  # threads that ask for the same group make it once
             rows = _group(self, group)
         order = np.random.default_rng((self.seed, group)).permutation(GROUP)
+        return rows[order[place] * self.batch :][: self.batch], self._own()
+
+    def _own(self) -> slice:
         part, parts = self.process
-        own = slice(part * self.batch // parts, (part + 1) * self.batch // parts)
-        return rows[order[place] * self.batch :][: self.batch], own
+        return slice(part * self.batch // parts, (part + 1) * self.batch // parts)
 
     def _taught(
         self, step: int, rows: list[_TrainingRow], own: slice, pictures: list[list[Any]], read: dict[str, np.ndarray]
@@ -112,8 +119,8 @@ class ConversationBatches:
             before[i, mine] = theirs
         shown = None if self.view.reads_images and same_images(self.teacher, self.model) else pictures
         taught = self._read(self.teacher, VIEWS["M"], [row.forms[1] for row in rows], own, shown)
-        seed = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[own]
-        return {"before": before, "seed": seed} | {f"{TEACHER}{name}": value for name, value in taught.items()}
+        drawn = {"before": before, "seed": self.numbers(step)}
+        return drawn | {f"{TEACHER}{name}": value for name, value in taught.items()}
 
     def _read(
         self, model: LoadedModel, view: View, forms: list[_Form], own: slice, pictures: list[list[Any]] | None
@@ -211,10 +218,13 @@ def _size(image: Any) -> tuple[int, int]:
     return picture.height, picture.width
 
 
-def iterate(batches: ConversationBatches, steps: int, workers: int = 0, threads: int = 2, ahead: int = 4) -> Any:
+def iterate(
+    batches: Callable[[int], Batch], steps: int, workers: int = 0, threads: int = 2, ahead: int = 4
+) -> Any:
     """A Grain iterator over the batches of the steps [0, `steps`), made ahead; its state is the next step.
 
     Args:
+      batches: a pure function of the step: this process's rows of it.
       workers: processes that make batches, for hosts of many cores; 0: this process's threads.
       threads: of each process.
       ahead: batches made in advance, of each process.

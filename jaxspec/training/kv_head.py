@@ -8,7 +8,7 @@ it sees in decoding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -28,7 +28,7 @@ from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, states_before
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch
-from jaxspec.training.conversations import ConversationBatches
+from jaxspec.training.conversations import ConversationBatches, iterate
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.placement import process_share
 from jaxspec.training.recipes import Stage, open_data
@@ -71,6 +71,7 @@ class Rows(Protocol):
     """Where conversations come from: `ConversationBatches`."""
 
     def __call__(self, step: int) -> Batch: ...
+    def numbers(self, step: int) -> np.ndarray: ...
     def shown(self, step: int) -> Sequence[np.ndarray]: ...
 
 
@@ -80,7 +81,8 @@ class HeadBatches:
     [B, I, n], the slots of `HeadRows`.
 
     An anchor is a token that the assistant wrote and whose follower it wrote too; -1 fills rows that have fewer. The
-    target's key of an anchor does not exist yet when a block begins there.
+    target's key of an anchor does not exist yet when a block begins there. A row's anchors depend on its number and
+    the seed alone, not on which process reads it.
     """
 
     batches: Rows
@@ -89,21 +91,22 @@ class HeadBatches:
     seed: int = 0
 
     def __call__(self, step: int) -> Batch:
-        batch, shown = self.batches(step), self.batches.shown(step)
-        most = max(int(row.max(initial=-1)) + 1 for row in shown)
-        rows = head_rows(self.config, shown, batch["tokens"].shape[1], most)
-        anchors = draw_anchors(batch["mask"], self.anchoring.anchors, np.random.default_rng((self.seed, step)))
-        images = rows.images
-        if "pixels" in batch and self.config.pools:  # of one bucket, so that few programs are compiled
-            spare = batch["pixels"].shape[1] - images.shape[1]
-            images = np.pad(images, ((0, 0), (0, spare), (0, 0)), constant_values=-1)
-        return batch | {"anchors": anchors, "head_text": rows.text, "head_images": images}
+        batch = self.batches(step)
+        room = batch["pixels"].shape[1] if "pixels" in batch else 0
+        shown = [np.where(row < room, row, -1) for row in self.batches.shown(step)]  # a row of more counts nothing
+        rows = head_rows(self.config, shown, batch["tokens"].shape[1], room)
+        draws = (np.random.default_rng((self.seed, int(number))) for number in self.batches.numbers(step))
+        anchors = draw_anchors(batch["mask"], self.anchoring.anchors, draws)
+        return batch | {"anchors": anchors, "head_text": rows.text, "head_images": rows.images}
 
 
-def draw_anchors(mask: Bool[np.ndarray, "B L"], count: int, rng: np.random.Generator) -> Int[np.ndarray, "B A"]:
-    """`count` places of each row where a block can begin, drawn without replacement, in order; -1 fills up."""
+def draw_anchors(
+    mask: Bool[np.ndarray, "B L"], count: int, draws: Iterable[np.random.Generator]
+) -> Int[np.ndarray, "B A"]:
+    """`count` places of each row where a block can begin, drawn without replacement by the row's own generator, in
+    order; -1 fills up."""
     anchors = np.full((len(mask), count), -1, np.int32)
-    for row, starts in enumerate(mask[:, :-1] & mask[:, 1:]):
+    for row, (starts, rng) in enumerate(zip(mask[:, :-1] & mask[:, 1:], draws, strict=True)):
         (places,) = np.nonzero(starts)
         chosen = np.sort(rng.permutation(places)[:count])
         anchors[row, : len(chosen)] = chosen
@@ -202,7 +205,8 @@ def train_kv_head(
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed)
         params = {"head": head, "target": target.params}
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
-        head = fit(train, params, loss_fn, batches, directory / stage.name, places=places)["head"]
+        made = iterate(batches, train.steps)
+        head = fit(train, params, loss_fn, made, directory / stage.name, places=places)["head"]
     return config, head
 
 

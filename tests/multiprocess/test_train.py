@@ -12,24 +12,28 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.data.builders import prepare
 from jaxspec.errors import InputError
 from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig
+from jaxspec.training.kv_head import train_kv_head
+from tests.end_to_end import tiny as end_to_end
 from tests.training import child, tiny
 from tests.training.child import Child
+from tests.training.test_conversations import Talk
 
 
-def pair(directory: Path) -> list[Child]:
+def pair(model: str, directory: Path) -> list[Child]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    return [Child("lvlm", directory, f"{address},2,{index}") for index in range(2)]
+    return [Child(model, directory, f"{address},2,{index}") for index in range(2)]
 
 
 def test_two_processes(tmp_path: Path) -> None:
     single = replace(tiny.STAGE, mesh=MeshConfig(data=1))
     expected = tiny.train(single, tmp_path / "one")
-    told = pair(tmp_path / "two")
+    told = pair("lvlm", tmp_path / "two")
     # Both stand before the gate when one is told, and pass it when both know.
     for run in told:
         run.await_line(lambda line: line == f"batch {child.GATE}\n")
@@ -40,12 +44,21 @@ def test_two_processes(tmp_path: Path) -> None:
     step = int(first.partition("told to end; step ")[2].split()[0])
     assert step < tiny.STAGE.steps
     assert "told to end" not in second  # the first process speaks for all
-    first, second = end(pair(tmp_path / "two"), 0)
+    first, second = end(pair("lvlm", tmp_path / "two"), 0)
     assert f"resuming {tmp_path / 'two'} at step {step} of" in first
     np.testing.assert_allclose(tiny.losses(tmp_path / "two"), tiny.losses(tmp_path / "one"), rtol=1e-5)
     # One process takes over what two have saved.
     finished = tiny.train(single, tmp_path / "two", lambda step: pytest.fail("asked for data"))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), finished, expected)
+
+
+def test_two_processes_train_a_head(tmp_path: Path) -> None:
+    """Each on its half of the rows: the losses of one process."""
+    path = end_to_end.save(tmp_path / "target", end_to_end.CONFIG, end_to_end.random_params(end_to_end.CONFIG))
+    data = prepare("talk", tmp_path, [Talk()[i] for i in range(20)])
+    train_kv_head(replace(child.HEAD, target=str(path)), tmp_path / "one", {"talk": data})
+    end(pair("head", tmp_path), 0)
+    np.testing.assert_allclose(tiny.losses(tmp_path / "head"), tiny.losses(tmp_path / "one" / "head"), rtol=1e-4)
 
 
 def end(runs: list[Child], code: int) -> list[str]:

@@ -22,12 +22,22 @@ import numpy as np
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
+from jaxspec.training.recipes import Stage
 from jaxspec.training.trainer import fit
 from tests.conftest import ROOT
 from tests.training import tiny
 
 LINE = TrainConfig(steps=80, batch=4, warmup=2, save_every=8, log_every=1, mesh=MeshConfig(data=1))
 LVLM = replace(tiny.STAGE, mesh=MeshConfig(data=2, fsdp=2))
+HEAD = HeadRecipe(
+    "target",
+    {"image_slots": 1},
+    (Stage("head", TrainConfig(steps=3, batch=4, warmup=1, log_every=1), (("talk", 1.0),)),),
+    Anchoring(anchors=3),
+    buckets=(64, 96),
+    units=(2,),
+)
 GATE = 12
 """The first batch of the LVLM that waits for a line on standard input."""
 
@@ -104,6 +114,11 @@ def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
     return tiny.train(LVLM, directory, batch)
 
 
+def train_head(directory: Path, announce: Callable[[int], None]) -> Any:
+    """A KV head of the target and the data that lie in the directory, over the devices of all processes."""
+    return train_kv_head(replace(HEAD, target=str(directory / "target")), directory, {"talk": directory / "talk"})
+
+
 def main(model: str, directory: str, cluster: str = "") -> None:
     save = Checkpoints.save
 
@@ -116,7 +131,7 @@ def main(model: str, directory: str, cluster: str = "") -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
     jax.config.update("jax_num_cpu_devices", 2 if cluster else 1)
     join_cluster(cluster)
-    train = {"line": train_line, "lvlm": train_lvlm}[model]
+    train = {"line": train_line, "lvlm": train_lvlm, "head": train_head}[model]
     train(Path(directory), lambda step: print("batch", step, flush=True))
 
 

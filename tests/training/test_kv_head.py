@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.config import KVHeadConfig
+from jaxspec.training.conversations import GROUP
 from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss
 from jaxspec.training.losses import draft_loss
 from tests.decoding import tiny
+from tests.end_to_end import tiny as end_to_end
+from tests.training.test_conversations import batches, same
 
 MASK = np.asarray(
     [
@@ -25,13 +29,35 @@ MASK = np.asarray(
 
 
 def test_blocks_begin_where_the_assistant_wrote_and_goes_on() -> None:
-    anchors = draw_anchors(MASK, 4, np.random.default_rng(0))
+    anchors = draw_anchors(MASK, 4, draws(0))
     assert anchors[0].tolist() == [2, 3, 6, -1]
     assert anchors[1].tolist() == [-1] * 4
     assert sorted(set(anchors[2])) == anchors[2].tolist()
     assert 0 <= anchors[2].min() <= anchors[2].max() < 8
-    others = draw_anchors(MASK, 4, np.random.default_rng(1))
+    others = draw_anchors(MASK, 4, draws(1))
     assert anchors[2].tolist() != others[2].tolist()
+
+
+def draws(seed: int) -> list[np.random.Generator]:
+    """Of the rows of `MASK`."""
+    return [np.random.default_rng((seed, row)) for row in range(len(MASK))]
+
+
+def test_processes_share_a_batch_with_its_anchors() -> None:
+    """Also where a row has more images than there is room for, and counts nothing."""
+    config = KVHeadConfig.of_target(end_to_end.CONFIG, image_slots=1)
+    whole, *parts = (
+        HeadBatches(batches(units=(1,), process=process), config, Anchoring(anchors=3))
+        for process in ((0, 1), (0, 2), (1, 2))
+    )
+    drawn = images = 0
+    for step in range(GROUP):
+        made, halves = whole(step), [part(step) for part in parts]
+        same(made, {name: np.concatenate([half[name] for half in halves]) for name in made})
+        drawn += (made["anchors"] >= 0).sum()
+        images += (made["head_images"] >= 0).any(axis=-1).sum()
+    assert drawn
+    assert images
 
 
 @pytest.mark.parametrize("soft", [True, False])
@@ -68,6 +94,9 @@ class Given:
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         return self.batch
+
+    def numbers(self, step: int) -> np.ndarray:
+        return np.arange(len(self.images))
 
     def shown(self, step: int) -> list[np.ndarray]:
         return list(self.images)
