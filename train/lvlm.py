@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -68,7 +69,9 @@ def train_lvlm(
     )
     params = {**init_params(config, jax.random.key(train.seed)), "vision_tower": tower}
     places = partial(shardings, config, params)
-    params = fit(train, params, tuning_loss(model.model), batches, directory, places=places, evaluate=evaluate)
+    inputs = {"model": asdict(config), "pages": asdict(pages)}
+    loss_fn = tuning_loss(model.model)
+    params = fit(train, params, loss_fn, batches, directory, places=places, evaluate=evaluate, inputs=inputs)
     if jax.process_index() == 0:
         bfloat16 = jnp.dtype("bfloat16")
         huggingface.save(

@@ -9,6 +9,7 @@ get one tokeniser, so that they can write together.
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +72,11 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
         every = jnp.arange(batch["tokens"].shape[1]) < batch["length"][:, None]
         return next_token_loss(score(model.model, params, batch), batch["tokens"], every)
 
-    params = fit(stage.train, init_params(stage.model, jax.random.key(seed)), loss_fn, batches, directory)
+    start = init_params(stage.model, jax.random.key(seed))
+    inputs = {
+        "model": asdict(stage.model), "part": stage.part, "buckets": BUCKETS, "data": (str(data), len(samples))
+    }  # fmt: skip
+    params = fit(stage.train, start, loss_fn, batches, directory, inputs=inputs)
     if jax.process_index() == 0:
         bfloat16 = jnp.dtype("bfloat16")
         huggingface.save(directory / "hf", stage.model, params, tokenizer=encoder.tokenizer, dtype=bfloat16)

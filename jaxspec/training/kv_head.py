@@ -9,7 +9,7 @@ it sees in decoding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -31,7 +31,7 @@ from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import ConversationBatches, iterate
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.placement import process_share
-from jaxspec.training.recipes import Stage, open_data
+from jaxspec.training.recipes import Stage, open_data, told_apart
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -206,7 +206,15 @@ def train_kv_head(
         params = {"head": head, "target": target.params}
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         made = iterate(batches, train.steps)
-        head = fit(train, params, loss_fn, made, directory / stage.name, places=places)["head"]
+        inputs = {
+            "target": recipe.target,
+            "head": asdict(config),
+            "anchoring": asdict(recipe.anchoring),
+            "buckets": recipe.buckets,
+            "units": recipe.units,
+            "data": told_apart(stage, parts),
+        }
+        head = fit(train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs)["head"]
     return config, head
 
 

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +183,24 @@ def _train(
         directory,
         places=places,
         evaluate=evaluate,
+        inputs={
+            "target": recipe.target,
+            "start": recipe.start if isinstance(recipe.start, str) else asdict(recipe.start),
+            "sees": recipe.sees,
+            "view": recipe.view,
+            "buckets": recipe.buckets,
+            "units": recipe.units,
+            "distillation": recipe.distillation and asdict(recipe.distillation),
+            "plain": stage.plain,
+            "data": told_apart(stage, parts),
+        },
     )
     return {name: part for name, part in trained.items() if name != HELD_BY}
+
+
+def told_apart(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[str, float, int]]:
+    """(name, weight, samples) of each data set of a stage: a run goes on with the same ones only."""
+    return [(name, weight, len(source)) for (name, weight), (source, _) in zip(stage.data, parts, strict=True)]
 
 
 def _names(recipe: Recipe) -> dict[str, None]:

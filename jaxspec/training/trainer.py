@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -45,6 +45,7 @@ def fit(
     *,
     places: Places | None = None,
     evaluate: Evaluate | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Params:
     """Trains from `params`, or from the newest checkpoint in `directory`; returns the parameters, on the host.
 
@@ -55,6 +56,8 @@ def fit(
       directory: receives `metrics.jsonl`, `train_config.json` and Orbax checkpoints.
       places: where parameters lie on the mesh; None: whole on every device.
       evaluate: called every `config.evaluate_every` steps, and after the last; its metrics are logged.
+      inputs: what decides the result besides the configuration (data, models, loss), as JSON has it; by other names
+        than the configuration's. It is kept beside it, and a run of others is not gone on with.
 
     Raises:
       InputError: mesh, patterns or directory do not fit, or the directory holds the state of another run.
@@ -66,7 +69,7 @@ def fit(
     trainable, held = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     with Checkpoints(config.checkpoints or directory / "checkpoints", config.keep) as checkpoints:
-        _claim(directory, config, resumes=checkpoints.latest_step() is not None)
+        _claim(directory, asdict(config) | dict(inputs or {}), resumes=checkpoints.latest_step() is not None)
         state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
         state, place = checkpoints.restore(state)
         if place is not None:
@@ -107,26 +110,40 @@ def fit(
     return merge(on_host(state.params), held)
 
 
-def _claim(directory: Path, config: TrainConfig, resumes: bool) -> None:
-    """Writes `train_config.json`. Refuses to go on with a run of other hyperparameters."""
+def _claim(directory: Path, values: Mapping[str, Any], resumes: bool) -> None:
+    """Writes `train_config.json`. Refuses to go on with a run of other hyperparameters or inputs."""
     path = directory / "train_config.json"
-    mine = json.loads(json.dumps(asdict(config)))
+    text = json.dumps(values, indent=1) + "\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if resumes and path.exists():
-            theirs = json.loads(path.read_text())
-            for name in sorted(mine.keys() - RUNTIME):
-                if theirs.get(name) != mine[name]:
+            theirs, mine = _decisive(json.loads(path.read_text())), _decisive(json.loads(text))
+            for name in sorted(theirs.keys() | mine.keys()):
+                before, now = theirs.get(name), mine.get(name)
+                if before != now:
                     raise InputError(
-                        f"{directory}: holds a run with {name} {theirs.get(name)!r}, and now it is {mine[name]!r}; "
+                        f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}; "
                         "go on with that, or train in another directory"
                     )
         if jax.process_index() == 0:
             temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(mine, indent=1) + "\n")
+            temporary.write_text(text)
             os.replace(temporary, path)
     except OSError as error:
         raise InputError(f"{directory}: cannot be written: {error.strerror}; give another directory") from error
+
+
+def _decisive(values: Mapping[str, Any]) -> dict[str, Any]:
+    """All that may not differ when a run goes on; {a: {b: 1}} as {a.b: 1}, for messages to name what differs."""
+    return dict(_leaves("", {name: value for name, value in values.items() if name not in RUNTIME}))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, part in value.items():
+        yield from _leaves(f"{name}.{key}" if name else key, part)
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from transformers import LlavaNextImageProcessorPil
 
 from jaxspec.checkpoints import huggingface
@@ -17,6 +18,7 @@ from jaxspec.data.builders import prepare
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import LoadedHead
+from jaxspec.errors import InputError
 from jaxspec.evaluation.kv_head import head_agreement, walk
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
@@ -78,6 +80,8 @@ def test_a_head_of_a_tiled_target_learns_from_its_answers_and_drafts_as_scored(t
     losses = [json.loads(line)["loss"] for line in (tmp_path / "kv_head" / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 2
     assert np.isfinite(losses).all()
+    with pytest.raises(InputError, match=r"anchoring\.loss 'kl', and now it is 'ce'"):
+        train_kv_head(replace(recipe, anchoring=Anchoring(4, loss="ce")), tmp_path, {"talk_t0": answers})
 
     head = LoadedHead(config, params)
     fast = Engine(replace(target, head=head), None, EngineConfig(("kv",), **ENGINE))

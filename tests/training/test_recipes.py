@@ -62,6 +62,10 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
     again = train_draft(replace(made, stages=(FIRST,)), tmp_path, {"talk": folder / "talk"})  # finds it finished
     assert again.config == draft.config
     assert finished.keys() == {*tmp_path.rglob("*")}
+    with pytest.raises(InputError, match="view 'M', and now it is 'P1'"):
+        train_draft(replace(made, view="P1"), tmp_path, {"talk": folder / "talk"})
+    with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20.*, and now it is .*'talk', 2.0, 20"):
+        train_draft(replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {"talk": folder / "talk"})
 
 
 def test_a_text_draft_learns_from_a_teacher(folder: Path, tmp_path: Path) -> None:
