@@ -90,7 +90,7 @@ def main(options: Options) -> Path | None:
     )
     engine = Engine(target, draft, config)
     work = Regeneration(
-        options.target, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
+        options.target, options.data, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
     )
     done = regenerate(engine, source, work, folder, shard)
     if shard[0] > 0 or done < work.chunks:

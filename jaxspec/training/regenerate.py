@@ -32,6 +32,8 @@ class Regeneration:
 
     target: str
     """Name of the target, for the record."""
+    data: str
+    """Name of the data set that is asked."""
     samples: int
     """The first so many of the source."""
     temperature: float = 0.0
@@ -71,14 +73,21 @@ def regenerate(
 
 
 def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> Iterator[Sample]:
-    """The source's samples with the new answers; those without any are left out. All chunks must be there."""
+    """The source's samples with the new answers; those without any are left out. All chunks must be there.
+
+    Raises InputError where the source holds other samples than those that were answered.
+    """
     for chunk in range(work.chunks):
         with _file(folder, chunk).open() as lines:
             for line in lines:
                 row = json.loads(line)
-                turns = tuple((asked, told) for asked, told in row["turns"])
+                turns, sample = tuple((asked, told) for asked, told in row["turns"]), source[row["sample"]]
+                if row["id"] != sample.id:
+                    raise InputError(
+                        f"{lines.name}: answers sample {row['id']!r}, and number {row['sample']} of {work.data} is "
+                        f"{sample.id!r} now; give the data that was answered, or another name"
+                    )
                 if turns:
-                    sample = source[row["sample"]]
                     shown = sum(asked.count(PLACEHOLDER) for asked, _ in turns)
                     yield replace(sample, turns=turns, images=sample.images[:shown])
 

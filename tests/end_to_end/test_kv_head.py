@@ -63,7 +63,7 @@ def test_a_head_of_a_tiled_target_learns_from_its_answers_and_drafts_as_scored(t
     path = save_tiled(tmp_path / "target")
     target = LoadedModel.load(path, jnp.dtype("float32"))
     plain = Engine(target, None, EngineConfig(**ENGINE))
-    work = Regeneration("tiny", samples=4, temperature=0.0, max_new_tokens=NEW, chunk=4)
+    work = Regeneration("tiny", "talk", samples=4, temperature=0.0, max_new_tokens=NEW, chunk=4)
     regenerate(plain, Asked(), work, tmp_path / "answers")
     answers = prepare("talk_t0", tmp_path, regenerated(Asked(), work, tmp_path / "answers"))
 

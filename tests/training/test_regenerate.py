@@ -19,7 +19,7 @@ from train.distill_data import Options, main
 # A quarter of all tokens end an answer, so that some do before the limit and some do not.
 TEXT = replace(tiny.CONFIG.text_config, eos_token_id=tuple(range(5, 30)), max_position_embeddings=60)
 CONFIG = replace(tiny.CONFIG, text_config=TEXT)
-WORK = Regeneration("tiny", samples=7, temperature=1.0, max_new_tokens=6, chunk=3)
+WORK = Regeneration("tiny", "talk", samples=7, temperature=1.0, max_new_tokens=6, chunk=3)
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,9 @@ def test_a_stopped_run_and_shards_give_the_same(engine: Engine, straight: Path, 
     assert regenerate(engine, Talk(), WORK, tmp_path) == 3
     assert (tmp_path / "000001.jsonl").stat().st_mtime_ns == kept
     assert chunks(tmp_path) == chunks(straight)
-    with pytest.raises(InputError, match=r"temperature 1.0, and now it is 0.0"):
-        regenerate(engine, Talk(), replace(WORK, temperature=0.0), tmp_path)
+    for change, told in (({"temperature": 0.0}, "temperature 1.0, and now it is 0.0"), ({"data": "x"}, "data 'talk'")):
+        with pytest.raises(InputError, match=told):
+            regenerate(engine, Talk(), replace(WORK, **change), tmp_path)
 
 
 def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:
@@ -74,6 +75,15 @@ def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:
     for i, sample in enumerate(samples):
         assert source[i].turns == sample.turns
         assert len(source[i].images) == int(sample.id) % 3
+
+
+def test_answers_of_other_samples_are_refused(straight: Path) -> None:
+    class Other(Talk):
+        def __getitem__(self, i: int):
+            return replace(super().__getitem__(i), id=f"other {i}")
+
+    with pytest.raises(InputError, match="answers sample '0', and number 0 of talk is 'other 0' now"):
+        next(regenerated(Other(), WORK, straight))
 
 
 def test_the_command_prepares_when_all_shards_are_there(
