@@ -23,6 +23,7 @@ from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.kv_head import Loss, train_kv_head
+from jaxspec.training.recipes import parse_data
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def main(
       target: directory or hub id of the target; by default the recipe's.
       steps: of every stage, in place of the recipe's.
       loss: likewise; `kl` to the target's distributions, or `ce`, cross entropy of the answers.
-      data: NAME=PATH, where a data set of the recipe's lies, if not in runs/data.
+      data: PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH,
+        where one of the recipe's own lies, if not in runs/data.
       runs: checkpoints and metrics go to RUNS/STAGE.
       out: the finished head, a directory of this library's own format.
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
@@ -63,11 +65,10 @@ def main(
     plan = plan if target is None else replace(plan, target=target)
     setup_runtime("float32")
     options = {**plan.head, **vars(head)}
-    stages = plan.stages
+    stages, places = parse_data(data, plan.stages)
     anchoring = plan.anchoring if loss is None else replace(plan.anchoring, loss=loss)
     if steps is not None:
         stages = tuple(replace(stage, train=replace(stage.train, steps=steps)) for stage in stages)
-    places = {name: Path(path) for name, _, path in (entry.partition("=") for entry in data)}
     config, params = train_kv_head(replace(plan, head=options, stages=stages, anchoring=anchoring), runs, places)
     if jax.process_index() == 0:
         save_kv_head(out, config, params)

@@ -30,7 +30,7 @@ from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.objectives import Distillation
-from jaxspec.training.recipes import Recipe, train_draft
+from jaxspec.training.recipes import Recipe, parse_data, train_draft
 
 KIND = "train.recipes"
 
@@ -71,10 +71,8 @@ def main(args: Sequence[str] | None = None) -> Path:
         raise InputError(f"recipe: none is named; give one of {known} before the options")
     name, *rest = words
     recipe, options = _parse(name, load_preset(KIND, name), rest)
-    own = tuple((entry, 1.0) for entry in options.data if "=" not in entry)
-    if own:
-        recipe = replace(recipe, stages=tuple(replace(stage, data=own) for stage in recipe.stages))
-    places = {name: Path(path or name) for name, _, path in (entry.partition("=") for entry in options.data)}
+    stages, places = parse_data(options.data, recipe.stages, recipe.held_out)
+    recipe = replace(recipe, stages=stages)
     join_cluster(options.cluster)
     setup_runtime("float32" if jax.default_backend() == "cpu" else None)
     runs = options.runs or Path("runs/train") / name

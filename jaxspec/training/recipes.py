@@ -22,7 +22,7 @@ from jaxspec.data.sources import mixture, open_source
 from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
@@ -82,7 +82,7 @@ def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None
 
     Raises InputError for models and data that do not fit; see `fit` for the rest.
     """
-    sources = {name: open_data(name, data or {}) for name in _names(recipe)}
+    sources = {name: open_data(name, data or {}) for name in _names(recipe.stages, recipe.held_out)}
     with jax.default_device(jax.local_devices(backend="cpu")[0]):  # placed on the mesh stage by stage
         target = LoadedModel.load(recipe.target)
         draft = start_draft(recipe, target)
@@ -203,10 +203,32 @@ def told_apart(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[s
     return [(name, weight, len(source)) for (name, weight), (source, _) in zip(stage.data, parts, strict=True)]
 
 
-def _names(recipe: Recipe) -> dict[str, None]:
-    """All data sets that the recipe reads."""
-    names = [name for stage in recipe.stages for name, _ in stage.data]
-    return dict.fromkeys([*names, recipe.held_out] if recipe.held_out else names)
+def parse_data(
+    entries: Sequence[str], stages: tuple[Stage, ...], held_out: str = ""
+) -> tuple[tuple[Stage, ...], dict[str, Path]]:
+    """The stages with the data that a command line's `--data` names, and where data sets lie.
+
+    Args:
+      entries: PATH of a prepared data set that all stages train on instead of their own, several mixed alike; or
+        NAME=PATH, where one that is read lies.
+
+    Raises InputError for a NAME that nothing reads.
+    """
+    own = tuple((entry, 1.0) for entry in entries if "=" not in entry)
+    if own:
+        stages = tuple(replace(stage, data=own) for stage in stages)
+    places = {name: Path(path or name) for name, _, path in (entry.partition("=") for entry in entries)}
+    known = _names(stages, held_out)
+    for name in places:
+        if name not in known:
+            raise InputError(f"--data {name}: no stage reads it; {nearest(name, known)}")
+    return stages, places
+
+
+def _names(stages: Sequence[Stage], held_out: str) -> list[str]:
+    """All data sets that are read, each once."""
+    names = [name for stage in stages for name, _ in stage.data]
+    return list(dict.fromkeys([*names, held_out] if held_out else names))
 
 
 def open_data(name: str, data: Mapping[str, Path]) -> Any:

@@ -19,9 +19,10 @@ from jaxspec.presets import load_preset, preset_names
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.optimizer import make_optimizer, partition
-from jaxspec.training.recipes import Recipe, Stage, start_draft, train_draft, with_words
+from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft, with_words
 from tests.end_to_end import tiny
 from tests.training.test_conversations import Talk
+from train import kv_head
 from train import recipe as script
 
 SMALL = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
@@ -98,12 +99,29 @@ def test_the_command_writes_a_draft_that_loads(
         (["mini_text", "--tune.stps", "1"], "did you mean '--tune.steps'"),
         (["llava15_68m"], "blip_laion_cc_sbu_558k: not in"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
+        (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
     ],
 )
 def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("jaxspec.training.recipes.PREPARED", tmp_path)
     with pytest.raises(InputError, match=message):
         script.main(words)
+
+
+def test_data_that_is_named() -> None:
+    stages, places = parse_data(("talk=/a", "x=/b"), (FIRST,), held_out="x")
+    assert stages == (FIRST,)
+    assert places == {"talk": Path("/a"), "x": Path("/b")}
+    stages, places = parse_data(("/c", "/d"), (FIRST, SECOND))
+    assert [stage.data for stage in stages] == [(("/c", 1.0), ("/d", 1.0))] * 2
+    assert places == {"/c": Path("/c"), "/d": Path("/d")}
+    with pytest.raises(InputError, match="--data tlk: no stage reads it; did you mean 'talk'"):
+        parse_data(("tlk=/nowhere",), (FIRST, SECOND))
+
+
+def test_the_heads_command_refuses_data_that_no_stage_reads() -> None:
+    with pytest.raises(InputError, match="--data typo: no stage reads it"):
+        kv_head.main("debug", data=("typo=/nowhere",))
 
 
 def test_new_words_are_the_mean_of_the_old() -> None:
