@@ -41,24 +41,32 @@ class MeasuredStep:
         self._step = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
         self._schedule = make_schedule(config)
         self._metrics: dict[str, Array] = {}
-        self._work: dict[str, float] | None = None
+        self._work: dict[Any, dict[str, float]] = {}
         self._restart()
 
     def __call__(self, state: TrainState, batch: dict[str, Array], waited: float) -> TrainState:
         """One step. `waited` is for how many seconds the batch was waited for; they count if no step ran then."""
         before: dict[str, Any] = self._metrics
-        idle = all(value.is_ready() for value in before.values())
-        if self._work is None:
-            self._work = self._count(state, batch)
+        if before:
+            self._waited += waited * all(value.is_ready() for value in before.values())
+        else:
+            self._restart()
+        shapes = tuple(sorted((name, value.shape) for name, value in batch.items()))
+        if shapes not in self._work:
+            with self._untimed():
+                self._work[shapes] = self._count(state, batch)
+                state = self._run(state, batch)
+                jax.block_until_ready(self._metrics)
+            return state
+        state = self._run(state, batch)
+        jax.block_until_ready(before)
+        self._steps += 1
+        self._done = {name: self._done.get(name, 0.0) + amount for name, amount in self._work[shapes].items()}
+        return state
+
+    def _run(self, state: TrainState, batch: dict[str, Array]) -> TrainState:
         with on_mesh(self._mesh):
             state, self._metrics = self._step(state, self._held, batch)
-        jax.block_until_ready(before)
-        if before:
-            self._steps += 1
-            self._waited += waited * idle
-        else:  # this one was compiled
-            jax.block_until_ready(self._metrics)
-            self._restart()
         return state
 
     def read(self, step: int) -> dict[str, float]:
@@ -67,7 +75,8 @@ class MeasuredStep:
         `step_ms`; samples, tokens (positions that are computed, padding included) and operations a second;
         `data_wait`, the share of time in which the devices had nothing to do for lack of a batch; and, of devices
         whose speed is known, `mfu`, model FLOPs utilisation: what the model needs, activations that are computed anew
-        not counted, as a share of what the devices can do. A run's first step is compiled, and is not timed.
+        not counted, as a share of what the devices can do. The first step of each shape of batches is compiled, and
+        is not timed.
 
         Raises FloatingPointError where the loss or the gradient is not a number, as `pause` does.
         """
@@ -75,7 +84,7 @@ class MeasuredStep:
         found["learning_rate"] = float(np.asarray(self._schedule(step - 1)))
         if self._steps:
             seconds = time.perf_counter() - self._since
-            found |= {name: amount * self._steps / seconds for name, amount in (self._work or {}).items()}
+            found |= {name: amount / seconds for name, amount in self._done.items()}
             found |= {"step_ms": 1e3 * seconds / self._steps, "data_wait": self._waited / seconds}
             peak = peak_flops(self._mesh.devices.flat[0])
             if peak is not None:
@@ -87,6 +96,12 @@ class MeasuredStep:
     def pause(self, step: int) -> Iterator[None]:
         """Time within is not training's: evaluations and checkpoints."""
         self._checked(step)
+        with self._untimed():
+            yield
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        jax.block_until_ready(self._metrics)  # a step that still runs is timed to its end
         start = time.perf_counter()
         yield
         self._since += time.perf_counter() - start
@@ -100,9 +115,10 @@ class MeasuredStep:
 
     def _restart(self) -> None:
         self._steps, self._waited, self._since = 0, 0.0, time.perf_counter()
+        self._done: dict[str, float] = {}
 
     def _count(self, state: TrainState, batch: dict[str, Array]) -> dict[str, float]:
-        """Of one step: samples, tokens, and floating-point operations of the model's gradient."""
+        """Of one step on such a batch: samples, tokens, and floating-point operations of the model's gradient."""
         config = replace(self._config, accumulate=1, remat=False)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, self._held, batch))
         flops = matmul_flops(partial(gradient, self._loss_fn, config), *shapes)

@@ -267,6 +267,19 @@ def test_waiting_counts_when_nothing_runs():
     assert step.read(3)["data_wait"] == 0
 
 
+def test_speeds_are_of_the_batches_that_there_were():
+    """Rows of 4 tokens, then of 12; the first step of each is compiled, and does not count."""
+    stage = replace(STAGE, frozen=())
+    step = MeasuredStep(stage, loss_fn, make_optimizer(stage, FLAT), {}, MeshConfig(1).make(8), None)
+    state = init_state(FLAT, make_optimizer(stage, FLAT))
+    for width in (4, 4, 12, 12, 12):
+        state = step(state, batches(0) | {"tokens": np.zeros((8, width), np.int32)}, 0.0)
+    found = step.read(5)
+    assert found["tokens_per_second"] * found["step_ms"] == pytest.approx(1e3 * 8 * (4 + 12 + 12) / 3)
+    step(state, batches(0) | {"tokens": np.zeros((8, 20), np.int32)}, 0.0)
+    assert "step_ms" not in step.read(6)
+
+
 FLAT = {"line/kernel": jnp.zeros((3, 1)), "frozen/kernel": jnp.ones((2, 2))}
 
 
