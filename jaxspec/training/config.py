@@ -94,6 +94,17 @@ class TrainConfig:
         for name in ("steps", "batch", "accumulate", "save_every", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}: {getattr(self, name)}; give 1 or more")
+        for name, holds, wanted in (
+            ("learning_rate", 0 < self.learning_rate < math.inf, "more than 0"),
+            ("warmup", self.warmup >= 0, "0 or more"),
+            ("final_rate", 0 <= self.final_rate <= 1, "0 to 1"),
+            ("beta2", 0 <= self.beta2 < 1, "0 or more, and less than 1"),
+            ("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more"),
+            ("clip", self.clip > 0, "more than 0"),
+            ("evaluate_every", self.evaluate_every >= 0, "0 or more"),
+        ):
+            if not holds:
+                raise InputError(f"{name}: {getattr(self, name)}; give {wanted}")
         if self.batch % self.accumulate:
             raise InputError(f"accumulate: {self.accumulate} parts do not divide a batch of {self.batch}")
         if self.dtype not in ("float32", "bfloat16"):

@@ -72,6 +72,11 @@ class Recipe:
     workers: int = 0
     """Processes that decode images, on each host; 0: two threads."""
 
+    def __post_init__(self) -> None:
+        if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
+            names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
+            raise InputError(f"held_out {self.held_out}: no stage evaluates, each has evaluate_every 0; give {names}")
+
 
 def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None = None) -> LoadedModel:
     """Trains all stages, each from the end of the one before, and returns the draft; goes on where it was stopped.

@@ -181,7 +181,14 @@ def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
         fit(replace(STAGE, **change), params(), loss_fn, batches, tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"accumulate": 3}, {"steps": 0}, {"dtype": "float8"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"accumulate": 3}, {"steps": 0}, {"dtype": "float8"}, {"learning_rate": 0.0}, {"learning_rate": np.inf},
+        {"learning_rate": np.nan}, {"warmup": -1}, {"final_rate": 1.5}, {"beta2": 1.0}, {"weight_decay": -0.1},
+        {"clip": 0.0}, {"clip": np.nan}, {"evaluate_every": -1},
+    ],
+)  # fmt: skip
 def test_configurations_are_checked(change):
     with pytest.raises(InputError, match=next(iter(change))):
         replace(STAGE, **change)
