@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, nearest
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def setup_runtime(dtype: str | None = None) -> None:
@@ -30,6 +33,13 @@ def setup_runtime(dtype: str | None = None) -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
     if dtype in (None, "float32"):
         jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def parse_dtype(name: str) -> jnp.dtype:
+    """The dtype of this name. Raises InputError where it is none that models compute in or are stored as."""
+    if name not in DTYPES:
+        raise InputError(f"dtype: {name!r} is none of models; {nearest(name, DTYPES)}")
+    return jnp.dtype(name)
 
 
 def join_cluster(place: str) -> None:

@@ -17,14 +17,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax
-import jax.numpy as jnp
 import tyro
 
 from jaxspec.data.builders import data_folder, prepare
 from jaxspec.data.sources import open_source
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors, parse_dtype, setup_runtime
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 
 
@@ -77,8 +76,8 @@ def main(options: Options) -> Path | None:
     if prepared.exists() and not folder.exists():
         raise InputError(f"{prepared}: holds other data, that no answers here were made for; give another --name")
     dtype = options.dtype or ("float32" if jax.default_backend() == "cpu" else None)
+    precision = None if dtype is None else parse_dtype(dtype)
     setup_runtime(dtype)
-    precision = None if dtype is None else jnp.dtype(dtype)
     target = LoadedModel.load(options.target, precision)
     draft = None if options.draft is None else LoadedModel.load(options.draft, precision, beside=target)
     config = EngineConfig(

@@ -21,13 +21,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax
-import jax.numpy as jnp
 import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.errors import InputError, nearest
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import input_errors, join_cluster, setup_runtime
+from jaxspec.runtime import input_errors, join_cluster, parse_dtype, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, parse_data, train_draft
@@ -73,6 +72,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     recipe, options = _parse(name, load_preset(KIND, name), rest)
     stages, places = parse_data(options.data, recipe.stages, recipe.held_out)
     recipe = replace(recipe, stages=stages)
+    dtype = parse_dtype(options.dtype)
     join_cluster(options.cluster)
     setup_runtime("float32" if jax.default_backend() == "cpu" else None)
     runs = options.runs or Path("runs/train") / name
@@ -85,7 +85,7 @@ def main(args: Sequence[str] | None = None) -> Path:
             draft.params,
             tokenizer=draft.tokenizer,
             image_processor=draft.image_processor,
-            dtype=jnp.dtype(options.dtype),
+            dtype=dtype,
         )
         print(f"wrote {out}")
     return out

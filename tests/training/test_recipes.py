@@ -100,6 +100,7 @@ def test_the_command_writes_a_draft_that_loads(
         (["llava15_68m"], "blip_laion_cc_sbu_558k: not in"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (["llava15_68m", "--held-out", "talk"], "held_out talk: no stage .*give --align.evaluate-every or --tune"),
+        (["mini_text", "--dtype", "bf16"], "dtype: 'bf16' is none of models; did you mean 'bfloat16'"),
         (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
     ],
 )

@@ -114,6 +114,8 @@ def test_the_command_prepares_when_all_shards_are_there(
             main(replace(options, name=name))
     with pytest.raises(InputError, match="say how many"):
         main(replace(options, data="picturebook"))
+    with pytest.raises(InputError, match="did you mean 'bfloat16'"):
+        main(replace(options, name="talk_bf16", dtype="bf16"))
     with pytest.raises(InputError, match="is not i/n"):
         main(replace(options, shard="2/2"))
 
