@@ -1,4 +1,4 @@
-"""The one error type of the library's edge: input that its user can mend."""
+"""The errors of the library's edge: input that its user can mend."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class InputError(ValueError):
     Example: `--gamma: 0 drafted tokens per block; give 1 or more`. Commands print the message to
     standard error and exit with code 2; programs catch it as a ValueError.
     """
+
+
+class Diverged(InputError):
+    """A training run whose loss or gradient is no longer a number."""
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from jaxspec.errors import Diverged
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.flops import matmul_flops, peak_flops
@@ -78,7 +79,7 @@ class MeasuredStep:
         not counted, as a share of what the devices can do. The first step of each shape of batches is compiled, and
         is not timed.
 
-        Raises FloatingPointError where the loss or the gradient is not a number, as `pause` does.
+        Raises Diverged where the loss or the gradient is not a number, as `pause` does.
         """
         found = self._checked(step)
         found["learning_rate"] = float(np.asarray(self._schedule(step - 1)))
@@ -110,7 +111,7 @@ class MeasuredStep:
         found = {name: float(value) for name, value in self._metrics.items()}
         wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(found.get(name, 0.0))]
         if wrong:
-            raise FloatingPointError(f"step {step}: {wrong[0]} is {found[wrong[0]]}; try a lower learning rate")
+            raise Diverged(f"step {step}: {wrong[0]} is {found[wrong[0]]}; try a lower learning rate")
         return found
 
     def _restart(self) -> None:

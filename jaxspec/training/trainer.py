@@ -62,7 +62,7 @@ def fit(
     Raises:
       InputError: mesh, patterns or directory do not fit, or the directory holds the state of another run.
       Preempted: SIGTERM came; all is saved.
-      FloatingPointError: the loss is no longer a number; the newest checkpoint is from before.
+      Diverged: the loss is no longer a number; the newest checkpoint is from before.
     """
     mesh = config.mesh.make(config.batch)
     data: Any = batches if hasattr(batches, "get_state") else StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]

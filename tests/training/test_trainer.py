@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxspec.checkpoints.orbax import Checkpoints
-from jaxspec.errors import InputError
+from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.measured import MeasuredStep
@@ -301,7 +301,7 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     def poisoned(step):
         return {name: value * (np.nan if step == 2 else 1) for name, value in batches(step).items()}
 
-    with pytest.raises(FloatingPointError, match="step 3: loss is nan"):
+    with pytest.raises(Diverged, match="step 3: loss is nan; try a lower learning rate"):
         fit(STAGE, params(), loss_fn, poisoned, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
 
