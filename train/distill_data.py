@@ -78,8 +78,9 @@ def main(options: Options) -> Path | None:
     dtype = options.dtype or ("float32" if jax.default_backend() == "cpu" else None)
     precision = None if dtype is None else parse_dtype(dtype)
     setup_runtime(dtype)
-    target = LoadedModel.load(options.target, precision)
-    draft = None if options.draft is None else LoadedModel.load(options.draft, precision, beside=target)
+    work = Regeneration(
+        options.target, options.data, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
+    )
     config = EngineConfig(
         options.views,
         batch_size=options.batch_size,
@@ -87,11 +88,9 @@ def main(options: Options) -> Path | None:
         image_buckets=options.image_buckets,
         new_buckets=(options.max_new_tokens,),
     )
-    engine = Engine(target, draft, config)
-    work = Regeneration(
-        options.target, options.data, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
-    )
-    done = regenerate(engine, source, work, folder, shard)
+    target = LoadedModel.load(options.target, precision)
+    draft = None if options.draft is None else LoadedModel.load(options.draft, precision, beside=target)
+    done = regenerate(Engine(target, draft, config), source, work, folder, shard)
     if shard[0] > 0 or done < work.chunks:
         print(f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}")
         return None

@@ -70,8 +70,11 @@ def readable(path: Path, skipped: Skipped, images: Path | None = None, frames: i
       skipped: receives the rows that cannot be read; raises InputError when they are too many.
       images: the folder that image paths are relative to; None: the file's own folder, or `images/` in it.
       frames: most frames of a video, spread evenly over those there are.
-    """
 
+    Raises InputError for a folder of images that is none, and for frames below 1.
+    """
+    if frames < 1:
+        raise InputError(f"frames: {frames} of a video; give 1 or more")
     if images is not None and not images.is_dir():
         raise InputError(f"images {images}: no such folder; check the path")
     with ThreadPoolExecutor(THREADS) as pool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh
@@ -30,17 +30,23 @@ class MeshConfig:
             left = len(jax.devices()) // (self.fsdp * self.model)
             data = max(1, math.gcd(batch // self.fsdp if batch % self.fsdp == 0 else 1, left))
         mesh = make_mesh(self.model, self.fsdp, data)
-        if batch % (data * self.fsdp):
-            raise InputError(
-                f"mesh: a batch of {batch} does not divide over {data} data x {self.fsdp} fsdp devices; "
-                "give another batch or another mesh"
-            )
+        check_batch(batch, mesh)
         if jax.process_count() > 1 and mesh.size < len(jax.devices()):
             raise InputError(
                 f"mesh: {mesh.size} of the {len(jax.devices())} devices of {jax.process_count()} processes; "
                 "give a mesh and a batch that use all"
             )
         return mesh
+
+
+def check_batch(batch: int, mesh: Mesh | AbstractMesh) -> None:
+    """Raises InputError for a batch that does not divide over the devices that have samples of their own."""
+    data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
+    if batch % (data * fsdp):
+        raise InputError(
+            f"mesh: a batch of {batch} does not divide over {data} data x {fsdp} fsdp devices; "
+            "give another batch or another mesh"
+        )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.sharding import on_mesh
-from jaxspec.training.config import TrainConfig
+from jaxspec.training.config import TrainConfig, check_batch
 from jaxspec.training.flops import matmul_flops
 from jaxspec.training.optimizer import make_optimizer, partition
 from jaxspec.training.placement import Places, like_parameters, placed_on, rows_sharding
@@ -54,7 +54,10 @@ def plan_training(
       mesh: in place of `config.mesh`. An abstract one (`jaxspec.sharding.abstract_mesh`) is taken to be of TPUs.
       params: shapes (`jaxspec.models.abstract_params`).
       batch: shapes of a whole batch.
+
+    Raises InputError where the batch does not divide over the mesh.
     """
+    check_batch(config.batch, mesh)
     trainable, held = partition(params, config.frozen)
     where = placed_on(mesh, params, places)
     optimizer = make_optimizer(config, trainable)

@@ -43,6 +43,11 @@ class Regeneration:
     chunk: int = 256
     """Samples of one file."""
 
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_new_tokens", "chunk"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}: {getattr(self, name)}; give 1 or more")
+
     @property
     def chunks(self) -> int:
         return -(-self.samples // self.chunk)

@@ -174,6 +174,11 @@ def test_errors_of_folders(tmp_path: Path) -> None:
         list(readable(tmp_path / "mix.json", Skipped(0, tmp_path / "log"), tmp_path / "photos"))
 
 
+def test_a_video_has_a_frame(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="frames: 0 of a video; give 1 or more"):
+        main(Llava(lines(tmp_path / "text.jsonl"), "mix", frames=0, out=tmp_path))
+
+
 def test_mixture_shuffles_all_by_seed_and_keeps_the_weights() -> None:
     parts = [(Picturebook(size=30), 3.0), (Picturebook(1, size=8), 1.0)]
     drawn = [mixture(parts, seed=5)[i].id for i in range(160)]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.errors import InputError
 from jaxspec.sharding import abstract_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.flops import matmul_flops, peak_flops
@@ -28,6 +29,11 @@ def test_a_7b_target_teaches_a_68m_draft(model, fsdp):
     assert found.batch == 256 // fsdp * (1024 * (2 * 8 + 1 + 4) + 2 * 4 + 4 + 336 * 336 * 3 * 4)
     # Two operations a parameter and token of the teacher's decoder, and what attention and towers take.
     assert 1 < found.flops / (2 * 6.7e9 * 256 * 1024) < 1.3
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(InputError, match="a batch of 7 does not divide over 1 data x 16 fsdp devices"):
+        plan.main(devices=(16,), batch=7)
 
 
 def test_operations_are_counted():
