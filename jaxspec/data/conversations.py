@@ -48,7 +48,8 @@ class Skipped:
     log: Path
     count: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
+    def start(self) -> None:
+        """Reading begins: what an earlier run logged is removed."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.unlink(missing_ok=True)
 
@@ -77,6 +78,7 @@ def readable(path: Path, skipped: Skipped, images: Path | None = None, frames: i
         raise InputError(f"frames: {frames} of a video; give 1 or more")
     if images is not None and not images.is_dir():
         raise InputError(f"images {images}: no such folder; check the path")
+    skipped.start()
     with ThreadPoolExecutor(THREADS) as pool:
         waiting: deque[tuple[str, Future[Sample]]] = deque()
         for number, row in enumerate(_rows(path)):

@@ -151,6 +151,7 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
     assert sample.images[1].content == (photos / "1.png").read_bytes()
     with pytest.raises(InputError, match="holds prepared data already"):
         main(Llava(tmp_path / "mix.json", "my_mix", photos, out=tmp_path))
+    assert "r7" in (tmp_path / "my_mix.skipped.jsonl").read_text()
 
 
 def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
