@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -90,7 +91,7 @@ def prepare(
 ) -> Path:
     """Writes the samples to `out/name/1.0.0`, in shards of 64 MB to 1 GB, and returns that folder.
 
-    A run that was stopped leaves nothing there.
+    A run that was stopped leaves nothing there; what one that was killed left beside it is removed.
 
     Args:
       total: how many samples there will be, for the progress bar.
@@ -101,6 +102,8 @@ def prepare(
     folder = data_folder(name, out)
     if folder.exists():
         raise InputError(f"{folder}: holds prepared data already; remove it, or give another name")
+    for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
+        shutil.rmtree(left)
     written = 0
 
     def counted() -> Iterator[Sample]:

@@ -155,7 +155,9 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
 
 
 def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
+    (tmp_path / "pages" / "incomplete.ABCDEF_1.0.0").mkdir(parents=True)  # of a run that was killed
     main(Book(6, "pages", seed=3, kinds=("edit", "facts"), out=tmp_path))
+    assert [path.name for path in (tmp_path / "pages").iterdir()] == ["1.0.0"]
     prepared, drawn = Prepared(tmp_path / "pages"), Picturebook(3, ("edit", "facts"))
     assert len(prepared) == 6
     for i in range(6):
