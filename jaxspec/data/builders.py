@@ -144,6 +144,8 @@ class Prepared(Sequence[Sample]):
         return len(self._records)
 
     def __getitem__(self, index: Any) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
         record = self._records[int(index)]
         name, turns = record["id"].decode(), record["turns"]
         sizes = [(int(height), int(width)) for height, width in record["sizes"]]

@@ -159,7 +159,7 @@ def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
     main(Book(6, "pages", seed=3, kinds=("edit", "facts"), out=tmp_path))
     assert [path.name for path in (tmp_path / "pages").iterdir()] == ["1.0.0"]
     prepared, drawn = Prepared(tmp_path / "pages"), Picturebook(3, ("edit", "facts"))
-    assert len(prepared) == 6
+    assert len(prepared) == len(list(prepared)) == 6
     for i in range(6):
         assert (prepared[i].id, prepared[i].turns) == (drawn[i].id, drawn[i].turns)
         for ours, theirs in zip(prepared[i].images, drawn[i].images, strict=True):
