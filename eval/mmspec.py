@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from jaxspec.data.mmspec import answer_row, summary_csv, summary_rows
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.mmspec import BASELINE, measure_mmspec
-from jaxspec.evaluation.report import show, write_text
+from jaxspec.evaluation.report import show
+from jaxspec.files import write_text
 from jaxspec.runtime import input_errors
 
 SHOWN = ("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_mean", "speedup_paired")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from PIL.Image import Image
 
 from jaxspec.data.images import image_hash, load_image
 from jaxspec.errors import InputError
+from jaxspec.files import write_text
 
 PREFIX = "image: "
 """What TABED's view C writes in front of a caption."""
@@ -99,9 +99,7 @@ def _read(file: Path) -> Caption | None:
 
 def _write(file: Path, caption: Caption) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    fresh.write_text(json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n", encoding="utf-8")
-    fresh.replace(file)
+    write_text(file, json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n")
 
 
 @dataclass(frozen=True)

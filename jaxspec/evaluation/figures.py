@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.evaluation.config import EvalConfig
+from jaxspec.files import whole
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's bright scheme: told apart by colour-blind readers too."""
@@ -231,8 +232,7 @@ def save(figure: Any, path: Path) -> Path | None:
     import matplotlib.pyplot as plt
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.tmp")
-    figure.savefig(fresh, dpi=150, format="png")
+    with whole(path) as fresh:
+        figure.savefig(fresh, dpi=150, format="png")
     plt.close(figure)
-    fresh.replace(path)
     return path

@@ -11,8 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from jaxspec.data.images import to_rgb
-from jaxspec.evaluation.report import write_text
 from jaxspec.evaluation.tables import Table
+from jaxspec.files import write_text
 
 Record = dict[str, Any]
 SHOWN = 3

@@ -16,6 +16,8 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from jaxspec.files import write_text
+
 PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
 
 
@@ -36,18 +38,11 @@ def describe_run(preset: str) -> dict[str, Any]:
 def write_results(
     out: Path, run: dict[str, Any], rows: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]], table: str
 ) -> None:
-    """Writes the three files, each to a temporary name and renamed."""
+    """Writes the three files, each of them whole or not at all."""
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
     write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
     write_text(out / "table.md", table)
-
-
-def write_text(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
 
 
 def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:

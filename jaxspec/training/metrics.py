@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxspec.errors import InputError
+from jaxspec.files import write_text
 from jaxspec.training.config import TrainConfig
 
 
@@ -25,9 +25,7 @@ class MetricsLog:
             return
         path = directory / "metrics.jsonl"
         kept = [line for line in path.read_text().splitlines(True) if _step(line) <= start] if path.exists() else []
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(kept))
-        os.replace(temporary, path)
+        write_text(path, "".join(kept))
         self._file = path.open("a")
         if config.tensorboard:
             self._others.append(_TensorBoard(directory / "tensorboard", start))

@@ -8,7 +8,6 @@ and the seed alone, not on who computes them. A conversation ends before an answ
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from jaxspec.data.prompts import PLACEHOLDER, Prompt
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.errors import InputError
+from jaxspec.files import write_text
 
 TURNS = 64
 """More than a conversation has: the seeds of two samples never meet."""
@@ -69,10 +69,7 @@ def regenerate(
         for chunk in mine:
             members = _members(work, chunk)
             rows = _answer(engine, {i: source[i] for i in members}, work)
-            path = _file(folder, chunk)
-            temporary = path.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            temporary.replace(path)
+            write_text(_file(folder, chunk), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
             bar.update(len(members))
     return sum(_file(folder, chunk).exists() for chunk in range(work.chunks))
 
@@ -119,9 +116,7 @@ def _claim(folder: Path, work: Regeneration) -> None:
                     f"{folder}: holds answers of {name} {theirs.get(name)!r}, and now it is {value!r}; "
                     "go on with that, or give another name"
                 )
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(mine, indent=1) + "\n")
-    temporary.replace(path)
+    write_text(path, json.dumps(mine, indent=1) + "\n")
 
 
 def _file(folder: Path, chunk: int) -> Path:

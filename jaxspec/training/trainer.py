@@ -7,7 +7,6 @@ started again continues with the next batch and ends with the same parameters.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
+from jaxspec.files import write_text
 from jaxspec.training.batches import Batch, BatchIterator, StepBatches, read_ahead
 from jaxspec.training.config import RUNTIME, TrainConfig
 from jaxspec.training.measured import MeasuredStep
@@ -126,9 +126,7 @@ def _claim(directory: Path, values: Mapping[str, Any], resumes: bool) -> None:
                         "go on with that, or train in another directory"
                     )
         if jax.process_index() == 0:
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(text)
-            os.replace(temporary, path)
+            write_text(path, text)
     except OSError as error:
         raise InputError(f"{directory}: cannot be written: {error.strerror}; give another directory") from error
 

@@ -57,7 +57,7 @@ def test_answers_are_the_engines(engine: Engine, straight: Path) -> None:
 def test_a_stopped_run_and_shards_give_the_same(engine: Engine, straight: Path, tmp_path: Path) -> None:
     assert regenerate(engine, Talk(), WORK, tmp_path, (1, 2)) == 1
     kept = (tmp_path / "000001.jsonl").stat().st_mtime_ns
-    (tmp_path / "000002.123.tmp").write_text("half of a ch")  # of a run that was killed
+    (tmp_path / ".000002.jsonl.123.tmp").write_text("half of a ch")  # of a run that was killed
     assert regenerate(engine, Talk(), WORK, tmp_path) == 3
     assert (tmp_path / "000001.jsonl").stat().st_mtime_ns == kept
     assert chunks(tmp_path) == chunks(straight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from jaxspec.data.picturebook.samples import IMAGE, Sample
 from jaxspec.data.picturebook.sequences import placeholders
 from jaxspec.data.picturebook.twins import TWINS, test_set, train_sample
+from jaxspec.files import whole
 
 SCALE, GAP, WIDTH = 4, 16, 1560
 TITLE, ASK, ANSWER = (120, 120, 120), (20, 70, 170), (20, 20, 20)
@@ -89,10 +89,5 @@ def draw_sheet(samples: list[Sample]) -> np.ndarray:
 
 def contact_sheet(path: str | Path) -> None:
     """Write the sheet as PNG to `path`; a file that is there is replaced only by a whole new one."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        Image.fromarray(draw_sheet(sheet_samples())).save(temporary, format="PNG")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(Path(path)) as fresh:
+        Image.fromarray(draw_sheet(sheet_samples())).save(fresh, format="PNG")
