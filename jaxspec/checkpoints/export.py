@@ -88,24 +88,30 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
     Zeros would make it likeliest wherever all logits are negative, and no finite bias-free column makes it -inf.
     """
     text = text_config(config)
-    more = size - text.vocab_size
-    if more < 0:
+    if size < text.vocab_size:
         raise InputError(
             f"vocabulary: {text.vocab_size} tokens and the target's {size}; rows cannot be taken away, "
             "export for a target with the same tokeniser"
         )
 
-    def pad(path: Any, leaf: Array) -> Array:
-        keys = tuple(key.key for key in path[-2:])
-        axis = {("embed_tokens", "embedding"): 0, ("lm_head", "kernel"): 1}.get(keys)
-        if axis is None or more == 0:
-            return leaf
-        mean = jnp.mean(leaf, axis, keepdims=True, dtype=jnp.float32).astype(leaf.dtype)
-        return jnp.concatenate([leaf, jnp.repeat(mean, more, axis)], axis)
-
     text = replace(text, vocab_size=size)
     padded = text if text_config(config) is config else replace(config, text_config=text)
-    return padded, jax.tree_util.tree_map_with_path(pad, params)
+    return padded, with_words(params, size)
+
+
+def with_words(params: Params, words: int) -> Params:
+    """Parameters with as many embeddings and output columns: the first ones, and then the mean of all there were."""
+
+    def resized(path: Any, leaf: Array) -> Array:
+        keys = tuple(key.key for key in path[-2:])
+        axis = {("embed_tokens", "embedding"): 0, ("lm_head", "kernel"): 1}.get(keys)
+        if axis is None or leaf.shape[axis] == words:
+            return leaf
+        mean = jnp.mean(leaf, axis, keepdims=True, dtype=jnp.float32).astype(leaf.dtype)
+        kept = jax.lax.slice_in_dim(leaf, 0, min(words, leaf.shape[axis]), axis=axis)
+        return jnp.concatenate([kept, jnp.repeat(mean, words - kept.shape[axis], axis)], axis)
+
+    return jax.tree_util.tree_map_with_path(resized, params)
 
 
 def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:

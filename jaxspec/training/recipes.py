@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jaxspec.checkpoints.export import with_words
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.data.sources import mixture, open_source
 from jaxspec.decoding.host import prompt_encoder
@@ -30,7 +30,7 @@ from jaxspec.training.conversations import ConversationBatches, iterate
 from jaxspec.training.objectives import HELD_BY, Distillation, simulated, teacher_params, tuning_loss
 from jaxspec.training.placement import process_share
 from jaxspec.training.trainer import fit
-from jaxspec.typing import Array, Params
+from jaxspec.typing import Params
 
 PREPARED = Path("runs/data")
 """Where data sets are looked for that no path is given for."""
@@ -124,21 +124,6 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         "vision_tower": target.params["vision_tower"],
     }
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
-
-
-def with_words(params: Params, words: int) -> Params:
-    """A decoder with as many embeddings and output columns; new ones are the mean of the old."""
-
-    def grown(path: Any, leaf: Array) -> Array:
-        name = "/".join(key.key for key in path)
-        if name not in ("model/embed_tokens/embedding", "lm_head/kernel"):
-            return leaf
-        axis = 0 if name.startswith("model") else 1
-        mean = jnp.mean(leaf, axis=axis, keepdims=True)
-        new = jnp.repeat(mean, max(words - leaf.shape[axis], 0), axis=axis)
-        return jnp.concatenate([jax.lax.slice_in_dim(leaf, 0, min(words, leaf.shape[axis]), axis=axis), new], axis)
-
-    return jax.tree_util.tree_map_with_path(grown, params)
 
 
 def _train(

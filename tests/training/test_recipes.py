@@ -14,12 +14,12 @@ import pytest
 from jaxspec.data.builders import prepare
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.models import abstract_params, init_params
+from jaxspec.models import abstract_params
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.optimizer import make_optimizer, partition
-from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft, with_words
+from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
 from tests.end_to_end import tiny
 from tests.training.test_conversations import Talk
 from train import kv_head
@@ -124,16 +124,6 @@ def test_data_that_is_named() -> None:
 def test_the_heads_command_refuses_data_that_no_stage_reads() -> None:
     with pytest.raises(InputError, match="--data typo: no stage reads it"):
         kv_head.main("debug", data=("typo=/nowhere",))
-
-
-def test_new_words_are_the_mean_of_the_old() -> None:
-    params = init_params(SMALL, jax.random.key(0))
-    grown = with_words(params, 104)
-    table = grown["model"]["embed_tokens"]["embedding"]
-    np.testing.assert_array_equal(table[:101], params["model"]["embed_tokens"]["embedding"])
-    np.testing.assert_allclose(table[101:], np.tile(table[:101].mean(0), (3, 1)), rtol=1e-5, atol=1e-7)
-    assert grown["lm_head"]["kernel"].shape == (16, 104)
-    assert with_words(params, 90)["lm_head"]["kernel"].shape == (16, 90)
 
 
 @pytest.mark.parametrize("name", preset_names("train.recipes"))
