@@ -27,14 +27,12 @@ from tqdm import tqdm
 
 from jaxspec.data.prompts import bucket
 from jaxspec.data.sets import evaluation_set
-from jaxspec.decoding.engine import Engine, EngineConfig, Request
+from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
 from jaxspec.decoding.host import BATCH_BUCKETS
 from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.evaluation.command import load_models
-from jaxspec.evaluation.config import EvalConfig
+from jaxspec.evaluation.command import eval_preset, load_models
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.timing import by_turns
-from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors
 
 HEADER = ["B", "plain tok/s", "speculative", "adaptive J", "x plain", "adaptive x plain", "waste plain", "speculative"]
@@ -70,7 +68,7 @@ def main(
       view: of the draft.
       repeats: runs of each way, by turns; the fastest of each counts, as what else a machine does only adds.
     """
-    config: EvalConfig = load_preset("eval", preset)
+    config = eval_preset(preset)
     config = replace(config, target=target or config.target, draft=draft or config.draft)
     reader, drafter, captioner = load_models(config, (view,))
     encoder = Engine(reader).encoder
@@ -86,14 +84,17 @@ def main(
             answers, rates = by_turns(engines, requests, repeats, bar)
             rates = rates.max(axis=1)
             row = {"batch": batch} | dict(zip(("plain", "speculative", "adaptive"), rates.tolist()))
-            row["identical"] = all(a.tokens == b.tokens for other in answers for a, b in zip(answers[0], other))
-            for name, engine in zip(("plain", "speculative"), engines):
-                row[f"{name}_waste"] = waste(engine, requests)
+            others = []
+            for name, engine, own in zip(("plain", "speculative"), engines, answers):
+                row[f"{name}_waste"] = waste(own, batch)
                 spacious = replace(options, new_buckets=(long,))
                 for way, without in (("refill", options), ("grow", replace(spacious, grow=False))):
                     both = (replace(without, **{way: on}) for on in (False, True))
                     ways = [Engine(reader, engine.draft, one, captioner) for one in both]
-                    row[f"{name}_{way}"] = saved(ways, requests, repeats, bar)
+                    row[f"{name}_{way}"], found = saved(ways, requests, repeats, bar)
+                    others += found
+            pairs = [pair for other in answers[1:] + others for pair in zip(answers[0], other, strict=True)]
+            row["identical"] = all(ours.tokens == theirs.tokens for ours, theirs in pairs)
             rows.append(row)
     cells = [
         [str(row["batch"]), *(f"{row[name]:.0f}" for name in ("plain", "speculative", "adaptive"))]
@@ -117,25 +118,28 @@ def main(
     print(f"wrote results.json, table.md to {out}", file=sys.stderr)
 
 
-def waste(engine: Engine, requests: list[Request]) -> float:
-    """Of batch after batch."""
-    batch = engine.config.batch_size
-    steps = [result.stats.steps for result in engine.generate(requests)]
+def waste(answers: list[Result[Any]], batch: int) -> float:
+    """The share of row-steps that were computed for rows already done, in batch after batch."""
+    steps = [result.stats.steps for result in answers]
     groups = [steps[i : i + batch] for i in range(0, len(steps), batch)]
     return 1 - sum(steps) / sum(bucket(len(group), BATCH_BUCKETS, "batch") * max(group) for group in groups)
 
 
-def saved(engines: list[Engine], requests: list[Request], repeats: int, bar: tqdm) -> float:
-    """How many times as long as the second engine the first takes."""
+def saved(
+    engines: list[Engine], requests: list[Request], repeats: int, bar: tqdm
+) -> tuple[float, list[list[Result[Any]]]]:
+    """How many times as long as the second engine the first takes, and the answers of each."""
     times = np.zeros((2, repeats + 1))  # the first compiles
+    answers: list[list[Result[Any]]] = []
     for run in range(repeats + 1):
+        answers = []
         for i, way in enumerate(engines):
             begun = time.perf_counter()
-            way.generate(requests)
+            answers.append(way.generate(requests))
             times[i, run] = time.perf_counter() - begun
             bar.update()
     ours, theirs = times[:, 1:].min(axis=1)
-    return float(ours / theirs)
+    return float(ours / theirs), answers
 
 
 if __name__ == "__main__":

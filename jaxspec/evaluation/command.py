@@ -24,6 +24,23 @@ Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)
 
 
+def eval_presets(kind: type[Any] = EvalConfig) -> list[str]:
+    """Names of the presets under `configs/eval` that are of this kind."""
+    return [name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind)]
+
+
+def eval_preset(name: str, kind: type[Config] = EvalConfig) -> Config:
+    """The preset `configs/eval/NAME.py`.
+
+    Raises InputError for an unknown name, with the nearest one, and for a preset of another kind.
+    """
+    found = load_preset("eval", name)
+    if not isinstance(found, kind):
+        known = ", ".join(eval_presets(kind))
+        raise InputError(f"preset {name!r}: is for another script under eval/; use one of {known}")
+    return found
+
+
 def parse_command(
     options: type[Options],
     description: str | None,
@@ -43,14 +60,11 @@ def parse_command(
     """
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0].startswith("-"):
-        known = preset_names("eval")
         if not {"-h", "--help"} & set(words):
-            raise InputError(f"preset: none is named; give one of {', '.join(known)} before the options")
+            raise InputError(f"preset: none is named; give one of {', '.join(eval_presets(kind))} before the options")
         words = [example, *words]
     preset, *rest = words
-    defaults = load_preset("eval", preset)
-    if not isinstance(defaults, kind):
-        raise InputError(f"preset {preset!r}: is for another script under eval/; give one such as {example!r}")
+    defaults = eval_preset(preset, kind)
     given = vars(defaults) | vars(options())
     # Checked when the parts are built, below: tyro would frame the message and lose its line.
     unchecked = {"__post_init__": lambda self: None, "__doc__": description}
