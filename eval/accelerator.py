@@ -4,6 +4,7 @@
 
 Weights are random and made on the device; nothing is fetched. The parts run one after the other, each a process of
 its own, so that one that fails or runs out of time leaves the others' results; what is done lies in --out already.
+Where one was not done the exit code is 1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import tyro
+
+from jaxspec.errors import InputError, nearest
+from jaxspec.runtime import input_errors
 
 EVAL = Path(__file__).resolve().parent
 PARTS: dict[str, tuple[str, ...]] = {
@@ -36,7 +42,11 @@ def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tupl
       minutes: the part that runs when they are over is ended, and the rest left out.
       parts: which of them.
     """
+    for name in parts:
+        if name not in PARTS:
+            raise InputError(f"parts: no part {name!r}; {nearest(name, list(PARTS))}")
     end = time.monotonic() + 60 * minutes
+    failed = []
     for name in parts:
         script, *options = PARTS[name]
         command = [sys.executable, str(EVAL / script), *options, "--out", str(out / name)]
@@ -45,8 +55,13 @@ def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tupl
             code = subprocess.run(command, timeout=max(end - begun, 1), check=False).returncode
         except subprocess.TimeoutExpired:
             code = "out of time"
+        if code != 0:
+            failed.append(name)
         print(f"{name}: {code}, {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    if failed:
+        sys.exit(f"accelerator: not done: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    with input_errors("accelerator"):
+        tyro.cli(main)

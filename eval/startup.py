@@ -27,6 +27,7 @@ from PIL import Image
 
 from configs.eval.mini import ASSETS
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.errors import InputError
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.runtime import input_errors, setup_runtime
 
@@ -62,7 +63,7 @@ def main(
 
 
 def start(target: str, draft: str, warm: int) -> list[dict[str, Any]]:
-    """Wall-clock and CPU seconds of whole processes."""
+    """Wall-clock and CPU seconds of whole processes. Raises InputError with the last line of one that fails."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.png"
         Image.new("RGB", (64, 64), "white").save(page)
@@ -73,7 +74,10 @@ def start(target: str, draft: str, warm: int) -> list[dict[str, Any]]:
         for _ in range(warm + 1):
             used = _children()
             begun = time.perf_counter()
-            subprocess.run(command, check=True, capture_output=True, env=environment)
+            done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+            if done.returncode != 0:
+                last = done.stderr.strip().rpartition("\n")[2].rpartition("error: ")[2]
+                raise InputError(last or f"jaxspec generate: exit code {done.returncode}")
             times.append((time.perf_counter() - begun, _children() - used))
     cold, *rest = times
     medians = np.median(rest, axis=0).tolist()
