@@ -5,7 +5,7 @@
 
 `mini` are the shipped models on picturebook; `pair55m` a pair of random weights whose agreement is planted. Both
 libraries read the same files. All methods run warm and in turns; a method's time is the least of its turns, summed
-over prompts. Needs torch (the `test` extra). Writes results.json and table.md into --out.
+over prompts. Needs torch (the `parity` extra). Writes results.json and table.md into --out.
 
 On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that torch's threads
 do not wait for each other.
@@ -17,8 +17,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
 from eval import planted
@@ -35,12 +37,16 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.data.prompts import Prompt
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors, setup_runtime
 
 GAMMA = 5
+PLAIN, EAGER, ASSISTED = "jaxspec plain", "transformers eager", "transformers assisted, LLaVA draft, constant"
+HEADER = ["method", "tok/s", "x eager", "x assisted", "decode tok/s", "decode x eager", "decode x assisted"]
+HEADER += ["CPU ms / token", "tokens / target call", "same tokens"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ def main(
     """Times jaxspec and transformers on one pair.
 
     Args:
+      preset: mini or pair55m, see above.
+      out: directory for results.json and table.md.
       new: most new tokens of an answer.
       prompts: prompts, one after the other, batch 1.
       repeats: turns of every method on every prompt, after one that is not counted.
@@ -81,6 +89,8 @@ def main(
       threads: of torch; its own choice when None.
       compiled: also transformers' static cache with a compiled forward pass (a minute of warm-up).
     """
+    if find_spec("torch") is None:
+        raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
     setup_runtime("float32")
     with tempfile.TemporaryDirectory() as folder:
         paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
@@ -90,37 +100,40 @@ def main(
         huggingface.save(text_draft, draft.model.text, draft.params["language_model"], tokenizer=draft.tokenizer)
         methods = ours(target, draft, new) | theirs(target, paths, text_draft, new, compiled, threads)
         runs = measure(methods, asked, repeats)
-    rows = [summary(name, found, runs["jaxspec plain"]) for name, found in runs.items()]
-    header = ["method", "tok/s", "decode tok/s", "x eager", "x assisted", "CPU ms / token", "tokens / target call"]
-    header += ["same tokens"]
-    by_name = {row["method"]: row for row in rows}
-    base = by_name["transformers eager"], by_name["transformers assisted, LLaVA draft, constant"]
-    cells = [
-        [
-            row["method"],
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['decode_tokens_per_second']:.1f}",
-            *(f"{row['decode_tokens_per_second'] / other['decode_tokens_per_second']:.2f}" for other in base),
-            f"{row['cpu_ms_per_token']:.2f}",
-            f"{row['tokens_per_target_call']:.2f}",
-            f"{100 * row['token_identity_rate']:.0f}%",
-        ]
-        for row in rows
-    ]
+    rows = [summary(name, found, runs.get(PLAIN)) for name, found in runs.items()]
     notes = [
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, {jax.devices()[0].device_kind}; "
         f"least of {repeats} turns; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; threads of torch: "
         f"{threads or 'its own choice'}.",
-        "x: decode tokens/s over transformers' eager, and over its assisted generation with 5 drafted tokens. CPU ms: "
-        "of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain decoding gives.",
+        f"x: tokens/s over transformers' eager, and over its assisted generation with {GAMMA} drafted tokens. tok/s: "
+        "of whole calls, from prepared inputs to the last token. decode: without the first token and the target's "
+        "prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in assisted "
+        "generation.",
+        "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain "
+        "decoding gives. -: what it is compared to failed.",
         "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the assistant).",
     ]
     if preset == "pair55m":
         notes.append(f"PLANTED agreement: the draft is right after {acceptance:.0%} of the tokens; see planted.py.")
-    table = (f"Peers on {preset}", header, cells, notes)
+    table = (f"Peers on {preset}", HEADER, cells(rows), notes)
     write_results(out, describe_run(preset), rows, [], markdown(*table))
     show(*table)
     print(f"wrote results.json, table.md to {out}", file=sys.stderr)
+
+
+def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A line a row. What lacks its base is `-`: a method that failed has no row."""
+    by_name = {row["method"]: row for row in rows}
+    bases = by_name.get(EAGER), by_name.get(ASSISTED)
+    lines = []
+    for row in rows:
+        line = [row["method"]]
+        for rate in ("tokens_per_second", "decode_tokens_per_second"):
+            line += [f"{row[rate]:.1f}", *("-" if base is None else f"{row[rate] / base[rate]:.2f}" for base in bases)]
+        same = row["token_identity_rate"]
+        line += [f"{row['cpu_ms_per_token']:.2f}", f"{row['tokens_per_target_call']:.2f}"]
+        lines.append([*line, "-" if same is None else f"{100 * same:.0f}%"])
+    return lines
 
 
 def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
@@ -165,7 +178,7 @@ def ours(target: LoadedModel, draft: LoadedModel, new: int) -> dict[str, Method]
 
     buckets = {"new_buckets": (new,), "prompt_buckets": (32, 64, 128, 648 + 32)}
     return {
-        "jaxspec plain": method(Engine(target, None, EngineConfig(**buckets))),
+        PLAIN: method(Engine(target, None, EngineConfig(**buckets))),
         "jaxspec speculative, view M": method(Engine(target, draft, EngineConfig(gamma=GAMMA, **buckets))),
     }
 
@@ -219,8 +232,8 @@ def theirs(
         return ids, torch.cat(pages)
 
     methods = {
-        "transformers eager": method(),
-        "transformers assisted, LLaVA draft, constant": method(llava),
+        EAGER: method(),
+        ASSISTED: method(llava),
         "transformers assisted, LLaVA draft, heuristic": method(llava, "heuristic"),
         "transformers assisted, text draft, constant": method(text),
         "transformers prompt lookup": method(prompt_lookup_num_tokens=GAMMA),
@@ -235,17 +248,18 @@ def theirs(
 def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> dict[str, list[Run]]:
     """Each method's best times of every prompt. A method that fails is left out, with a word on standard error."""
     runs: dict[str, list[list[Run]]] = {name: [[] for _ in prompts] for name in methods}
-    for turn in range(repeats + 1):
-        for i, prompt in enumerate(prompts):
-            for name in list(runs):
-                try:
-                    found = methods[name](prompt)
-                except Exception as error:  # whatever it is, the other methods go on
-                    print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
-                    del runs[name]
-                    continue
-                if turn:
-                    runs[name][i].append(found)
+    turns = [(turn, i, name) for turn in range(repeats + 1) for i in range(len(prompts)) for name in methods]
+    for turn, i, name in tqdm(turns, "peers", unit="answer"):
+        if name not in runs:
+            continue
+        try:
+            found = methods[name](prompts[i])
+        except Exception as error:  # whatever it is, the other methods go on
+            tqdm.write(f"{name}: {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
+            del runs[name]
+            continue
+        if turn:
+            runs[name][i].append(found)
     return {name: [best(each) for each in found] for name, found in runs.items()}
 
 
@@ -255,9 +269,11 @@ def best(runs: list[Run]) -> Run:
     return replace(runs[0], **least)
 
 
-def summary(name: str, runs: list[Run], reference: list[Run]) -> dict[str, Any]:
-    """Rates over all prompts. The first token is prefill's, and no part of decoding."""
+def summary(name: str, runs: list[Run], reference: list[Run] | None) -> dict[str, Any]:
+    """Rates over all prompts. The first token is prefill's, and no part of decoding. Without a reference no identity is
+    told."""
     count = sum(len(run.tokens) for run in runs)
+    same = None if reference is None else [a.tokens == b.tokens for a, b in zip(runs, reference)]
     return {
         "method": name,
         "tokens": count,
@@ -265,10 +281,10 @@ def summary(name: str, runs: list[Run], reference: list[Run]) -> dict[str, Any]:
         "decode_tokens_per_second": (count - len(runs)) / sum(run.decode_seconds for run in runs),
         "cpu_ms_per_token": 1e3 * sum(run.cpu_seconds for run in runs) / count,
         "tokens_per_target_call": count / sum(run.target_calls for run in runs),
-        "token_identity_rate": float(np.mean([a.tokens == b.tokens for a, b in zip(runs, reference)])),
+        "token_identity_rate": None if same is None else float(np.mean(same)),
     }
 
 
 if __name__ == "__main__":
     with input_errors("peers"):
-        tyro.cli(main)
+        tyro.cli(main, description=__doc__)

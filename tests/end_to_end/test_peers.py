@@ -1,0 +1,46 @@
+"""eval/peers.py on tiny checkpoints, and what its table keeps of methods that fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval import peers
+from jaxspec.data.prompts import Prompt
+from tests.end_to_end import tiny
+
+
+def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="peers needs the `parity` extra")
+    config = replace(tiny.CONFIG, text_config=replace(tiny.CONFIG.text_config, num_hidden_layers=1))
+    params = tiny.random_params(config)
+    params["language_model"]["lm_head"]["kernel"][:, config.image_token_index] = 0  # transformers refuses it in answers
+    tiny.save(tmp_path / "target", config, params)
+    tiny.save(tmp_path / "draft", config, tiny.perturbed(params, 0.1))
+    monkeypatch.setattr(peers, "ASSETS", tmp_path)
+    peers.main("mini", tmp_path / "out", new=6, prompts=1, repeats=1)
+    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    # Prompt lookup may propose the prompt's own image tokens, and is then left out.
+    assert {peers.PLAIN, "jaxspec speculative, view M", peers.EAGER, peers.ASSISTED} <= {row["method"] for row in rows}
+    assert all(row["token_identity_rate"] == 1 and row["tokens_per_second"] > 0 for row in rows)
+    assert f"| {peers.EAGER} |" in (tmp_path / "out/table.md").read_text()
+
+
+def test_a_method_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    def works(prompt: Prompt) -> peers.Run:
+        return peers.Run((1, 2, 3), 2.0, 1.0, 4.0, 3)
+
+    def fails(prompt: Prompt) -> peers.Run:
+        raise RuntimeError
+
+    methods = {peers.PLAIN: fails, peers.EAGER: works, peers.ASSISTED: fails}
+    runs = peers.measure(methods, [Prompt(np.zeros(1, np.int32))], repeats=1)
+    assert f"{peers.ASSISTED}: RuntimeError" in capsys.readouterr().err
+    rows = [peers.summary(name, found, runs.get(peers.PLAIN)) for name, found in runs.items()]
+    (line,) = peers.cells(rows)
+    assert line == [peers.EAGER, "1.5", "1.00", "-", "2.0", "1.00", "-", "1333.33", "1.00", "-"]
+    assert len(line) == len(peers.HEADER)
