@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from tqdm import tqdm
 
 from jaxspec.errors import InputError, nearest
 
@@ -119,6 +120,9 @@ def input_errors(program: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
+        for bar in list(tqdm._instances):  # type: ignore[attr-defined]  # each that is open ends its line
+            bar.leave = True
+            bar.close()
         clear = "\r\033[K" if sys.stderr.isatty() else ""  # of a progress word that stands there
         print(f"{clear}{program}: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
