@@ -64,4 +64,4 @@ def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tupl
 
 if __name__ == "__main__":
     with input_errors("accelerator"):
-        tyro.cli(main)
+        tyro.cli(main, description=__doc__)

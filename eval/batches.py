@@ -30,7 +30,7 @@ from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
 from jaxspec.decoding.host import BATCH_BUCKETS
 from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.evaluation.command import eval_preset, load_models
+from jaxspec.evaluation.command import eval_preset, eval_presets, load_models
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.timing import by_turns
 from jaxspec.runtime import input_errors
@@ -40,7 +40,7 @@ HEADER += ["refill x plain", "refill x speculative", "growth x plain", "growth x
 
 
 def main(
-    preset: Annotated[str, tyro.conf.Positional],
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")],
     out: Path = Path("runs/batches"),
     target: str | None = None,
     draft: str | None = None,
@@ -56,6 +56,7 @@ def main(
     """Times the target and draft of an evaluation preset.
 
     Args:
+      preset: one of those named above, from configs/eval.
       out: directory for results.json and table.md.
       target: directory or hub id, in place of the preset's.
       draft: likewise.
@@ -144,4 +145,4 @@ def saved(
 
 if __name__ == "__main__":
     with input_errors("batches"):
-        tyro.cli(main)
+        tyro.cli(main, description=f"{__doc__}\nPresets: {', '.join(eval_presets())}.")

@@ -38,7 +38,7 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures block efficiency of the preset's rows."""
-    preset, config, options = parse_command(Options, main.__doc__, args)
+    preset, config, options = parse_command(Options, __doc__, args)
     out = options.out
     models = load_models(config)
     run = describe_run(preset)

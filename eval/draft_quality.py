@@ -31,7 +31,7 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures the quality of the target's and the draft's own answers."""
-    preset, config, options = parse_command(Options, main.__doc__, args)
+    preset, config, options = parse_command(Options, __doc__, args)
     target, draft, _ = load_models(config, views=())
     rows, records = measure_quality(config, {"target": target, "draft": draft})
     table = quality_table(config, rows)

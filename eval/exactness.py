@@ -51,7 +51,7 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures token identity, and tests the distribution of sampled answers."""
-    preset, config, options = parse_command(Options, main.__doc__, args)
+    preset, config, options = parse_command(Options, __doc__, args)
     models = load_models(config)
     run = describe_run(preset)
     rows: list[dict[str, Any]] = []

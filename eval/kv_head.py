@@ -50,7 +50,7 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures the preset's rows and head, its ablations, other heads and other drafts."""
-    preset, config, options = parse_command(Options, main.__doc__, args)
+    preset, config, options = parse_command(Options, __doc__, args)
     if config.kv_head is None:
         raise InputError(f"preset {preset}: names no kv_head; give one with --kv-head")
     target, draft, captioner = load_models(config, views=[*(name for row in config.rows for name in row.views), "kv"])

@@ -30,14 +30,14 @@ from jaxspec.evaluation.latency import (
 from jaxspec.evaluation.latency_report import draw_latency, latency_tables
 from jaxspec.evaluation.limits import probe
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
-from jaxspec.presets import load_preset
+from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import input_errors, setup_runtime
 
 Part = Literal["passes", "images", "forced", "mixtures"]
 
 
 def main(
-    preset: Annotated[str, tyro.conf.Positional],
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")],
     out: Path = Path("runs/latency"),
     parts: tuple[Part, ...] = ("passes", "images", "forced", "mixtures"),
     batches: tuple[int, ...] = (1,),
@@ -48,6 +48,7 @@ def main(
     """Times what the preset under configs/latency names.
 
     Args:
+      preset: one of those named above, from configs/latency.
       out: directory for results.json, table.md and figures.
       parts: what to time.
       batches: rows of the loops at forced acceptance.
@@ -80,4 +81,4 @@ def main(
 
 if __name__ == "__main__":
     with input_errors("latency"):
-        tyro.cli(main)
+        tyro.cli(main, description=f"{__doc__}\nPresets: {', '.join(preset_names('latency'))}.")

@@ -38,7 +38,7 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft."""
-    _, config, options = parse_command(Options, main.__doc__, args)
+    _, config, options = parse_command(Options, __doc__, args)
     answers = measure_mmspec(config, *load_models(config))
     options.out.mkdir(parents=True, exist_ok=True)
     for method, answered in answers.items():

@@ -60,4 +60,4 @@ def write(path: Path, config: LlavaConfig, right: float, seed: int) -> None:
 
 if __name__ == "__main__":
     with input_errors("planted"):
-        tyro.cli(main)
+        tyro.cli(main, description=__doc__)

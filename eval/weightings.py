@@ -42,7 +42,7 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures regret of weightings."""
-    preset, config, options = parse_command(Options, main.__doc__, args)
+    preset, config, options = parse_command(Options, __doc__, args)
     swept = [parse_weighting(text) for text in options.rules]
     swept += [replace(rule, window=h) for rule in swept if isinstance(rule, Adaptive) for h in options.windows]
     models = load_models(config, options.views)

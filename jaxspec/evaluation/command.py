@@ -52,6 +52,7 @@ def parse_command(
 
     Args:
       options: dataclass of what the script takes besides the preset's fields; every field has a default.
+      description: what --help begins with, the script's docstring.
       args: the words of the command line; None: the process's own.
       kind: of presets that the script takes.
       example: the preset whose defaults --help shows.
@@ -67,10 +68,14 @@ def parse_command(
     defaults = eval_preset(preset, kind)
     given = vars(defaults) | vars(options())
     # Checked when the parts are built, below: tyro would frame the message and lose its line.
-    unchecked = {"__post_init__": lambda self: None, "__doc__": description}
-    whole = dataclass(frozen=True)(type("Command", (options, kind), unchecked))
+    whole = dataclass(frozen=True)(type("Command", (options, kind), {"__post_init__": lambda self: None}))
     found, unknown = tyro.cli(
-        whole, prog=f"{Path(sys.argv[0]).name} PRESET", args=rest, default=whole(**given), return_unknown_args=True
+        whole,
+        prog=f"{Path(sys.argv[0]).name} PRESET",
+        description=f"{description}\nPresets: {', '.join(eval_presets(kind))}; defaults below are those of {preset}.",
+        args=rest,
+        default=whole(**given),
+        return_unknown_args=True,
     )
     if unknown:
         word = unknown[0].partition("=")[0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from configs.eval.mini import config as MINI
 from jaxspec.decoding.combination import parse_combination
@@ -13,6 +14,7 @@ from jaxspec.errors import InputError
 from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig
 from jaxspec.presets import load_preset, preset_names
+from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,22 @@ def test_help_lists_both_kinds_of_options(capsys: pytest.CaptureFixture[str]) ->
         assert caught.value.code == 0
         text = capsys.readouterr().out
         assert all(word in text for word in ("--limit", "--twins", "--out", "Samples of each set"))
+        assert "Measures." in text
+        assert "Presets: aasd, kv_head, llava15," in text
+        assert "gsm8k" not in text  # of another kind
+
+
+@pytest.mark.parametrize("leave", [True, False])
+def test_an_error_has_a_line_of_its_own(leave: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        bars = [tqdm(total=2, desc=name, leave=leave) for name in ("outer", "inner")]
+        bars[-1].update()
+        raise InputError("limit: 0 samples; give 1 or more")
+
+    with pytest.raises(SystemExit) as caught, input_errors("eval"):
+        work()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.split("\n")[-2:] == ["eval: error: limit: 0 samples; give 1 or more", ""]
 
 
 @pytest.mark.parametrize("name", preset_names("eval"))
