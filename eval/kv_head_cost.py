@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from tqdm import tqdm
 
 from configs.eval.kv_head import config as preset
 from configs.models.mini import TARGET
@@ -31,6 +32,7 @@ from jaxspec.config import KVHeadConfig
 from jaxspec.data.picturebook import test_set
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.speculative import Speculator
+from jaxspec.errors import InputError
 from jaxspec.evaluation.command import load_models
 from jaxspec.evaluation.exactness import whole_row
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
@@ -51,6 +53,7 @@ class Case(NamedTuple):
     text: Array
 
 
+LAYOUTS = ("anchored blocks", "naive", "causal")
 MOST_BYTES = 2 << 30
 """Steps that take more are not run."""
 
@@ -68,13 +71,14 @@ def layouts(length: int, gamma: int, config: KVHeadConfig) -> dict[str, Case]:
     order = jnp.arange(length)[None]
     copies = anchors.shape[1]
     k_copies, v_copies = (jnp.tile(leaf, (copies, 1, 1, 1)) for leaf in (k, v))
-    return {
-        "anchored blocks": Case(embeds, anchors, k, v, order),
+    cases = (
+        Case(embeds, anchors, k, v, order),
         # A copy of keys and values for each block, as if it were a row of its own.
-        "naive": Case(embeds[0][:, None], anchors[0][:, None], k_copies, v_copies, jnp.tile(order, (copies, 1))),
+        Case(embeds[0][:, None], anchors[0][:, None], k_copies, v_copies, jnp.tile(order, (copies, 1))),
         # One block that is the whole row and reads nothing of the target.
-        "causal": Case(draw(1, 1, length, text.hidden_size), jnp.zeros((1, 1), jnp.int32), k, v, order),
-    }
+        Case(draw(1, 1, length, text.hidden_size), jnp.zeros((1, 1), jnp.int32), k, v, order),
+    )
+    return dict(zip(LAYOUTS, cases, strict=True))
 
 
 def training_step(config: KVHeadConfig) -> Callable[..., Any]:
@@ -121,22 +125,29 @@ def main(
       repeats: calls, of which the fastest counts.
       out: directory for the results.
     """
+    if repeats < 1:
+        raise InputError(f"repeats: {repeats} calls; give 1 or more")
+    for length in lengths:
+        if length < gamma + 2:
+            raise InputError(f"lengths: {length} tokens have no whole block of {gamma}; give {gamma + 2} or more")
     setup_runtime("float32")
     config = KVHeadConfig.of_target(TARGET, pooling="drop", gamma=gamma)
     head = init_head(config, None, jax.random.key(0))
     output = jnp.asarray(np.random.default_rng(1).normal(size=(TARGET.text_config.hidden_size, 1024)), jnp.float32)
     rows = []
-    for length in lengths:
-        for name, case in layouts(length, gamma, config).items():
-            step = training_step(config).lower(head, output, case).compile()
-            memory = step.memory_analysis()
-            peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes
-            took = measure(partial(step, head, output, case), repeats) if peak < MOST_BYTES else None
-            rows.append({"layout": name, "length": length, "ms": took, "bytes": peak})
+    with tqdm(total=len(lengths) * len(LAYOUTS), desc="costs", unit="layout") as bar:
+        for length in lengths:
+            for name, case in layouts(length, gamma, config).items():
+                step = training_step(config).lower(head, output, case).compile()
+                memory = step.memory_analysis()
+                peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes
+                took = measure(partial(step, head, output, case), repeats) if peak < MOST_BYTES else None
+                rows.append({"layout": name, "length": length, "ms": took, "bytes": peak})
+                bar.update()
     rows += decoding(repeats)
     header = ["", *(f"S = {length}" for length in lengths)]
     cells = []
-    for name in ("anchored blocks", "naive", "causal"):
+    for name in LAYOUTS:
         for field, unit in (("ms", "time"), ("bytes", "memory")):
             line = [r[field] for r in rows if r["layout"] == name]
             base = [r[field] for r in rows if r["layout"] == "anchored blocks"]
@@ -186,4 +197,4 @@ def decoding(repeats: int) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     with input_errors("kv_head_cost"):
-        tyro.cli(main)
+        tyro.cli(main, description=__doc__)

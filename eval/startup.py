@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import tyro
 from PIL import Image
+from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
@@ -71,7 +72,7 @@ def start(target: str, draft: str, warm: int) -> list[dict[str, Any]]:
         command += ["--image", str(page), "--prompt", "What is this?", "--max-new-tokens", "16"]
         environment = os.environ | {"XDG_CACHE_HOME": folder}
         times = []
-        for _ in range(warm + 1):
+        for _ in tqdm(range(warm + 1), "starts", unit="start"):
             used = _children()
             begun = time.perf_counter()
             done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -104,7 +105,7 @@ def host(target: str, draft: str, calls: int) -> list[dict[str, Any]]:
         request = Request(engine.encoder.prompt("What is this?", images), 16)
         engine.generate([request])
         spent = []
-        for _ in range(calls):
+        for _ in tqdm(range(calls), f"host, {name}", unit="call"):
             begun = time.perf_counter()
             (result,) = engine.generate([request])
             spent.append(time.perf_counter() - begun - (result.prefill_ms + result.decode_ms) / 1e3)
@@ -114,4 +115,4 @@ def host(target: str, draft: str, calls: int) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     with input_errors("startup"):
-        tyro.cli(main)
+        tyro.cli(main, description=__doc__)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.prompts import Prompt
@@ -79,10 +80,13 @@ def foretold(
     """Tokens per target pass of heads over the config's sets, by (set, turn, head, draft length); `plain` is their
     target alone."""
     found = {}
+    bar = tqdm(total=len(config.sets) * len(config.turns) * (1 + len(heads)), unit="run", desc="foretold", delay=1)
     for dataset in config.sets:
+        bar.set_postfix_str(dataset)
         for turn, questions in each_turn(config, plain, dataset):
             prompts = [question.prompt for question in questions]
             answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
+            bar.update()
             for name, head in heads.items():
                 agrees = [
                     head_agreement(plain.target, head, prompt, answer.tokens, max(gammas))
@@ -91,6 +95,8 @@ def foretold(
                 for gamma in gammas:
                     blocks = sum((walk(steps, gamma) for steps in agrees), Blocks())
                     found[dataset, turn, name, gamma] = blocks.efficiency
+                bar.update()
+    bar.close()
     return found
 
 

@@ -159,7 +159,7 @@ def measure_passes(pair: Pair, limits: Limits) -> list[Record]:
         calls = {f"target {tokens}": target.over(tokens) for tokens in (1, *(gamma + 1 for gamma in config.gammas))}
         for views in config.views:
             calls[f"draft {views}"] = pair.passes(pair.draft, views * batch, slots, 1).over(1)
-        ms = time_loops(calls, config.repeats, config.clock)
+        ms = time_loops(calls, config.repeats, config.clock, f"passes, B = {batch}, S = {slots}")
         work = pass_work(text_config(config.target), pair.dtype.itemsize, batch, 1, target.state.slots)
         gbps, tflops = work.bytes / ms["target 1"] / 1e6, work.flops / ms["target 1"] / 1e9
         rows.append(
@@ -181,7 +181,7 @@ def measure_images(pair: Pair) -> list[Record]:
             if images:
                 calls[f"{name} tower {images}"] = partial(_encode, model, images)
             calls[f"{name} prefill {images}"] = partial(_prefill, model, images, config.prompt)
-    ms = time_loops(calls, config.repeats, config.clock)
+    ms = time_loops(calls, config.repeats, config.clock, "images")
     found = []
     for images in config.images:
         times = {name: ms.get(f"{name} {images}") for name in dict.fromkeys(key.rpartition(" ")[0] for key in calls)}
@@ -252,7 +252,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         "turns": pair.turns(batch, views, slots).over(gamma + 1),
         "block": blocks(programs[first], looped, states[first], options),
     }
-    ms = time_loops(calls, config.repeats, config.clock)
+    ms = time_loops(calls, config.repeats, config.clock, f"forced, B = {batch}, R = {views}")
     found = []
     for tau in config.forced:
         name = f"{tau:g}"
@@ -290,7 +290,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
             calls[f"{views} {rule}"] = blocks(program, looped, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
             found.append({"kind": "mixtures", "batch": batch, "views": views, "rule": rule, "state_bytes": size})
-    ms = time_loops(calls, pair.config.repeats, pair.config.clock)
+    ms = time_loops(calls, pair.config.repeats, pair.config.clock, f"mixtures, B = {batch}")
     for row in found:
         block, plain, one = (ms[key] for key in (f"{row['views']} {row['rule']}", f"{row['views']} static", "1 static"))
         row |= {"block_ms": block, "share": block / plain - 1, "times_one_view": block / one}

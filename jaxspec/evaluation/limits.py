@@ -60,7 +60,7 @@ def probe(
         box[name] = steps[name](box[name], times)
         return box[name]
 
-    ms = time_loops({name: partial(call, name) for name in box}, repeats, clock)
+    ms = time_loops({name: partial(call, name) for name in box}, repeats, clock, "limits")
     size = depth * width * dtype.itemsize
     return Limits(2 * size / ms["copy"] / 1e6, size / ms["read"] / 1e6, 2 * side**3 / ms["matmul"] / 1e9)
 

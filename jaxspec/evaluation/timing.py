@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.engine import Engine, Request, Result
@@ -44,23 +45,32 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def time_loops(
-    calls: Mapping[str, Callable[[int], Any]], repeats: int, clock: Literal["wall", "cpu"] = "wall"
+    calls: Mapping[str, Callable[[int], Any]],
+    repeats: int,
+    clock: Literal["wall", "cpu"] = "wall",
+    name: str | None = None,
 ) -> dict[str, float]:
     """Least milliseconds of what `call(n)` does n times, each call in turn, so that all see the same machine.
 
     The least, because what else runs on a machine can only add: on an idle one it is next to the median.
+
+    Args:
+      name: of a bar of progress, whose first turn compiles; without, none is shown.
     """
     counts = {}
-    for name, call in calls.items():
-        for _ in range(2):  # compiles; what a call hands on to the next may be of another kind than it was given
-            jax.block_until_ready(call(1))
-        once = _milliseconds(partial(call, 2), clock) / 2
-        counts[name] = int(np.clip(CALL_MS / once, 1, 1000))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            times[name].append(_milliseconds(partial(call, counts[name]), clock) / counts[name])
-    return {name: min(values) for name, values in times.items()}
+    times: dict[str, list[float]] = {key: [] for key in calls}
+    with tqdm(total=(1 + repeats) * len(calls), desc=name, unit="call", leave=False, disable=name is None) as bar:
+        for key, call in calls.items():
+            for _ in range(2):  # compiles; what a call hands on to the next may be of another kind than it was given
+                jax.block_until_ready(call(1))
+            once = _milliseconds(partial(call, 2), clock) / 2
+            counts[key] = int(np.clip(CALL_MS / once, 1, 1000))
+            bar.update()
+        for _ in range(repeats):
+            for key, call in calls.items():
+                times[key].append(_milliseconds(partial(call, counts[key]), clock) / counts[key])
+                bar.update()
+    return {key: min(values) for key, values in times.items()}
 
 
 def _milliseconds(call: Callable[[], Any], clock: str) -> float:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from eval.kv_head_cost import main
+from jaxspec.errors import InputError
 
 
 def test_the_script_writes_costs(tmp_path: Path) -> None:
@@ -16,3 +19,8 @@ def test_the_script_writes_costs(tmp_path: Path) -> None:
     assert rows[-1]["layout"] == "decoding"
     assert all(rows[-1][name] > 0 for name in ("draft_ms", "target_ms", "pack_ms", "prefill_ms"))
     assert "a drafted token takes" in (tmp_path / "table.md").read_text()
+
+
+def test_rows_without_a_block_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="lengths: 0 tokens have no whole block of 5; give 7 or more"):
+        main(lengths=(0,), out=tmp_path)
