@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tu
     The models share the first one's context length: a draft reads on past its trained positions, as it does when
     it drafts.
     """
+    rouge_scorer()  # where it is not installed, that is told before anything is decoded
     context = text_config(next(iter(models.values())).config).max_position_embeddings
     engines = {
         name: Engine(_with_context(model, context), None, config.plain())
@@ -96,11 +98,17 @@ def is_right(accepted: Sequence[str], answer: str) -> bool:
 
 def rouge_l(references: Sequence[str], answer: str) -> float:
     """ROUGE-L's F-measure with Porter stems, the best over the references."""
+    return float(rouge_scorer().score_multi(references, answer)["rougeL"].fmeasure)
+
+
+@cache
+def rouge_scorer() -> Any:
+    """rouge-score's own. Raises InputError where that is not installed."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
         raise InputError("quality: rouge-score is not installed; pip install 'jaxspec[quality]'") from error
-    return float(RougeScorer(["rougeL"], use_stemmer=True).score_multi(references, answer)["rougeL"].fmeasure)
+    return RougeScorer(["rougeL"], use_stemmer=True)
 
 
 def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -> float | None:

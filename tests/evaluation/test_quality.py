@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from eval import draft_quality
 from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
 from jaxspec.evaluation import quality
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.quality import is_right, judge, meteor
@@ -74,6 +76,13 @@ def test_what_does_not_apply_is_none() -> None:
     assert judge(long, "It is red.")["rouge_l"] == 1.0
     number = Sample("0", "gsm8k", (), (("Q", "1+1 is 2\n#### 2"),), accepted=("2",))
     assert judge(number, "The answer is 2.")["accuracy"] == 1.0
+
+
+def test_a_missing_package_is_told_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    quality.rouge_scorer.cache_clear()
+    with pytest.raises(InputError, match=r"rouge-score is not installed; pip install 'jaxspec\[quality\]'"):
+        quality.measure_quality(EvalConfig("target", "draft", (Row("T", ("T",)),), ("facts",)), {})
 
 
 def test_the_script_writes_both_models(
