@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -20,6 +21,7 @@ from jaxspec.evaluation.collaborative_tables import dial_table, draw_dial, metho
 from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.tables import Table
 from jaxspec.runtime import input_errors, setup_runtime
 
 
@@ -33,12 +35,20 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures collaborative decoding of the preset's pairings of models."""
-    preset, config, options = parse_command(Options, main.__doc__, args, CollaborativeEvalConfig, "gsm8k")
+    preset, config, options = parse_command(Options, __doc__, args, CollaborativeEvalConfig, "gsm8k")
     setup_runtime(config.dtype)
-    rows, dial, records = measure(config)
-    tables = [methods_table(config, rows)] + ([dial_table(config, dial)] if dial else [])
-    text = "\n".join(markdown(*table) for table in tables)
-    write_results(options.out, describe_run(preset), [*rows, *dial], records, text)
+    run = describe_run(preset)
+    rows: list[dict[str, Any]] = []
+    dial: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    tables: list[Table] = []
+    for its_rows, its_dial, its_records in measure(config):
+        rows += its_rows
+        dial += its_dial
+        records += its_records
+        tables = [methods_table(config, rows)] + ([dial_table(config, dial)] if dial else [])
+        text = "\n".join(markdown(*table) for table in tables)
+        write_results(options.out, run, [*rows, *dial], records, text)  # a run that is stopped keeps whole pairings
     for table in tables:
         show(*table)
     figure = draw_dial(dial, options.out)

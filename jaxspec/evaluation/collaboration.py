@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,15 +47,17 @@ METHODS: tuple[tuple[str, Method, bool], ...] = (
 """Rows of a pairing: name, method, and whether with the pairing's draft lengths or with 1 each."""
 
 
-def measure(config: CollaborativeEvalConfig) -> tuple[list[Record], list[Record], list[Record]]:
-    """(rows of methods, rows of the grid, a record an answer); a row pools a pairing, a set and a method.
+def measure(config: CollaborativeEvalConfig) -> Iterator[tuple[list[Record], list[Record], list[Record]]]:
+    """Yields of each pairing (rows of methods, rows of the grid, a record an answer); a row pools a set and a method.
 
     Only one pairing's models are held at a time.
     """
-    rows, dial, records = [], [], []
     loaded: dict[str, LoadedModel] = {}
-    bar = tqdm(total=len(config.pairings) * len(config.sets), unit="set", desc="collaboration", delay=1)
+    ways = sum(len(_methods_of(pairing)) + 2 * len(pairing.dial) for pairing in config.pairings)
+    work = ways * len(config.sets) * config.repeats
+    bar = tqdm(total=work, unit="run", desc="collaboration", delay=1)
     for pairing in config.pairings:
+        rows, dial, records = [], [], []
         loaded = {name: model for name, model in loaded.items() if name in pairing.models}
         for name in pairing.models:
             if name not in loaded:
@@ -63,34 +65,43 @@ def measure(config: CollaborativeEvalConfig) -> tuple[list[Record], list[Record]
                     name, jnp.dtype(config.dtype), beside=next(iter(loaded.values()), None)
                 )
         models = [loaded[name] for name in pairing.models]
+        programs = {
+            name: Collaboration(models, config.collaboration(pairing, method, gammas))
+            for name, (method, gammas) in _methods_of(pairing).items()
+        }
         for dataset in config.sets:
             bar.set_postfix_str(f"{pairing.name}, {dataset}")
             samples = config.samples(dataset, max(config.limit, config.held_out))
-            found, answers = _methods(config, pairing, models, dataset, samples)
+            held = read_answers(programs["standard"], samples[: config.held_out], config.max_new_tokens)
+            found, answers = _methods(config, pairing, programs, held, dataset, samples, bar)
             rows += found
             records += answers
-            dial += _dial(config, pairing, models, dataset, samples)
-            bar.update()
+            dial += _dial(config, pairing, models, held, dataset, samples, bar)
+        yield rows, dial, records
     bar.close()
-    return rows, dial, records
+
+
+def _methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
+    """Method and draft lengths by the row's name; rows that would be the same but for their names are one."""
+    ones = (1,) * len(pairing.models)
+    return {
+        name: (method, pairing.gammas if own else ones)
+        for name, method, own in METHODS
+        if own or pairing.gammas != ones or method == "standard"
+    }
 
 
 def _methods(
     config: CollaborativeEvalConfig,
     pairing: Pairing,
-    models: Sequence[LoadedModel],
+    programs: Mapping[str, Collaboration],
+    held: HeldOut,
     dataset: str,
     samples: Sequence[Sample],
+    bar: tqdm,
 ) -> tuple[list[Record], list[Record]]:
-    ones = (1,) * len(models)
-    programs = {
-        name: Collaboration(models, config.collaboration(pairing, method, pairing.gammas if own else ones))
-        for name, method, own in METHODS
-        if own or pairing.gammas != ones or method == "standard"
-    }
     requests = _requests(config, pairing, programs["standard"], samples)
-    answers, rates = _by_turns(programs, requests, config.repeats)
-    held = read_answers(programs["standard"], samples[: config.held_out], config.max_new_tokens)
+    answers, rates = _by_turns(programs, requests, config.repeats, bar)
     combination = programs["standard"].params["combination"]
     quality = {"held_out_nats": held.nats(combination), "held_out_nats_alone": held.nats_alone()}
     pooled = collaboration_metrics([a.stats for every in answers.values() for a in every])["alpha"]
@@ -136,19 +147,20 @@ def _dial(
     config: CollaborativeEvalConfig,
     pairing: Pairing,
     models: Sequence[LoadedModel],
+    held: HeldOut,
     dataset: str,
     samples: Sequence[Sample],
+    bar: tqdm,
 ) -> list[Record]:
     """Quality, and speed of alternation with 1 proposal each, over the pairing's grid of combinations."""
-    rows, held = [], None
+    rows = []
     for value, text in pairing.dial:
         pair = {
             method: Collaboration(models, config.collaboration(pairing, method, (1,) * len(models), text))
             for method in ("standard", "alternating")
         }
         requests = _requests(config, pairing, pair["standard"], samples)
-        answers, rates = _by_turns(pair, requests, config.repeats)
-        held = held or _held_out(config, pair["standard"], samples)
+        answers, rates = _by_turns(pair, requests, config.repeats, bar)
         combination = parse_combination(text, len(models))
         times = time_members(pair["alternating"], requests[0], [1, len(models)])
         alphas = held.alphas(combination, pairing.temperature)
@@ -171,10 +183,6 @@ def _dial(
     return rows
 
 
-def _held_out(config: CollaborativeEvalConfig, standard: Collaboration, samples: Sequence[Sample]) -> HeldOut:
-    return read_answers(standard, samples[: config.held_out], config.max_new_tokens)
-
-
 def _requests(
     config: CollaborativeEvalConfig, pairing: Pairing, collaboration: Collaboration, samples: Sequence[Sample]
 ) -> list[Request]:
@@ -190,10 +198,10 @@ def _requests(
 
 
 def _by_turns(
-    programs: Mapping[str, Collaboration], requests: Sequence[Request], repeats: int
+    programs: Mapping[str, Collaboration], requests: Sequence[Request], repeats: int, bar: tqdm
 ) -> tuple[dict[str, Answers], dict[str, float]]:
     """Each program's answers, and its tokens of the loop a second in its fastest run."""
-    answers, rates = by_turns(list(programs.values()), requests, repeats)
+    answers, rates = by_turns(list(programs.values()), requests, repeats, bar)
     return dict(zip(programs, answers)), dict(zip(programs, rates.max(axis=1).tolist()))
 
 
