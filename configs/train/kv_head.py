@@ -22,7 +22,7 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.recipes import Stage
 
-_STEPS = TrainConfig(steps=700, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.02, save_every=50)
+_STEPS = TrainConfig(steps=2000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.02, save_every=50)
 
 MINI = HeadRecipe(
     target=TARGET,

@@ -225,9 +225,10 @@ def written_whole(path: Path) -> Iterator[Path]:
 def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
     """The local directory of a checkpoint; a hub id is fetched (or found in the hub's cache) first."""
     path = Path(path_or_id).expanduser()
-    if path.is_dir() and str(path_or_id):  # an empty name would be the working directory
+    named = str(path_or_id) != ""  # which would be the working directory
+    if named and path.is_dir():
         return path
-    if path.exists():
+    if named and path.exists():
         raise InputError(f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json")
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
         raise InputError(

@@ -71,7 +71,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
         if group[0] == sets[0]:
             axis.set_title(f"turn {turn}", loc="left", fontsize=10)
         axis.set_xticks(range(len(group)), group)
-    _legend(figure, axes[0], min(len(names), 7))
+    _legend(figure, axes[0], min(len(names), 8))
     return figure
 
 

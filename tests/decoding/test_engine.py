@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from jaxspec.config import text_config
+from jaxspec.data.prompts import Prompt
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding import host
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
