@@ -51,7 +51,7 @@ def load_captioner(
     """
     kind, where, how = check_captioner(text)
     if kind == "file":
-        return CaptionFile(Path(f"{where}:{how}" if how else where))
+        return CaptionFile(Path(text.removeprefix("file:")))
     if kind == "jax":
         path = huggingface.locate(where)
         model = LvlmCaptioner(LoadedModel.load(path, dtype, beside=beside), _fingerprint(path), how or QUESTION)

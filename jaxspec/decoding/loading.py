@@ -247,7 +247,8 @@ def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "t
         first = f"{missing} tokens are in one only"
         if different:
             i, word = different[0]
-            first = f"{i} is {word!r} against {words.get(i)!r}"
+            moved = ours.get(word, i) != i
+            first = f"{word!r} is {i} against {ours[word]}" if moved else f"{i} is {word!r} against {words[i]!r}"
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 

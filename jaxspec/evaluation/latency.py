@@ -107,8 +107,9 @@ class Pair:
         """Passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
         return Passes(model.model.extend, model.loop_params, self.cache(model, batch, slots, tokens), batch)
 
-    def turns(self, batch: int, views: int, slots: int) -> Passes:
-        """The passes of a block of each length and nothing else: draft passes over one token, and a target pass."""
+    def turns(self, params: Params, batch: int, views: int, slots: int) -> Passes:
+        """The passes of a block and nothing else: draft passes over one token, and a target pass. `params` are those of
+        a loop."""
         target, draft = self.target.model, self.draft.model
 
         def extend(
@@ -127,7 +128,7 @@ class Pair:
 
         block = self.config.gamma + 1
         caches = self.cache(self.target, batch, slots, block), self.cache(self.draft, views * batch, slots, block)
-        return Passes(extend, lambda _: self.params(batch)[1], caches, batch)
+        return Passes(extend, lambda _: params, caches, batch)
 
     def drafter(self, views: int) -> ChainDrafter:
         """Of so many views, which all show the same."""
@@ -249,7 +250,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         "draft pass": pair.passes(pair.draft, views * batch, slots, 1).over(1),
         "target pass": target.over(1),
         "verify pass": target.over(gamma + 1),
-        "turns": pair.turns(batch, views, slots).over(gamma + 1),
+        "turns": pair.turns(looped, batch, views, slots).over(gamma + 1),
         "block": blocks(programs[first], looped, states[first], options),
     }
     ms = time_loops(calls, config.repeats, config.clock, f"forced, B = {batch}, R = {views}")
