@@ -17,6 +17,7 @@ from jaxspec.decoding.mixtures import (
     Measure,
     acceptance_gradient,
     measure_mixtures,
+    measure_views,
     responsibilities,
     simplex_grid,
 )
@@ -115,7 +116,7 @@ class InverseErrorPower(Adaptive):
         self._check_range("tau", 0)
 
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J M C"]:
-        return measure_mixtures((self.measure,), p, view_probs, jnp.eye(len(view_probs)))
+        return measure_views((self.measure,), p, view_probs)
 
     def choose(self, total: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
         error = jnp.maximum(total[:, 0], ERROR_FLOOR)
@@ -152,7 +153,7 @@ class HardMatch(Adaptive):
         return True
 
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J M C"]:
-        return 1 - measure_mixtures(("misses",), p, view_probs, jnp.eye(len(view_probs)))
+        return 1 - measure_views(("misses",), p, view_probs)
 
     def choose(self, total: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
         return _normalised(total[:, 0], initial)
