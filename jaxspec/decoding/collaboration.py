@@ -246,9 +246,10 @@ class Collaboration:
 
     def _run(self, sizes: MemberSizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[MemberCounts]]:
         prompts, options = self._inputs(requests, rows, sizes)
-        params = Held(self.params), Held(self.loop_params(len(options.temperature)))
-        state, prefill_ms = timed(run_prefill, None, self.program, params[0], prompts, options, static=(sizes.new,))
-        state, decode_ms = timed(run_decode, None, self.program, params[1], state, options)
+        hold = partial(Held, self.program, None)
+        whole, looped = hold(self.params), hold(self.loop_params(len(options.temperature)))
+        state, prefill_ms = timed(run_prefill, whole, prompts, options, static=(sizes.new,))
+        state, decode_ms = timed(run_decode, looped, state, options)
         tokens, count, stats = jax.tree.map(np.asarray, (state.tokens, state.count, state.stats))
         return [
             Result(

@@ -191,7 +191,7 @@ class Engine:
             done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
         spent = [sum(caption.ms for caption in told) for told in captions]
-        return [replace(results[i], caption_ms=spent[i]) for i in range(len(requests))]
+        return [replace(results[i], caption_ms=spent[i]) if spent[i] else results[i] for i in range(len(requests))]
 
     def check(self, request: Request) -> None:
         """Raises InputError where the request is too long for the target or the buckets."""
@@ -202,8 +202,8 @@ class Engine:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
         requests, _, rows = self._read(requests)
         sizes = self._largest(requests, rows)
-        given = Held(self._params(requests)), *self._inputs(requests, rows, sizes)
-        return timed(run_prefill, self.mesh, self.program, *given, static=(sizes.new,))[0]
+        held = Held(self.program, self.mesh, self._params(requests))
+        return timed(run_prefill, held, *self._inputs(requests, rows, sizes), static=(sizes.new,))[0]
 
     def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
@@ -298,11 +298,11 @@ class Engine:
         most = self.config.batch_size
         batch, options = self._inputs(requests[:most], rows[:most], sizes)
         width = len(options.temperature)
-        params = self._held(self._params(requests[:most]), width)
+        held = self._held(self._params(requests[:most]), width)
         if batch.costs is not None:
-            batch = batch.replace(costs=self._measured_costs(sizes, params, batch, options))
+            batch = batch.replace(costs=self._measured_costs(sizes, held, batch, options))
         room, *larger = rooms(sizes.new, self._block) if self._grows else [sizes.new]
-        prefill = partial(timed, run_prefill, self.mesh, self.program, params[0], static=(room,))
+        prefill = partial(timed, run_prefill, held[0], static=(room,))
         state, prefill_ms = prefill(batch, options)
         decode_ms, found = 0.0, {}
         busy = {row: row for row in range(min(most, len(requests)))}  # the request that each row decodes
@@ -310,7 +310,7 @@ class Engine:
         while busy:
             until = min(width - len(busy) + refill_rows(most), width) if waiting else width
             pause = Pause(*np.asarray([until, room - self._block + 1 if larger else room + 1], np.int32))
-            state, ms = timed(run_decode, self.mesh, self.program, params[1], state, options, pause)
+            state, ms = timed(run_decode, held[1], state, options, pause)
             decode_ms += ms
             told = jax.tree.map(np.asarray, (state.done, state.tokens, state.count, state.stats, state.trace))
             free = [row for row in busy if told[0][row]]
@@ -329,7 +329,7 @@ class Engine:
                 with on_mesh(self.mesh):
                     state, options = take_in(state, options, ready, its_options, put)
             if busy and larger:
-                state, ms = timed(grow, self.mesh, larger[0] - room, Held(state))
+                state, ms = timed(grow, Held(larger[0] - room, self.mesh, state))
                 decode_ms += ms
                 room, *larger = larger
         times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
@@ -347,7 +347,7 @@ class Engine:
         }
 
     def _measured_costs(
-        self, sizes: Sizes, params: tuple[Held, Held], batch: PromptBatch, options: Sampling
+        self, sizes: Sizes, held: tuple[Held, Held], batch: PromptBatch, options: Sampling
     ) -> np.ndarray:
         """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
         key = sizes, len(options.temperature)
@@ -359,20 +359,19 @@ class Engine:
 
             def run(costs: np.ndarray) -> tuple[float, int]:
                 given = batch.replace(costs=costs)
-                state, _ = timed(
-                    run_prefill, self.mesh, self.program, params[0], given, endless, static=(sizes.new,)
-                )
-                state, spent = timed(run_decode, self.mesh, self.program, params[1], state, endless)
+                state, _ = timed(run_prefill, held[0], given, endless, static=(sizes.new,))
+                state, spent = timed(run_decode, held[1], state, endless)
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.lengths, run)
         return self._costs[key]
 
     def _held(self, params: Params, batch: int) -> tuple[Held, Held]:
-        """The parameters as prefill reads them, and as the loop does."""
+        """The program with the parameters as prefill reads them, and as the loop does."""
         known = self._known.get(batch)
         if known is None or known[0].params is not params:
-            known = self._known[batch] = Held(params), Held(self.loop_params(params, batch))
+            hold = partial(Held, self.program, self.mesh)
+            known = self._known[batch] = hold(params), hold(self.loop_params(params, batch))
         return known
 
     def loop_params(self, params: Params, batch: int) -> Params:

@@ -95,6 +95,8 @@ class Result(Generic[Stats]):
 
 def with_rgb(request: Request) -> Request:
     """The request with its images as RGB."""
+    if not request.prompt.images:
+        return request
     images = tuple(to_rgb(image) for image in request.prompt.images)
     return replace(request, prompt=replace(request.prompt, images=images))
 
@@ -164,21 +166,22 @@ def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: in
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What a program reads first, parameters mostly, and its kind, found once: they have hundreds of leaves."""
+    """What the calls of one program share, and its kind, found once: parameters have hundreds of leaves."""
 
+    program: Any
+    mesh: Mesh | None
     params: Params
+    """Or what else the program reads first."""
 
     @cached_property
     def kind(self) -> int:
-        """The same number for all that have the same names, shapes and dtypes."""
-        return _KINDS.setdefault(_shapes(self.params), len(_KINDS))
+        """The same number for one program on one mesh and all parameters of the same names, shapes and dtypes."""
+        return _KINDS.setdefault((self.program, self.mesh, _shapes(self.params)), len(_KINDS))
 
 
-def timed(
-    step: Callable[..., Any], mesh: Mesh | None, program: Any, held: Held, *args: Any, static: tuple[Any, ...] = ()
-) -> Any:
+def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, ...] = ()) -> Any:
     """(what the jitted step(program, params, *args, *static) gives, its milliseconds), without those of compiling."""
-    run = executable(step, mesh, program, held, *args, *static)
+    run = executable(step, held, *args, *static)
     begun = time.perf_counter()
     found = jax.block_until_ready(run(held.params, *args))
     return found, 1e3 * (time.perf_counter() - begun)
@@ -194,9 +197,9 @@ _EXECUTABLES: dict[Any, Any] = {}
 _KINDS: dict[Any, int] = {}
 
 
-def executable(step: Any, mesh: Mesh | None, program: Any, held: Held, *args: Any) -> Any:
-    """`step` compiled for these shapes on this mesh. Ahead of time, so that no timing contains it."""
-    key = (step, mesh, program, held.kind, _shapes(args))
+def executable(step: Any, held: Held, *args: Any) -> Any:
+    """`step` compiled for what is held and these shapes. Ahead of time, so that no timing contains it."""
+    key = (step, held.kind, _shapes(args))
     found = _EXECUTABLES.pop(key, None)
     if found is None:
         if _mappings() > MAPPINGS:
@@ -204,8 +207,8 @@ def executable(step: Any, mesh: Mesh | None, program: Any, held: Held, *args: An
                 del _EXECUTABLES[oldest]
             jax.clear_caches()  # which hold them too
             gc.collect()
-        with on_mesh(mesh):
-            found = step.lower(program, held.params, *args).compile()
+        with on_mesh(held.mesh):
+            found = step.lower(held.program, held.params, *args).compile()
     _EXECUTABLES[key] = found
     return found
 

@@ -94,7 +94,7 @@ def _gauge(
     return lambda q: jnp.stack([cost(measure, q) for measure in measures], axis=-1)
 
 
-def _mixture(view_probs: Float[Array, "R *p"], weights: Float[Array, "R ..."]) -> Float[Array, "*p"]:
+def _mixture(view_probs: Float[Array, "R B J V"], weights: Float[Array, "R ..."]) -> Float[Array, "B J V"]:
     """sum_r w_r q_r; unrolled, so that XLA fuses it with what is made of it."""
     mixed = weights[0] * view_probs[0]
     for w, q in zip(weights[1:], view_probs[1:], strict=True):
@@ -103,8 +103,8 @@ def _mixture(view_probs: Float[Array, "R *p"], weights: Float[Array, "R ..."]) -
 
 
 def _total(values: Float[Array, "... V"]) -> Float[Array, " ..."]:
-    """The sum over the vocabulary, as a product: XLA's CPU code is two to ten times faster for it, because it fuses sums
-    with all that goes into them, and then computes that value by value."""
+    """The sum over the vocabulary, as a product, which XLA's CPU code does up to ten times faster: a plain sum it fuses
+    with all that goes into it, and then computes that value by value."""
     return jnp.matmul(values, jnp.ones(values.shape[-1]), precision="highest")
 
 

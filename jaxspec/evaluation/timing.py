@@ -102,11 +102,11 @@ class Passes:
         """`call(n)`: n passes over so many tokens a row, each from the same length on."""
         fed = jnp.ones((self.batch, tokens), jnp.int32)
         params = self.params(fed.size)
-        held = Held(params)
+        held = Held(self.extend, mesh_of(params), params)
 
         def call(times: int) -> Array:
             args = fed, self.state, jnp.int32(times)
-            out, self.state = executable(_run_passes, mesh_of(params), self.extend, held, *args)(params, *args)
+            out, self.state = executable(_run_passes, held, *args)(params, *args)
             return out
 
         return call
