@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import tyro
 
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
-from jaxspec.errors import InputError
+from jaxspec.errors import check_counts
 from jaxspec.evaluation.probes import probe_accuracy
 from jaxspec.evaluation.report import show
 from jaxspec.runtime import input_errors, setup_runtime
@@ -33,8 +33,7 @@ def main(
       per_kind: questions of each kind.
       dtype: what the model computes in.
     """
-    if per_kind < 1:
-        raise InputError(f"per-kind: {per_kind} questions of each kind; give 1 or more")
+    check_counts(per_kind=per_kind)
     setup_runtime(dtype)
     engine = Engine(LoadedModel.load(model, jnp.dtype(dtype)), None, EngineConfig(batch_size=32))
     accuracy = probe_accuracy(engine, per_kind)

@@ -29,6 +29,7 @@ from jaxspec.data.prompts import bucket
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
 from jaxspec.decoding.host import BATCH_BUCKETS
+from jaxspec.errors import check_counts
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.command import eval_preset, eval_presets, load_models
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
@@ -69,6 +70,7 @@ def main(
       view: of the draft.
       repeats: runs of each way, by turns; the fastest of each counts, as what else a machine does only adds.
     """
+    check_counts(samples=samples, new=new, long=long, repeats=repeats)
     config = eval_preset(preset)
     config = replace(config, target=target or config.target, draft=draft or config.draft)
     reader, drafter, captioner = load_models(config, (view,))

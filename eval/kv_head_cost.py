@@ -32,7 +32,7 @@ from jaxspec.config import KVHeadConfig
 from jaxspec.data.picturebook import test_set
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.command import load_models
 from jaxspec.evaluation.exactness import whole_row
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
@@ -125,8 +125,7 @@ def main(
       repeats: calls, of which the fastest counts.
       out: directory for the results.
     """
-    if repeats < 1:
-        raise InputError(f"repeats: {repeats} calls; give 1 or more")
+    check_counts(repeats=repeats)
     for length in lengths:
         if length < gamma + 2:
             raise InputError(f"lengths: {length} tokens have no whole block of {gamma}; give {gamma + 2} or more")

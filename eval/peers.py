@@ -37,7 +37,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.data.prompts import Prompt
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.presets import load_preset
@@ -91,6 +91,7 @@ def main(
     """
     if find_spec("torch") is None:
         raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
+    check_counts(new=new, prompts=prompts, repeats=repeats)
     setup_runtime("float32")
     with tempfile.TemporaryDirectory() as folder:
         paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.runtime import input_errors, setup_runtime
 
@@ -49,6 +49,7 @@ def main(
       starts: warm starts, after one cold.
       calls: warm calls of each kind in one process.
     """
+    check_counts(starts=starts, calls=calls)
     found = [start(target, draft, starts), host(target, draft, calls)]
     rows = [row for part in found for row in part]
     header = ["", "seconds", "CPU seconds"]

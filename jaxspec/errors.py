@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from numbers import Integral
 
 
 class InputError(ValueError):
@@ -16,6 +17,13 @@ class InputError(ValueError):
 
 class Diverged(InputError):
     """A training run whose loss or gradient is no longer a number."""
+
+
+def check_counts(**counts: object) -> None:
+    """Raises InputError for the first of these that is no whole number from 1 on, by its name."""
+    for name, count in counts.items():
+        if not isinstance(count, Integral) or count < 1:
+            raise InputError(f"{name}: {count}; give a whole number, 1 or more")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -46,6 +46,14 @@ def _programs_of_one_module() -> Iterator[None]:
     jax.clear_caches()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_timings() -> None:
+    """Where a test times passes, the times mean nothing: one pass will do."""
+    from jaxspec.evaluation import timing
+
+    timing.CALL_MS = 0.0
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of photos and evaluation sets that lies beside the checkout; not part of the repository."""

@@ -218,7 +218,7 @@ def test_a_process_of_its_own(world: Path) -> None:
     args = ["generate", "--target", str(world / "target"), "--prompt", "Hi", "--gamma", "0"]
     done = subprocess.run([sys.executable, "-m", "jaxspec", *args], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "jaxspec: error: gamma: 0 drafted tokens a block; give 1 or more\n"
+    assert done.stderr == "jaxspec: error: gamma: 0; give a whole number, 1 or more\n"
 
 
 # Bad input

@@ -13,6 +13,7 @@ config = LatencyConfig(
     prompt=24,
     context=64,
     new=96,
+    repeats=60,
     probe_megabytes=128,
     probe_side=1024,
 )

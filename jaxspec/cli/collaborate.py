@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.cli.generate import ALONE, Generate, encoded, refuse, request_of
+from jaxspec.cli.generate import ALONE, Generate, computes_in, encoded, refuse, request_of, told
 from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import collaboration_metrics
-from jaxspec.runtime import setup_runtime
 
 
 def run(args: Generate) -> str:
@@ -37,14 +34,13 @@ def run(args: Generate) -> str:
     images = [load_image(path) for path in args.image]
     request = request_of(args)
     paths = [huggingface.locate(name) for name in names]
-    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
-    setup_runtime(dtype)
+    dtype = computes_in(args)
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:
         if path not in loaded:
             progress(f"loading {path}")
             first = next(iter(loaded.values()), None)
-            loaded[path] = LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first)
+            loaded[path] = LoadedModel.load(path, dtype, tiles=args.tiles, beside=first)
     collaboration = Collaboration([loaded[path] for path in paths], config)
     request = replace(request, prompt=encoded(args, collaboration.encoder, images))
     say(collaboration.memory_report([request]))
@@ -68,9 +64,7 @@ def run(args: Generate) -> str:
     calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
     pace = stats["decode_tokens_per_second"]
     say(f"done: {len(result.tokens)} tokens, {calls} passes of each model a token, {pace:.2f} tokens/s")
-    if args.json:
-        return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
-    return result.text
+    return told(args, result, stats)
 
 
 def _whole(option: str, text: str) -> tuple[int, ...]:

@@ -148,19 +148,18 @@ def run(args: Generate) -> str:
     for path in paths:
         huggingface.read_config(path)
 
-    dtype = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
-    setup_runtime(dtype)
+    dtype = computes_in(args)
     loaded: list[LoadedModel] = []
     for name, path, place in zip(("target", "draft"), paths, (mesh, None)):
         progress(f"loading {name} {path}")
         first = loaded[0] if loaded else None
-        loaded.append(LoadedModel.load(path, dtype and jnp.dtype(dtype), tiles=args.tiles, beside=first, mesh=place))
+        loaded.append(LoadedModel.load(path, dtype, tiles=args.tiles, beside=first, mesh=place))
     if head is not None:
         loaded[0] = loaded[0].with_head(head)
     captioner = None
     if args.captioner is not None:
         progress(f"loading captioner {args.captioner}")
-        captioner = load_captioner(args.captioner, dtype and jnp.dtype(dtype), beside=loaded[0])
+        captioner = load_captioner(args.captioner, dtype, beside=loaded[0])
     engine = Engine(*loaded, config=config, captioner=captioner)
     request = replace(request, prompt=encoded(args, engine.encoder, images))
     memory = engine.memory_report([request])
@@ -173,9 +172,7 @@ def run(args: Generate) -> str:
     pace = stats["mean_acceptance_length"], stats["decode_tokens_per_second"]
     per_pass, per_second = ("-" if value is None else f"{value:.2f}" for value in pace)
     say(f"done: {len(result.tokens)} tokens, {per_pass} tokens per target pass, {per_second} tokens/s")
-    if args.json:
-        return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
-    return result.text
+    return told(args, result, stats)
 
 
 def _check_drafts(args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]) -> None:
@@ -226,9 +223,23 @@ def request_of(args: Generate) -> Request:
     )
 
 
+def computes_in(args: Generate) -> jnp.dtype | None:
+    """The dtype of all models; None is what their files hold. Sets jax up for it."""
+    name = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
+    setup_runtime(name)
+    return name and jnp.dtype(name)
+
+
 def encoded(args: Generate, encoder: PromptEncoder, images: Sequence[Any]) -> Prompt:
     """The prompt as token ids, with the models' template or without."""
     return encoder.raw(args.prompt, images) if args.raw else encoder.prompt(args.prompt, images)
+
+
+def told(args: Generate, result: Result[Any], stats: dict[str, Any]) -> str:
+    """The answer as the command prints it."""
+    if args.json:
+        return json.dumps({"text": result.text, "tokens": result.tokens, "stats": stats})
+    return result.text
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from jaxspec.decoding.host import IMAGE_BUCKETS, NEW_BUCKETS, PROMPT_BUCKETS, ch
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.views import parse_views, parse_weights
 from jaxspec.decoding.weighting_rules import parse_weighting
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ class EngineConfig:
     """Tell of each token where it came from, in `Result.trace`."""
 
     def __post_init__(self) -> None:
-        if self.gamma < 1:
-            raise InputError(f"gamma: {self.gamma} drafted tokens a block; give 1 or more")
+        check_counts(gamma=self.gamma)
         check_batch_size(self.batch_size)
+        for name in ("prompt_buckets", "image_buckets", "new_buckets"):
+            if not getattr(self, name):
+                raise InputError(f"{name}: there are none; give one or more")
         if self.context not in get_args(ContextPolicy):
             raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
         if self.tree is not None:

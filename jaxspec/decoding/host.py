@@ -20,7 +20,7 @@ from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import Row, View, rewrite
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh
@@ -53,8 +53,7 @@ class Request:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens: {self.max_new_tokens}; give 1 or more")
+        check_counts(max_new_tokens=self.max_new_tokens)
         if not 0 <= self.temperature <= HOTTEST:
             raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more, up to {HOTTEST:g}")
         if self.top_k < 0:
@@ -67,7 +66,7 @@ class Request:
 
 def check_batch_size(size: int) -> None:
     """Raises InputError for batches of no row, and of more than there are programs for."""
-    if not 1 <= size <= BATCH_BUCKETS[-1]:
+    if size not in range(1, BATCH_BUCKETS[-1] + 1):
         raise InputError(f"batch_size: {size}; give 1 to {BATCH_BUCKETS[-1]}")
 
 

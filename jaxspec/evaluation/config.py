@@ -15,7 +15,7 @@ from jaxspec.data.sets import check_names, evaluation_set
 from jaxspec.decoding.collaboration import CollaborationConfig, Method
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.host import IMAGE_BUCKETS, PROMPT_BUCKETS
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,7 @@ class CollaborativeEvalConfig:
         check_names(self.sets)
         data_places(self.data)
         shot_places(self.shots)
-        for field in ("limit", "held_out", "repeats"):
-            if getattr(self, field) < 1:
-                raise InputError(f"{field}: {getattr(self, field)}; give 1 or more")
+        check_counts(limit=self.limit, held_out=self.held_out, repeats=self.repeats)
 
 
 def data_places(entries: Sequence[str]) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.sharding import make_mesh
 
 
@@ -97,9 +97,8 @@ class TrainConfig:
     """Project of Weights & Biases to report to (the `wandb` extra); empty: none."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "accumulate", "save_every", "keep", "log_every"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: {getattr(self, name)}; give 1 or more")
+        counts = ("steps", "batch", "accumulate", "save_every", "keep", "log_every")
+        check_counts(**{name: getattr(self, name) for name in counts})
         for name, holds, wanted in (
             ("learning_rate", 0 < self.learning_rate < math.inf, "more than 0"),
             ("warmup", self.warmup >= 0, "0 or more"),

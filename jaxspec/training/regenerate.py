@@ -19,7 +19,7 @@ from jaxspec.config import text_config
 from jaxspec.data.prompts import PLACEHOLDER, Prompt
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.files import write_text
 
 TURNS = 64
@@ -44,9 +44,7 @@ class Regeneration:
     """Samples of one file."""
 
     def __post_init__(self) -> None:
-        for name in ("samples", "max_new_tokens", "chunk"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}: {getattr(self, name)}; give 1 or more")
+        check_counts(samples=self.samples, max_new_tokens=self.max_new_tokens, chunk=self.chunk)
 
     @property
     def chunks(self) -> int:

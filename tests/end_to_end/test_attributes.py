@@ -9,5 +9,5 @@ from jaxspec.errors import InputError
 
 
 def test_no_questions_are_refused() -> None:
-    with pytest.raises(InputError, match="per-kind: 0 questions of each kind; give 1 or more"):
+    with pytest.raises(InputError, match="per_kind: 0; give a whole number, 1 or more"):
         main("none", per_kind=0)

@@ -11,7 +11,6 @@ import pytest
 
 from jaxspec.cache import init_cache
 from jaxspec.config import LlavaConfig
-from jaxspec.evaluation import timing
 from jaxspec.evaluation.forced import accepted_pattern
 from jaxspec.evaluation.latency import (
     LatencyConfig,
@@ -86,8 +85,7 @@ def test_presets_are_pairs_of_one_vocabulary(name: str) -> None:
     assert preset.target.text_config.vocab_size == preset.draft.text_config.vocab_size  # type: ignore[union-attr]
 
 
-def test_the_sweep_over_a_tiny_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "CALL_MS", 0.0)
+def test_the_sweep_over_a_tiny_pair() -> None:
     # All passes have the shapes of the loop's, and target and draft are alike: few programs are compiled.
     tiny = LatencyConfig(
         config(), config(), "float32", shapes=((1, 15),), gammas=(2,), views=(1,), images=(1,), prompt=4, gamma=2,
