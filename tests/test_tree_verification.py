@@ -137,11 +137,16 @@ DraftTree = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 
 
 def law_p_value(
-    verify: Verify, seed: int, narrow: bool = False, grow: DraftTree = siblings, chosen: bool = False
+    verify: Verify,
+    seed: int,
+    narrow: bool = False,
+    grow: DraftTree = siblings,
+    chosen: bool = False,
+    told: float | None = None,
 ) -> float:
     """p-value of the first three tokens that `verify` emits, as draws from the target's tables.
 
-    `chosen`: the tokens are not draws to the verifier.
+    `chosen`: the tokens are not draws to the verifier. `told`: what it sees in place of every probability of q.
     """
     rng = np.random.default_rng(seed)
     p0, p1, p2 = distributions(rng), distributions(rng, V), distributions(rng, V, V)
@@ -154,6 +159,7 @@ def law_p_value(
     q = np.stack([np.broadcast_to(q0, (ROWS, V)), q1[first[:, 0]], q1[first[:, 1]]], axis=1)
     after_second = [p2[tokens[:, i], tokens[:, j]] for i, j in ((0, 3), (0, 4), (1, 5))]
     p = np.stack([np.broadcast_to(p0, (ROWS, V)), *(p1[first[:, i]] for i in range(3)), *after_second], axis=1)
+    q = q if told is None else np.full_like(q, told)
     draft = block(tokens, None if chosen else q, SHAPE)
     verdict = jax.jit(verify)(p, draft, keys(seed, ROWS), jnp.zeros(ROWS, bool))
     count, after, path = map(np.asarray, (verdict.count, verdict.next_token, verdict.path))
@@ -196,6 +202,12 @@ def mutant(old: str, new: str) -> Verify:
 @pytest.mark.parametrize(("seed", "narrow"), TABLES)
 def test_sequences_follow_the_target(seed: int, narrow: bool) -> None:
     assert law_p_value(tree_rejection, seed, narrow) > 1e-3
+
+
+@pytest.mark.parametrize("told", [0.0, np.nan])
+def test_a_draft_without_distributions_changes_nothing(told: float) -> None:
+    """Of a q without mass, or of what is no number."""
+    assert law_p_value(tree_rejection, 4, told=told) > 1e-4
 
 
 @pytest.mark.parametrize("grow", [siblings, backwards, with_replacement])

@@ -45,7 +45,7 @@ COMBINATIONS: dict[str, Callable[[float], Law]] = {
 }
 
 
-@partial(jax.jit, static_argnums=(0, 4))
+@partial(jax.jit, static_argnums=(0, 4), compiler_options={"xla_backend_optimization_level": "2"})
 def run(program: Program, params: Params, batch: Any, chosen: Sampling, new: int) -> CollaborativeState:
     return program.decode(params, program.prefill(params, batch, chosen, new), chosen)
 
@@ -95,11 +95,11 @@ def follows(counts: np.ndarray, law: np.ndarray) -> bool:
     return goodness_of_fit(counts, law) > 1e-3 and distance(counts, law) < 1.15
 
 
-CASES = [  # long enough that a run is extended behind one that was accepted; of 300,000 samples each
-    (4, (5, 5), "weighted:0.7,0.3", 3, 8, 1.0, {}),
-    (4, (3, 1), "contrastive:mu=0.4", 3, 7, 0.7, {}),
-    (4, (1, 1, 1), "weighted", 5, 4, 0.7, {"top_k": 4, "top_p": 0.9}),
-    (4, (3, 1, 2), "logits:0.9,0.6,-0.3", 3, 7, 0.7, {}),
+CASES = [  # long enough that a run is extended behind one that was accepted; of 150,000 samples each
+    (2, (5, 5), "weighted:0.7,0.3", 3, 8, 1.0, {}),
+    (2, (3, 1), "contrastive:mu=0.4", 3, 7, 0.7, {}),
+    (2, (1, 1, 1), "weighted", 5, 4, 0.7, {"top_k": 4, "top_p": 0.9}),
+    (2, (3, 1, 2), "logits:0.9,0.6,-0.3", 3, 7, 0.7, {}),
 ]
 
 

@@ -232,9 +232,12 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gamma": 0}, "gamma: 0"),
+        ({"gamma": 0}, "gamma: 0; give a whole number"),
+        ({"gamma": 2.5}, "gamma: 2.5; give a whole number"),
         ({"batch_size": 0}, "batch_size: 0"),
         ({"batch_size": 100}, "batch_size: 100; give 1 to 64"),
+        ({"batch_size": 1.5}, "batch_size: 1.5"),
+        ({"new_buckets": ()}, "new_buckets: there are none"),
         ({"context": "shrink"}, "context: 'shrink' is unknown"),
         ({"views": ("X",)}, "views: 'X' is unknown"),
         ({"weights": (1.0,)}, "1 given for 2 views"),

@@ -20,3 +20,8 @@ def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
 def test_a_start_that_fails_tells_why(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^checkpoint '.*none': no such directory; give one"):
         startup.start(str(tmp_path / "none"), str(tmp_path / "none"), warm=0)
+
+
+def test_no_starts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="starts: 0; give a whole number, 1 or more"):
+        startup.main(out=tmp_path, starts=0)
