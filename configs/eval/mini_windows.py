@@ -1,0 +1,13 @@
+"""The shipped mini models: how many verified tokens MT* looks back on, as in TABED's Table 5."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.eval import mini
+from jaxspec.evaluation.config import Row
+
+config = replace(
+    mini.config,
+    rows=tuple(Row(f"MT*, h = {window}", ("M", "T"), weighting=f"grid:window={window}") for window in (1, 4, 16, "all")),
+)
