@@ -9,5 +9,5 @@ from jaxspec.evaluation.config import Row
 
 config = replace(
     mini.config,
-    rows=tuple(Row(f"MT*, h = {window}", ("M", "T"), weighting=f"grid:window={window}") for window in (1, 4, 16, "all")),
+    rows=tuple(Row(f"MT*, h = {h}", ("M", "T"), weighting=f"grid:window={h}") for h in (1, 4, 16, "all")),
 )
