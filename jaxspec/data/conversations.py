@@ -29,7 +29,7 @@ from jaxspec.data.images import StoredImage
 from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_images
 from jaxspec.data.rows import Row, json_row, local_rows
 from jaxspec.data.samples import Sample
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 ASKED = ("question", "instruction", "prompt")
@@ -74,8 +74,7 @@ def readable(path: Path, skipped: Skipped, images: Path | None = None, frames: i
 
     Raises InputError for a folder of images that is none, and for frames below 1.
     """
-    if frames < 1:
-        raise InputError(f"frames: {frames} of a video; give 1 or more")
+    check_counts(frames=frames)
     if images is not None and not images.is_dir():
         raise InputError(f"images {images}: no such folder; check the path")
     skipped.start()

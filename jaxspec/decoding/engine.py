@@ -191,7 +191,7 @@ class Engine:
             done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
         spent = [sum(caption.ms for caption in told) for told in captions]
-        return [replace(results[i], caption_ms=spent[i]) if spent[i] else results[i] for i in range(len(requests))]
+        return [replace(results[i], caption_ms=spent[i]) for i in range(len(requests))]
 
     def check(self, request: Request) -> None:
         """Raises InputError where the request is too long for the target or the buckets."""

@@ -94,8 +94,6 @@ class Result(Generic[Stats]):
 
 def with_rgb(request: Request) -> Request:
     """The request with its images as RGB."""
-    if not request.prompt.images:
-        return request
     images = tuple(to_rgb(image) for image in request.prompt.images)
     return replace(request, prompt=replace(request.prompt, images=images))
 

@@ -101,10 +101,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         check_names(self.sets)
         data_places(self.data)
-        if self.limit < 1:
-            raise InputError(f"limit: {self.limit} samples of each set; give 1 or more")
-        if self.repeats < 1:
-            raise InputError(f"repeats: {self.repeats} runs; give 1 or more")
+        check_counts(limit=self.limit, repeats=self.repeats)
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
 

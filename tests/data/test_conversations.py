@@ -178,7 +178,7 @@ def test_errors_of_folders(tmp_path: Path) -> None:
 
 
 def test_a_video_has_a_frame(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="frames: 0 of a video; give 1 or more"):
+    with pytest.raises(InputError, match="frames: 0; give a whole number, 1 or more"):
         main(Llava(lines(tmp_path / "text.jsonl"), "mix", frames=0, out=tmp_path))
 
 

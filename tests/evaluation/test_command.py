@@ -53,7 +53,7 @@ def test_any_field_is_an_option() -> None:
         ("mini --sets describ", "unknown set 'describ'; did you mean 'describe'"),
         ("mini --data pope", "'pope' is not NAME=PATH"),
         ("mini --data poppe=x", "unknown set 'poppe'; did you mean 'pope'"),
-        ("mini --limit 0", "limit: 0 samples"),
+        ("mini --limit 0", "limit: 0; give a whole number"),
     ],
 )
 def test_wrong_words_are_one_line(line: str, message: str) -> None:
