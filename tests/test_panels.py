@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from jaxspec.cache import init_cache
+from jaxspec.decoding import loading
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.models import panels
 from jaxspec.models.panels import ROWS, WIDTH, panelled
 from tests.decoding import tiny
 
@@ -35,6 +38,28 @@ def test_loops_of_few_rows_read_panels_and_memory_counts_them() -> None:
     assert planned == sum(leaf.nbytes for leaf in fresh) > 0
     assert model.loop_params(ROWS + 1) is PARAMS
     assert model.panel_bytes(ROWS + 1) == 0
+
+
+def test_loops_read_no_panels_where_they_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "panels_pay", lambda: False)
+    model = LoadedModel(LM.config, PARAMS, None, None)
+    assert model.loop_params(1) is PARAMS
+    assert model.panel_bytes(1) == 0
+
+
+@pytest.mark.parametrize(("slower", "pay"), [("matmul", True), ("times_panels", False)])
+def test_what_is_slower_here_does_not_pay(slower: str, pay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a clock on which one of the two takes longer."""
+    now, real = 0.0, panels._multiplied
+
+    def call(multiply: Callable, *matrices: jax.Array) -> jax.Array:
+        nonlocal now
+        now += 2.0 if multiply.__name__ == slower else 1.0
+        return real(multiply, *matrices)
+
+    monkeypatch.setattr(panels, "_multiplied", call)
+    monkeypatch.setattr(panels.time, "perf_counter", lambda: now)
+    assert panels.panels_pay.__wrapped__() == pay
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 2)])

@@ -24,7 +24,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
-from jaxspec.models.panels import ROWS, panelled
+from jaxspec.models.panels import ROWS, panelled, panels_pay
 from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
 
@@ -124,7 +124,7 @@ class LoadedModel:
     def loop_params(self, rows: int) -> Params:
         """The parameters as a loop reads them whose passes are over so many rows at most.
 
-        On a CPU, where these are few: the decoder's alone, in panels.
+        On a CPU, where these are few and panels pay: the decoder's alone, in panels.
         """
         return self._panels if self._reads_panels(rows) else self.params
 
@@ -136,7 +136,7 @@ class LoadedModel:
         return sum(leaf.size * leaf.dtype.itemsize for path, leaf in shapes.items() if path[-1] == "panels")
 
     def _reads_panels(self, rows: int) -> bool:
-        return jax.default_backend() == "cpu" and rows <= ROWS and self.mesh is None
+        return jax.default_backend() == "cpu" and rows <= ROWS and self.mesh is None and panels_pay()
 
     @cached_property
     def mesh(self) -> Mesh | None:

@@ -30,7 +30,7 @@ from jaxspec.evaluation.metrics import predicted_speedup
 from jaxspec.evaluation.timing import Passes, rewound, time_loops
 from jaxspec.models import LanguageModel, abstract_params, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.sampling import Sampling
+from jaxspec.sampling import Sampling, likeliest
 from jaxspec.typing import Array, Int, Params
 
 Record = dict[str, Any]
@@ -117,7 +117,7 @@ class Pair:
         ) -> tuple[Array, tuple[KVCache, KVCache]]:
             def step(carry: tuple[Array, KVCache], _: None) -> tuple[tuple[Array, KVCache], Array]:
                 logits, cache = draft.extend(params["drafter"], *carry)
-                said = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+                said = likeliest(logits)
                 return (said, cache), said[:batch, 0]
 
             first = jnp.tile(tokens[:, :1], (views, 1))

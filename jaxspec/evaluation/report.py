@@ -28,6 +28,7 @@ def describe_run(preset: str) -> dict[str, Any]:
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "preset": preset,
         "device": f"{device.device_kind} ({device.platform})",
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
@@ -87,6 +88,17 @@ def _parts(lines: list[list[str]], width: int) -> list[list[list[str]]]:
 def _width(lines: Sequence[Sequence[str]]) -> int:
     """Characters that a table with these cells takes."""
     return sum(max(map(len, column)) + 3 for column in zip(*lines, strict=True)) + 1
+
+
+def _processor() -> str:
+    """The CPU's name; where Linux tells, with the family and model, as virtual machines give it a vague one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    names = {"model name": "", "cpu family": "family ", "model": "model "}
+    return ", ".join(f"{word}{told[name]}" for name, word in names.items() if name in told) or platform.machine()
 
 
 def _version(package: str) -> str | None:

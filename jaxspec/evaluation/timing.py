@@ -21,6 +21,7 @@ from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.host import Held, executable
 from jaxspec.decoding.speculative import Speculator
+from jaxspec.sampling import likeliest
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
 
@@ -118,7 +119,7 @@ def _run_passes(
 ) -> tuple[Int[Array, "B T"], Any]:
     def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         logits, after = extend(params, *carry)
-        said = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        said = likeliest(logits)
         return said.reshape(-1, *tokens.shape)[0], rewound(after, state)
 
     return jax.lax.fori_loop(0, times, step, (tokens, state))

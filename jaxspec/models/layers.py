@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import RotaryConfig
+from jaxspec.models.panels import times_panels
 from jaxspec.sharding import constrain
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -99,18 +100,12 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... E"]:
         if self.has_variable("params", "panels"):
-            y = _times_panels(x, self.get_variable("params", "panels"))
+            y = times_panels(x, self.get_variable("params", "panels"))
         else:
             y = x @ self.param("kernel", INIT, (x.shape[-1], self.features))
         if self.bias:
             y += self.param("bias", nn.initializers.zeros, (self.features,))
         return y
-
-
-def _times_panels(x: Float[Array, "... D"], panels: Float[Array, "C D W"]) -> Float[Array, "... C*W"]:
-    """x times the matrix of these columns, as one product a panel with the same rows."""
-    rows = jnp.broadcast_to(x.reshape(-1, x.shape[-1]), (len(panels), x.size // x.shape[-1], x.shape[-1]))
-    return jnp.einsum("CTD,CDW->CTW", rows, panels).swapaxes(0, 1).reshape(*x.shape[:-1], -1)
 
 
 def dense(features: int, bias: bool, name: str | None = None) -> Dense:

@@ -1,17 +1,24 @@
-"""Weights in the order in which XLA for CPUs multiplies a few rows fastest.
+"""Weights in the order in which XLA multiplies a few rows fastest on some CPUs.
 
-For a large matrix and two rows or more it first copies the matrix into blocks of its own, which costs as much as
-reading it twice more: a pass over six tokens takes twice as long as over one. Cut into panels of 64 columns the
-matrix is such blocks already, and a pass over a block of tokens costs hardly more than over one.
+For a large matrix and two rows or more it first copies the matrix into blocks of its own, which on an AMD processor
+costs as much as reading it twice more: a pass over six tokens takes twice as long as over one. Cut into panels of 64
+columns the matrix is such blocks already, and a pass over a block of tokens costs hardly more than over one. On an
+Intel processor it is the other way round, and passes over panels take 1.2 to 1.4 times as long
+(`results/cpu_passes/`). So it is timed.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxspec.typing import Array, Params
+from jaxspec.typing import Array, Float, Params
 
 WIDTH = 64
 """Columns of a panel: the most that XLA multiplies uncopied."""
@@ -31,3 +38,33 @@ def panelled(params: Params) -> Params:
         return (*path[:-1], "panels"), leaf.reshape(len(leaf), -1, WIDTH).swapaxes(0, 1)
 
     return unflatten_dict(dict(arranged(*item) for item in flatten_dict(params).items()))
+
+
+def times_panels(x: Float[Array, "... D"], panels: Float[Array, "C D W"]) -> Float[Array, "... C*W"]:
+    """x times the matrix of these columns, as one product a panel with the same rows."""
+    rows = jnp.broadcast_to(x.reshape(-1, x.shape[-1]), (len(panels), x.size // x.shape[-1], x.shape[-1]))
+    return jnp.einsum("CTD,CDW->CTW", rows, panels).swapaxes(0, 1).reshape(*x.shape[:-1], -1)
+
+
+@cache
+def panels_pay() -> bool:
+    """Whether this processor multiplies the rows of a block faster with panels than with the plain matrix.
+
+    Timed once a process, which takes it a third of a second: six rows through 8 MB of matrices, the least of ten runs.
+    """
+    plain = {"up": {"kernel": jnp.zeros((512, 2048))}, "down": {"kernel": jnp.zeros((2048, 512))}}
+    ways = {True: (times_panels, panelled(plain)), False: (jnp.matmul, plain)}
+    calls = {way: partial(_multiplied, multiply, *jax.tree.leaves(given)) for way, (multiply, given) in ways.items()}
+    least = dict.fromkeys(calls, float("inf"))
+    for run in range(11):
+        for way, call in calls.items():
+            begun = time.perf_counter()
+            jax.block_until_ready(call())
+            if run:  # the first compiles
+                least[way] = min(least[way], time.perf_counter() - begun)
+    return least[True] < least[False]
+
+
+@partial(jax.jit, static_argnums=0)
+def _multiplied(multiply: Callable[[Array, Array], Array], down: Array, up: Array) -> Array:
+    return jax.lax.fori_loop(0, 4, lambda _, x: multiply(multiply(x, up), down), jnp.zeros((6, 512)))
