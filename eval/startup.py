@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import jax.numpy as jnp
 import numpy as np
 import tyro
 from PIL import Image
@@ -98,7 +99,8 @@ def _children() -> float:
 def host(target: str, draft: str, calls: int) -> list[dict[str, Any]]:
     """Seconds of a call beyond those of the device."""
     setup_runtime("float32")
-    models = LoadedModel.load(target), LoadedModel.load(draft)
+    exact = jnp.dtype("float32")
+    models = LoadedModel.load(target, exact), LoadedModel.load(draft, exact)
     engine = Engine(*models, EngineConfig(prompt_buckets=(1024,), new_buckets=(16,)))
     page = Image.new("RGB", (64, 64), "white")
     rows = []
