@@ -51,8 +51,13 @@ def test_costs_are_the_least_of_each_length_alone():
         return 10.0 * (seen[-1] + 1) + len(seen), 5
 
     costs = measure_costs((0, 1, 3), run)
-    assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    np.testing.assert_allclose(costs, [11 / 5, 24 / 5, 37 / 5])
+    assert seen == [0, 1, 2] * 3
+    np.testing.assert_allclose(costs, [11 / 5, 22 / 5, 33 / 5])
+
+
+def test_a_block_costs_no_more_than_a_longer_one():
+    times = iter([3.0, 9.0, 4.0, 6.0] * 3)
+    np.testing.assert_allclose(measure_costs((0, 1, 2, 3), lambda _: (next(times), 1)), [3, 4, 4, 6])
 
 
 @pytest.fixture(scope="module")
