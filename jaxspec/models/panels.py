@@ -3,8 +3,8 @@
 For a large matrix and two rows or more it first copies the matrix into blocks of its own, which on an AMD processor
 costs as much as reading it twice more: a pass over six tokens takes twice as long as over one. Cut into panels of 64
 columns the matrix is such blocks already, and a pass over a block of tokens costs hardly more than over one. On an
-Intel processor it is the other way round, and passes over panels take 1.2 to 1.4 times as long
-(`results/cpu_passes/`). So it is timed.
+Intel Xeon it is the other way round, and passes over panels take up to 1.4 times as long (`results/cpu_passes/`). So it
+is timed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ WIDTH = 64
 ROWS = 48
 """Rows from which on the plain matrix is as fast."""
 WORTH = 1.25
-"""How many times as fast panels are to be: they are a second copy of the weights, and what else runs on a machine slows
-the plain product more, which is that of several threads."""
+"""How many times as fast panels are to be: they are a second copy of the weights, and times are noisy."""
 
 
 def panelled(params: Params) -> Params:
