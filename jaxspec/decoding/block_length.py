@@ -7,6 +7,7 @@ decoding, the answer is finished without the draft: so speculation costs little 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,18 +16,27 @@ from flax import struct
 from jaxspec.typing import Array, Bool, Float, Int
 
 CHOICES = (1, 2, 3, 5, 7, 10, 15, 20)
-MEMORY = 0.9
-"""By how much what a block told still counts one block later: about ten blocks are remembered."""
-PRIOR = (4.0, 5.0)
-"""Accepted and tried tokens that a row starts out with: an optimist, so that every answer begins with drafts."""
+MEMORY = 0.95
+"""By how much what a block told still counts one block later, and what an answer told one batch later: about twenty are
+remembered."""
+PRIOR = (9.0, 10.0)
+"""Accepted and tried tokens before any answer. They do not fade: where drafts have been given up, they are tried again
+once what spoke against them is forgotten."""
+WEIGHT = 15.0
+"""Tried tokens that earlier answers count for in a new one. With few, one rejected block ends the drafts for good where
+they gain little; with many, an answer that is hard to draft is noticed late."""
+NOTHING = np.zeros(2)
+"""Before any answer."""
 REPEATS, BLOCKS = 3, 4
 
 
 class BlockLength(struct.PyTreeNode):
-    """What the choice rests on. Costs are the batch's; acceptance is each row's own."""
+    """What the choice rests on. Costs are the batch's; acceptance is each row's own, from a common start."""
 
     costs: Float[Array, " K"]
     """Time of a block of each length, in any unit; the first is a plain step's."""
+    start: Float[Array, ""]
+    """The share of tried tokens that earlier answers accepted."""
     accepted: Float[Array, " B"]
     tried: Float[Array, " B"]
 
@@ -36,7 +46,7 @@ class BlockLength(struct.PyTreeNode):
         A block of g drafts is expected to give 1 + a + ... + a^g tokens, a being the row's running acceptance
         (Leviathan et al. 2023, Eq. 1).
         """
-        alpha = self.accepted / self.tried
+        alpha = (WEIGHT * self.start + self.accepted) / (WEIGHT + self.tried)
         powers = jnp.cumsum(alpha[:, None] ** jnp.arange(max(lengths) + 1), axis=1)
         expected = jnp.where(done[:, None], 0.0, powers[:, jnp.asarray(lengths)]).sum(0)
         return jnp.argmax(expected / self.costs)
@@ -50,10 +60,17 @@ class BlockLength(struct.PyTreeNode):
         )
 
 
-def init_length(costs: Float[Array, " K"], batch: int) -> BlockLength:
-    """The state before the first block."""
-    accepted, tried = (jnp.full(batch, value) for value in PRIOR)
-    return BlockLength(costs, accepted, tried)
+def init_length(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> BlockLength:
+    """The state before the first block, as numpy; `earlier` is how drafts have fared in answers before (`fared`)."""
+    accepted, tried = earlier + PRIOR
+    none = np.zeros(batch)
+    leaves: list[Any] = [np.asarray(leaf, np.float32) for leaf in (costs, accepted / tried, none, none)]
+    return BlockLength(*leaves)
+
+
+def fared(earlier: np.ndarray, length: BlockLength) -> np.ndarray:
+    """Accepted and tried tokens of earlier answers and of a batch that has ended with this state, which counts most."""
+    return MEMORY * earlier + [np.sum(length.accepted), np.sum(length.tried)]
 
 
 def lengths_up_to(gamma: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.block_length import BLOCKS, lengths_up_to, measure_costs
+from jaxspec.decoding.block_length import BLOCKS, NOTHING, fared, init_length, lengths_up_to, measure_costs
 from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.growth import grow, rooms
@@ -143,6 +143,7 @@ class Engine:
             self.config.trace,
         )
         self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
+        self._earlier = NOTHING
 
     @property
     def _refills(self) -> bool:
@@ -299,8 +300,9 @@ class Engine:
         batch, options = self._inputs(requests[:most], rows[:most], sizes)
         width = len(options.temperature)
         held = self._held(self._params(requests[:most]), width)
-        if batch.costs is not None:
-            batch = batch.replace(costs=self._measured_costs(sizes, held, batch, options))
+        if batch.length is not None:
+            costs = self._measured_costs(sizes, held, batch, options)
+            batch = batch.replace(length=init_length(costs, width, self._earlier))
         room, *larger = rooms(sizes.new, self._block) if self._grows else [sizes.new]
         prefill = partial(timed, run_prefill, held[0], static=(room,))
         state, prefill_ms = prefill(batch, options)
@@ -332,6 +334,8 @@ class Engine:
                 state, ms = timed(grow, Held(larger[0] - room, self.mesh, state))
                 decode_ms += ms
                 room, *larger = larger
+        if state.length is not None:
+            self._earlier = fared(self._earlier, state.length)
         times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
         return [Result(**found[i], **times) for i in range(len(requests))]
 
@@ -353,12 +357,13 @@ class Engine:
         key = sizes, len(options.temperature)
         if key not in self._costs:
             assert isinstance(self.program, Speculator)
+            assert batch.length is not None
             few = min(sizes.new, BLOCKS * (self.config.gamma + 1))
             limits = np.full_like(options.max_new_tokens, few)
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
 
             def run(costs: np.ndarray) -> tuple[float, int]:
-                given = batch.replace(costs=costs)
+                given = batch.replace(length=init_length(costs, key[1]))
                 state, _ = timed(run_prefill, held[0], given, endless, static=(sizes.new,))
                 state, spent = timed(run_decode, held[1], state, endless)
                 return spent, int(state.stats.steps.max())
@@ -404,12 +409,13 @@ class Engine:
         prompts = stack_rows(rows, sizes.length)
         batch = PromptBatch(prompts[0], image_inputs(self.target, pictures, sizes.units))
         if isinstance(self.program, Speculator):
-            own, weights = self.program.reads_images, parse_weights(self.config.weights, len(self.config.views))
+            lengths, own = self.program.lengths, self.program.reads_images
+            weights = parse_weights(self.config.weights, len(self.config.views))
             batch = batch.replace(
                 views=prompts[1:],
                 view_images=image_inputs(self.draft, pictures, sizes.view_units) if own and self.draft else None,
                 weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
-                costs=np.ones(len(self.program.lengths), np.float32) if self.program.lengths else None,
+                length=init_length(np.ones(len(lengths)), len(rows)) if lengths else None,
             )
             if self.program.drafter.head is not None:
                 shown = [self._shown(request, row[0]) for request, row in zip(requests, rows)]

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from jaxspec.cache import keep_path
 from jaxspec.decoding.autoregressive import Autoregressive, prefill_target
-from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, commit, going_on, init_state, newest, step_keys
 from jaxspec.decoding.trace import extend_trace, init_trace
@@ -68,9 +67,7 @@ class Speculator:
         assert batch.weights is not None
         weighting = self.weighting.init(batch.weights)
         state = init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
-        if self.lengths:
-            assert batch.costs is not None
-            state = state.replace(length=init_length(batch.costs, len(first)))
+        state = state.replace(length=batch.length)
         return state.replace(trace=init_trace(batch.weights, new_slots)) if self.traces else state
 
     def decode(

@@ -31,8 +31,8 @@ class PromptBatch(struct.PyTreeNode):
     """Units for the draft's own tower; None when it reads the target's features, or none."""
     weights: Float[Array, "B R"] | None = None
     """Initial weights of the views."""
-    costs: Float[Array, " K"] | None = None
-    """What blocks of each length cost, for programs that choose it."""
+    length: BlockLength | None = None
+    """What the first block's length is chosen by, for programs that choose it."""
     head: HeadRows | None = None
     """What a KV head reads of the target's rows; None without one."""
 

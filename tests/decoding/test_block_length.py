@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.block_length import MEMORY, PRIOR, init_length, lengths_up_to, measure_costs
+from jaxspec.decoding.block_length import MEMORY, PRIOR, fared, init_length, lengths_up_to, measure_costs
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.errors import InputError
 from tests.decoding import tiny
@@ -29,18 +29,56 @@ def test_lengths():
 @pytest.mark.parametrize("alpha", [0.05, 0.4, 0.7, 0.95])
 @pytest.mark.parametrize("draft_cost", [0.02, 0.3, 0.9])
 def test_the_choice_has_the_best_rate(alpha, draft_cost):
-    costs = np.asarray([1.0] + [g * draft_cost + 1.1 for g in LENGTHS[1:]], np.float32)
-    length = init_length(jnp.asarray(costs), 2).replace(accepted=jnp.asarray([alpha, 0.5]), tried=jnp.ones(2))
+    costs = np.asarray([1.0] + [g * draft_cost + 1.12 for g in LENGTHS[1:]], np.float32)
+    much = 1e6  # tried tokens, beside which the start is nothing
+    length = init_length(costs, 2).replace(accepted=jnp.asarray([alpha * much, 0.0]), tried=jnp.full(2, much))
     chosen = int(length.choose(LENGTHS, jnp.asarray([False, True])))
     rates = [sum(alpha**i for i in range(g + 1)) / cost for g, cost in zip(LENGTHS, costs)]
     assert chosen == int(np.argmax(rates))
 
 
 def test_memory_fades():
-    length = init_length(jnp.ones(2), 3).observe(5, jnp.asarray([5, 2, 0]), jnp.asarray([False, False, True]))
-    accepted, tried = PRIOR
-    np.testing.assert_allclose(length.accepted, [MEMORY * accepted + 5, MEMORY * accepted + 2, accepted])
-    np.testing.assert_allclose(length.tried, [MEMORY * tried + 5, MEMORY * tried + 3, tried])
+    length = init_length(np.ones(2), 3)
+    for _ in range(2):
+        length = length.observe(5, jnp.asarray([5, 2, 0]), jnp.asarray([False, False, True]))
+    np.testing.assert_allclose(length.accepted, [MEMORY * 5 + 5, MEMORY * 2 + 2, 0])
+    np.testing.assert_allclose(length.tried, [MEMORY * 5 + 5, MEMORY * 3 + 3, 0])
+
+
+def test_rows_start_out_with_what_earlier_answers_accepted():
+    length = init_length(np.ones(2), 2).replace(accepted=jnp.asarray([3.0, 1.0]), tried=jnp.asarray([6.0, 4.0]))
+    earlier = fared(np.asarray([100.0, 200.0]), length)
+    np.testing.assert_allclose(earlier, [MEMORY * 100 + 4, MEMORY * 200 + 10])
+    start = (earlier[0] + PRIOR[0]) / (earlier[1] + PRIOR[1])
+    costs = np.asarray([1.0, 1.9, 2.7])  # by one token, 1 + alpha is to be over 1.9
+    for found, expected in ((start, 0), (0.95, 2)):
+        length = init_length(costs, 1, earlier).replace(start=jnp.float32(found))
+        assert int(length.choose((0, 1, 2), jnp.asarray([False]))) == expected
+    np.testing.assert_allclose(init_length(costs, 1, earlier).start, start, rtol=1e-6)
+
+
+def test_one_rejected_block_does_not_end_the_drafts():
+    """At costs at which drafts gain a third, as those of a mini model at batch 1."""
+    costs = np.asarray([0.67, 1.17, 1.65, 1.82, 2.24])
+    length, never = init_length(costs, 1), jnp.asarray([False])
+    for block in range(3):
+        assert int(length.choose(LENGTHS, never)) > 0, block
+        length = length.observe(5, jnp.asarray([0]), never)
+    for _ in range(5):
+        length = length.observe(1, jnp.asarray([0]), never)
+    assert int(length.choose(LENGTHS, never)) == 0
+
+
+def test_drafts_that_were_given_up_are_tried_again():
+    costs = np.asarray([1.0, 1.7])
+    earlier = np.asarray([20.0, 100.0])
+    chosen = []
+    for _ in range(100):
+        length = init_length(costs, 1, earlier)
+        chosen.append(int(length.choose((0, 1), jnp.asarray([False]))))
+        earlier = fared(earlier, length)  # nothing was tried
+    assert chosen[0] == 0
+    assert chosen[-1] == 1
 
 
 def test_costs_are_the_least_of_each_length_alone():
@@ -69,7 +107,7 @@ def decode():
     step = jax.jit(lambda params, batch: program.decode(params, program.prefill(params, batch, options, NEW), options))
 
     def run(draft, costs):
-        state = step({"target": PARAMS, "drafter": draft}, batch.replace(costs=jnp.asarray(costs, jnp.float32)))
+        state = step({"target": PARAMS, "drafter": draft}, batch.replace(length=init_length(np.asarray(costs), 3)))
         return tiny.outputs(state), np.asarray(state.stats.histogram), state
 
     plain = tiny.run_plain(TARGET, {"target": PARAMS}["target"], batch, options, NEW)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.speculative import Speculator
 from tests.decoding.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
@@ -67,7 +68,7 @@ def test_a_block_copies_no_cache(name: str):
     program = {"chain": CHAIN, "tree": TREE, "dynamic": DYNAMIC}.get(name, replace(CHAIN, lengths=(0, 1, 3)))
     batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
     if program.lengths:
-        batch = batch.replace(costs=jnp.ones(len(program.lengths)))
+        batch = batch.replace(length=init_length(np.ones(len(program.lengths)), 1))
     state = run_prefill(program, BOTH, batch, options, NEW)
     compiled = run_decode.lower(program, BOTH, state, options).compile().as_text()
     assert compiled is not None
