@@ -101,7 +101,7 @@ def host(target: str, draft: str, calls: int) -> list[dict[str, Any]]:
     setup_runtime("float32")
     exact = jnp.dtype("float32")
     models = LoadedModel.load(target, exact), LoadedModel.load(draft, exact)
-    engine = Engine(*models, EngineConfig(prompt_buckets=(1024,), new_buckets=(16,)))
+    engine = Engine(*models, EngineConfig(new_buckets=(16,)))
     page = Image.new("RGB", (64, 64), "white")
     rows = []
     for name, images in (("text", []), ("one image", [page])):

@@ -34,6 +34,8 @@ PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536
 IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
+LARGEST = 2**31 - 1
+"""Of int32."""
 HOTTEST = 1e30
 """Highest temperature: logits over it are still numbers in float32."""
 
@@ -149,14 +151,13 @@ def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: in
 
     eos = text_config(config).eos_token_id
     ids = (eos,) if isinstance(eos, int) else eos or ()
-    seeds = column([r.seed for r in requests], np.uint32, 0)
     fields = {
         "temperature": column([r.temperature for r in requests], np.float32, 0),
-        "top_k": column([min(r.top_k, np.iinfo(np.int32).max) for r in requests], np.int32, 0),
+        "top_k": column([min(r.top_k, LARGEST) for r in requests], np.int32, 0),
         "top_p": column([r.top_p for r in requests], np.float32, 1),
         "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
         "eos": np.asarray(ids or (-1,), np.int32),
-        "key_data": np.stack([np.zeros_like(seeds), seeds], axis=1),  # what `jax.random.key` makes of a seed
+        "key_data": column([(0, r.seed) for r in requests], np.uint32, (0, 0)),  # what `jax.random.key` makes of a seed
     }
     return Sampling(**fields)
 

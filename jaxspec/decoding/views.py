@@ -143,12 +143,11 @@ def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots |
     places = np.flatnonzero(tokens == image_token)
     if len(places) != len(shown):
         raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder")
-    pieces: list[Slots | np.ndarray] = []
-    for i, text in enumerate(np.split(np.asarray(tokens, np.int32), places)):
-        if i:
-            stands = shown[i - 1]
-            pieces.append(stands if isinstance(stands, Slots) else np.asarray(stands, np.int32))
-        pieces.append(text[1:] if i else text)
+    ends = [*places.tolist(), len(tokens)]
+    pieces: list[Slots | np.ndarray] = [np.asarray(tokens[: ends[0]], np.int32)]
+    for stands, place, end in zip(shown, ends, ends[1:]):
+        pieces.append(stands if isinstance(stands, Slots) else np.asarray(stands, np.int32))
+        pieces.append(np.asarray(tokens[place + 1 : end], np.int32))
     pictures = [piece for piece in pieces if isinstance(piece, Slots)]
     ids = [np.full(len(x.sources), image_token, np.int32) if isinstance(x, Slots) else x for x in pieces]
     return Row(

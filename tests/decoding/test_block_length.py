@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.block_length import MEMORY, PRIOR, fared, init_length, lengths_up_to, measure_costs
+from jaxspec.decoding.block_length import MEMORY, PRIOR, REPEATS, fared, init_length, lengths_up_to, measure_costs
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.errors import InputError
 from tests.decoding import tiny
@@ -89,12 +89,12 @@ def test_costs_are_the_least_of_each_length_alone():
         return 10.0 * (seen[-1] + 1) + len(seen), 5
 
     costs = measure_costs((0, 1, 3), run)
-    assert seen == [0, 1, 2] * 3
+    assert seen == [0, 1, 2] * REPEATS
     np.testing.assert_allclose(costs, [11 / 5, 22 / 5, 33 / 5])
 
 
 def test_a_block_costs_no_more_than_a_longer_one():
-    times = iter([3.0, 9.0, 4.0, 6.0] * 3)
+    times = iter([3.0, 9.0, 4.0, 6.0] * REPEATS)
     np.testing.assert_allclose(measure_costs((0, 1, 2, 3), lambda _: (next(times), 1)), [3, 4, 4, 6])
 
 
