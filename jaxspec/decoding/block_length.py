@@ -27,7 +27,7 @@ WEIGHT = 15.0
 they gain little; with many, an answer that is hard to draft is noticed late."""
 NOTHING = np.zeros(2)
 """Before any answer."""
-REPEATS, BLOCKS = 5, 4
+REPEATS, BLOCKS = 5, 8
 
 
 class BlockLength(struct.PyTreeNode):

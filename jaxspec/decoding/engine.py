@@ -40,7 +40,7 @@ from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.refill import refill_rows, take_in
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, place
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, back_to, place, whereabouts
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
@@ -362,10 +362,13 @@ class Engine:
             limits = np.full_like(options.max_new_tokens, few)
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
 
+            state, _ = timed(run_prefill, held[0], batch, endless, static=(sizes.new,))
+            start = whereabouts(state)
+
             def run(costs: np.ndarray) -> tuple[float, int]:
-                given = batch.replace(length=init_length(costs, key[1]))
-                state, _ = timed(run_prefill, held[0], given, endless, static=(sizes.new,))
-                state, spent = timed(run_decode, held[1], state, endless)
+                nonlocal state
+                given = back_to(start, state).replace(length=init_length(costs, key[1]))
+                state, spent = timed(run_decode, held[1], given, endless)
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.lengths, run)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache
@@ -94,6 +95,17 @@ def init_state(
         weighting=weighting,
         stats=DecodeStats(zeros, zeros, per_place, per_place, jnp.zeros((batch, gamma + 1), jnp.int32)),
     )
+
+
+def whereabouts(state: DecodeState) -> list[np.ndarray | None]:
+    """How far each row is: all leaves but floats, as numpy, so that they outlive a loop that takes the state over."""
+    return [None if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x) for x in jax.tree.leaves(state)]
+
+
+def back_to(start: list[np.ndarray | None], state: DecodeState) -> DecodeState:
+    """The state with its rows where they were; what caches were given since stays, and is not read."""
+    leaves, tree = jax.tree.flatten(state)
+    return tree.unflatten([leaf if known is None else known for known, leaf in zip(start, leaves, strict=True)])
 
 
 def newest(state: DecodeState) -> Int[Array, " B"]:

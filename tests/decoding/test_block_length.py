@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.block_length import MEMORY, PRIOR, REPEATS, fared, init_length, lengths_up_to, measure_costs
+from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.engine_config import EngineConfig
+from jaxspec.decoding.state import back_to, whereabouts
 from jaxspec.errors import InputError
 from tests.decoding import tiny
 
@@ -136,3 +138,22 @@ def test_answers_are_the_targets(decode, costs, draft):
 def test_trees_have_no_length_to_choose():
     with pytest.raises(InputError, match="adaptive_gamma: chooses the length of chains, and tree is '2'"):
         EngineConfig(tree="2", adaptive_gamma=True)
+
+
+def test_a_loop_can_start_again_from_where_its_rows_were():
+    """On the state that another loop left: its caches are longer, and all that counts is as it was."""
+    program = replace(tiny.speculator(TARGET, TARGET, ("M", "T"), 5), lengths=LENGTHS)
+    batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T")).replace(length=init_length(np.asarray(COSTS["equal"]), 3))
+    options = tiny.sampling(3, new=[NEW, 9, NEW])
+    params = {"target": PARAMS, "drafter": GOOD}
+    state = run_prefill(program, params, batch, options, NEW)
+    start = whereabouts(state)
+    first = run_decode(program, params, state, options)
+    answers, steps = tiny.outputs(first), np.array(first.stats.steps)
+    assert state.count.is_deleted()
+    for _ in range(2):
+        again = back_to(start, first).replace(length=batch.length)
+        assert not np.any(again.done)
+        first = run_decode(program, params, again, options)
+        assert tiny.outputs(first) == answers
+        np.testing.assert_array_equal(first.stats.steps, steps)
