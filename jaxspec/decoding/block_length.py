@@ -27,7 +27,10 @@ WEIGHT = 15.0
 they gain little; with many, an answer that is hard to draft is noticed late."""
 NOTHING = np.zeros(2)
 """Before any answer."""
-REPEATS, BLOCKS = 5, 8
+BLOCKS = 4
+"""How many are timed at once."""
+TURNS, PATIENCE = 10, 2000.0
+"""Costs are the least of so many turns, or of as many as milliseconds allow: a large model on a CPU has one."""
 
 
 class BlockLength(struct.PyTreeNode):
@@ -79,16 +82,18 @@ def lengths_up_to(gamma: int) -> tuple[int, ...]:
 
 
 def measure_costs(lengths: tuple[int, ...], run: Callable[[np.ndarray], tuple[float, int]]) -> np.ndarray:
-    """Time of a block of each length: the least of a few runs by turns, and of what longer blocks took.
+    """Milliseconds of a block of each length: the least of a few runs by turns, and of what longer blocks took.
 
-    `run` decodes a little under the costs it is given and returns the time and the number of blocks; each length in
-    turn is made to look free, so that it alone is chosen. What else a machine does only adds; and a shorter block takes
-    no longer than a longer one, so that where it seems to, that was something else.
+    `run` decodes a little under the costs it is given and returns the milliseconds and the number of blocks; each
+    length in turn is made to look free, so that it alone is chosen. What else a machine does only adds; and a shorter
+    block takes no longer than a longer one, so that where it seems to, that was something else.
     """
-    measured = np.zeros((REPEATS, len(lengths)), np.float32)
-    for turn in range(REPEATS):
+    least, spent = np.full(len(lengths), np.inf), 0.0
+    for _ in range(TURNS):
         for i in range(len(lengths)):
-            free = np.where(np.arange(len(lengths)) == i, 1e-9, 1.0).astype(np.float32)
-            time, blocks = run(free)
-            measured[turn, i] = time / max(blocks, 1)
-    return np.minimum.accumulate(measured.min(0)[::-1])[::-1]
+            time, blocks = run(np.where(np.arange(len(lengths)) == i, 1e-9, 1.0))
+            least[i] = min(least[i], time / max(blocks, 1))
+            spent += time
+        if spent > PATIENCE:
+            break
+    return np.minimum.accumulate(least[::-1])[::-1]

@@ -28,9 +28,9 @@ class EngineConfig:
     """A token tree instead of a chain: `2` or `2:32` (every node has 2 children, cut to 32 nodes), `chains:2`, or
     `dynamic:4:24`; see `jaxspec.decoding.tree`."""
     adaptive_gamma: bool = False
-    """Choose the length of each block, up to `gamma`, from times measured at a bucket's first use and the running
-    acceptance; and decode plainly where drafts do not pay. Which drafts are made then depends on the clock: greedy
-    answers do not change, sampled ones differ from run to run."""
+    """Choose the length of each block, up to `gamma`, from times measured at a bucket's first use, what earlier answers
+    accepted and the running acceptance; and decode plainly where drafts do not pay. Which drafts are made then depends
+    on the clock and on those answers: greedy answers do not change, sampled ones differ from run to run."""
     context: ContextPolicy = "extrapolate"
     """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
     batch_size: int = 8

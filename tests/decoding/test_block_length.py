@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.block_length import MEMORY, PRIOR, REPEATS, fared, init_length, lengths_up_to, measure_costs
+from jaxspec.decoding.block_length import (
+    MEMORY,
+    PATIENCE,
+    PRIOR,
+    TURNS,
+    fared,
+    init_length,
+    lengths_up_to,
+    measure_costs,
+)
 from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.state import back_to, whereabouts
@@ -91,12 +100,17 @@ def test_costs_are_the_least_of_each_length_alone():
         return 10.0 * (seen[-1] + 1) + len(seen), 5
 
     costs = measure_costs((0, 1, 3), run)
-    assert seen == [0, 1, 2] * REPEATS
+    assert seen == [0, 1, 2] * TURNS
     np.testing.assert_allclose(costs, [11 / 5, 22 / 5, 33 / 5])
 
 
+def test_slow_blocks_are_timed_in_fewer_turns():
+    times = iter([PATIENCE / 2, PATIENCE / 4, 4.0, PATIENCE])
+    np.testing.assert_allclose(measure_costs((0, 1), lambda _: (next(times), 2)), [2, PATIENCE / 8])
+
+
 def test_a_block_costs_no_more_than_a_longer_one():
-    times = iter([3.0, 9.0, 4.0, 6.0] * REPEATS)
+    times = iter([3.0, 9.0, 4.0, 6.0] * TURNS)
     np.testing.assert_allclose(measure_costs((0, 1, 2, 3), lambda _: (next(times), 1)), [3, 4, 4, 6])
 
 
