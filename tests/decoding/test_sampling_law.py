@@ -7,6 +7,7 @@ passes over all prefixes, and the filters of `tests/oracles.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import pytest
 
 from jaxspec.decoding import speculative
 from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.block_length import init_length
 from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
@@ -53,13 +55,20 @@ def drawn(
     weights: tuple[float, ...] = (0.5, 0.25, 0.25),
     tree: str | None = None,
     views: tuple[str, ...] = VIEWS,
+    costs: tuple[float, ...] = (),
     **options: Any,
 ) -> np.ndarray:
-    """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop."""
+    """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop.
+
+    With the costs of blocks of 0 to gamma tokens, their lengths are chosen.
+    """
     head = HEAD if "kv" in views else None
     program = speculator(TARGET, TARGET, views, gamma, weighting, tree, head=head) if gamma else Autoregressive(TARGET)
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
+    if costs:
+        program = replace(program, lengths=tuple(range(gamma + 1)))
+        batch = batch.replace(length=init_length(np.asarray(costs), ROWS))
     params = {"target": PARAMS, "drafter": DRAFT, "head": HEAD_PARAMS}
 
     @jax.jit
@@ -89,6 +98,8 @@ CASES = [
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "tree": "3", "weighting": "em:rate=1"}, id="tree"),
     pytest.param(2, {"temperature": 1.0, "top_p": 0.9, "tree": "dynamic:2:5"}, id="dynamic tree"),
+    pytest.param(2, {"temperature": 1.0, "costs": (1.0, 1.5, 2.13)}, id="adaptive"),
+    pytest.param(2, {"temperature": 0.7, "costs": (1.0, 1.885, 2.7)}, id="adaptive, given up after a block"),
     pytest.param(3, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,)}, id="KV head"),
     pytest.param(1, {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "em:rate=1"}, id="mixed KV head"),
 ]
