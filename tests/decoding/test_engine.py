@@ -18,6 +18,7 @@ from jaxspec.config import text_config
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding import host
+from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
@@ -137,6 +138,28 @@ def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeyp
     engine = Engine(target, config=replace(CONFIG, refill=True, batch_size=4))
     engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
     assert decodes.count(engine_module.run_decode) == 2
+
+
+def test_chosen_lengths_start_out_with_what_earlier_answers_accepted(
+    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given costs at which every block drafts one token; they are measured once."""
+    measured, earlier = [], []
+    costs = np.asarray([1.0, 1.0] + [9.0] * 3)
+    monkeypatch.setattr(engine_module, "measure_costs", lambda lengths, run: measured.append(lengths) or costs)
+    monkeypatch.setattr(
+        engine_module, "init_length", lambda *given: earlier.extend(given[2:]) or init_length(*given)
+    )
+    engine = Engine(target, draft, replace(CONFIG, adaptive_gamma=True))
+    requests = [request_of(engine, words, images=1) for words in WORDS[:3]]
+    stats = [result.stats for result in engine.generate(requests)]
+    assert outputs(engine.generate(requests)) == outputs(Engine(target).generate(requests))
+    assert measured == [(0, 1, 2, 3, 5)]
+    before, after = earlier
+    assert not before.any()
+    accepted, blocks = (sum(counts) for counts in zip(*((s.accepted_at.sum(), s.steps) for s in stats)))
+    assert 0 < after[0] <= accepted
+    assert after[0] < after[1] <= blocks
 
 
 def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> None:
