@@ -40,7 +40,7 @@ from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.refill import refill_rows, take_in
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, back_to, place, whereabouts
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, place, rewound, whereabouts
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
@@ -367,7 +367,7 @@ class Engine:
 
             def run(costs: np.ndarray) -> tuple[float, int]:
                 nonlocal state
-                given = back_to(start, state).replace(length=init_length(costs, key[1]))
+                given = rewound(state, start).replace(length=init_length(costs, key[1]))
                 state, spent = timed(run_decode, held[1], given, endless)
                 return spent, int(state.stats.steps.max())
 

@@ -97,15 +97,14 @@ def init_state(
     )
 
 
-def whereabouts(state: DecodeState) -> list[np.ndarray | None]:
-    """How far each row is: all leaves but floats, as numpy, so that they outlive a loop that takes the state over."""
-    return [None if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x) for x in jax.tree.leaves(state)]
+def rewound(after: Any, before: Any) -> Any:
+    """A state, or caches, with all but floats as before: where its rows were; what was written since is not read."""
+    return jax.tree.map(lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before)
 
 
-def back_to(start: list[np.ndarray | None], state: DecodeState) -> DecodeState:
-    """The state with its rows where they were; what caches were given since stays, and is not read."""
-    leaves, tree = jax.tree.flatten(state)
-    return tree.unflatten([leaf if known is None else known for known, leaf in zip(start, leaves, strict=True)])
+def whereabouts(state: DecodeState) -> DecodeState:
+    """What `rewound` takes of a state, as numpy, so that it outlives a loop that takes the state over."""
+    return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x), state)
 
 
 def newest(state: DecodeState) -> Int[Array, " B"]:

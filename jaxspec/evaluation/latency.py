@@ -20,14 +20,14 @@ from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.engine import run_prefill
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, PromptBatch
+from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
 from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting import Static
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.evaluation.forced import ForcedSpeculator, accepted_pattern
 from jaxspec.evaluation.limits import Limits, pass_work
 from jaxspec.evaluation.metrics import predicted_speedup
-from jaxspec.evaluation.timing import Passes, rewound, time_loops
+from jaxspec.evaluation.timing import Passes, time_loops
 from jaxspec.models import LanguageModel, abstract_params, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.sampling import Sampling, likeliest

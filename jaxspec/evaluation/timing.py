@@ -21,6 +21,7 @@ from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.host import Held, executable
 from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.state import rewound
 from jaxspec.sampling import likeliest
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
@@ -79,11 +80,6 @@ def _milliseconds(call: Callable[[], Any], clock: str) -> float:
     start = now()
     jax.block_until_ready(call())
     return 1e3 * (now() - start)
-
-
-def rewound(after: Any, before: Any) -> Any:
-    """Caches at the lengths that they had before; what was written since stays, unseen."""
-    return jax.tree.map(lambda new, old: old if jnp.issubdtype(old.dtype, jnp.integer) else new, after, before)
 
 
 class Passes:

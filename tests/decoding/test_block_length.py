@@ -21,7 +21,7 @@ from jaxspec.decoding.block_length import (
 )
 from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.engine_config import EngineConfig
-from jaxspec.decoding.state import back_to, whereabouts
+from jaxspec.decoding.state import rewound, whereabouts
 from jaxspec.errors import InputError
 from tests.decoding import tiny
 
@@ -166,7 +166,7 @@ def test_a_loop_can_start_again_from_where_its_rows_were():
     answers, steps = tiny.outputs(first), np.array(first.stats.steps)
     assert state.count.is_deleted()
     for _ in range(2):
-        again = back_to(start, first).replace(length=batch.length)
+        again = rewound(first, start).replace(length=batch.length)
         assert not np.any(again.done)
         first = run_decode(program, params, again, options)
         assert tiny.outputs(first) == answers
