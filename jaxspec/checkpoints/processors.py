@@ -20,6 +20,7 @@ _PAGE_SETTINGS = {
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
 }
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+_TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
 _TOKENIZER_BESIDE = (
     *(*_TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
@@ -28,8 +29,9 @@ _IMAGE_BESIDE = (*_IMAGE_FILES, "video_preprocessor_config.json")
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokeniser of a checkpoint directory, a transformers `PreTrainedTokenizerBase`.
+    """The tokeniser of a checkpoint directory, a transformers `PreTrainedTokenizerBase`, with its chat template.
 
+    A processor's template counts before the tokeniser's own, as in transformers' `AutoProcessor`.
     Raises `InputError` where the directory holds none or transformers cannot read it.
     """
     from transformers import AutoTokenizer
@@ -37,12 +39,27 @@ def load_tokenizer(path: str | Path) -> Any:
     # Asked first: given a config.json alone, transformers 5 makes an empty tokeniser and says nothing.
     _require(path, _TOKENIZER_FILES, "tokenizer")
     try:
-        return AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template
+        return tokenizer
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise InputError(
             f"{path}: transformers cannot read the tokenizer ({_first_line(error)}); "
             "save it again with save_pretrained"
         ) from error
+
+
+def _processor_template(path: Path) -> Any | None:
+    """The chat template in the two files that transformers reads for processors alone, in its order.
+
+    All other places (chat_template.jinja, additional_chat_templates, tokenizer_config.json) are read by tokenisers too.
+    """
+    for name in _TEMPLATE_FILES:
+        if (path / name).is_file():
+            found = json.loads((path / name).read_text(encoding="utf-8")).get("chat_template")
+            if found is not None:
+                return found
+    return None
 
 
 def load_image_processor(path: str | Path) -> Any:

@@ -1,8 +1,8 @@
 """Prompts as token ids: chat templates, image placeholders, and padding to buckets.
 
 A prompt keeps one placeholder id per image; the views (`decoding/views.py`) decide what stands there.
-The tokeniser's own chat template is used where it has one; else LLaVA-1.5's and Vicuna's, after BOS, with the
-end-of-sequence token closing every answer:
+The processor's chat template is used, or the tokeniser's own, where there is one; else LLaVA-1.5's and Vicuna's,
+after BOS, with the end-of-sequence token closing every answer:
 
     USER: <image>\\n{question} ASSISTANT: {answer}</s>USER: {question} ASSISTANT:
 

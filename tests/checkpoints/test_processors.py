@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from transformers import AutoProcessor, PreTrainedTokenizerFast
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
+from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
 
@@ -95,6 +98,52 @@ def test_auto_processor(processed):
     processor = AutoProcessor.from_pretrained(processed)
     out = processor(images=[Image.new("RGB", (20, 20))], text="w3 <image> w5", return_tensors="np")
     assert out["input_ids"].tolist() == [[3, *[IMAGE] * CONFIG.image_tokens, 5]]
+
+
+def template(word: str) -> str:
+    """A template that writes a word of its own, and an image before what was asked about it."""
+    return (
+        f"{word} {{% for part in messages[-1]['content'] %}}"
+        "{{ '<image> ' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+    )
+
+
+NAMED = {"default": template("w9"), "tool_use": template("w8")}
+PLACES: dict[str, dict[str, Any]] = {
+    "tokenizer_config.json": {"tokenizer_config.json": template("w9")},
+    "tokenizer_config.json, several": {
+        "tokenizer_config.json": [{"name": name, "template": text} for name, text in NAMED.items()]
+    },
+    "chat_template.jinja": {"chat_template.jinja": template("w9")},
+    "additional_chat_templates": {
+        "chat_template.jinja": template("w9"),
+        "additional_chat_templates/tool_use.jinja": template("w8"),
+    },
+    "chat_template.json": {"chat_template.json": template("w9"), "chat_template.jinja": template("w8")},
+    "processor_config.json": {"processor_config.json": template("w9"), "chat_template.json": template("w8")},
+    "processor_config.json, several": {"processor_config.json": NAMED},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_chat_template_is_the_one_that_transformers_takes(place, processed, tmp_path):
+    """Wherever it lies: the processor's before the tokeniser's own."""
+    path = shutil.copytree(processed, tmp_path / "model")
+    for name, content in {"tokenizer_config.json": template("w7"), **PLACES[place]}.items():
+        file = path / name
+        file.parent.mkdir(exist_ok=True)
+        if file.suffix == ".json":
+            before = json.loads(file.read_text()) if file.is_file() else {}
+            content = json.dumps(before | {"chat_template": content})
+        file.write_text(content)
+    tokenizer = load_tokenizer(path)
+    told = PromptEncoder(tokenizer, IMAGE).prompt("w3", ["image"]).tokens.tolist()
+    assert told == [9, IMAGE, 3]
+
+    processor = AutoProcessor.from_pretrained(path)
+    processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
+    said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "w3"}]}]
+    assert processor.tokenizer.encode(processor.apply_chat_template(said)) == told
 
 
 @pytest.mark.parametrize(
