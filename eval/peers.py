@@ -193,8 +193,9 @@ def theirs(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    model, llava = (transformers.LlavaForConditionalGeneration.from_pretrained(path).eval() for path in paths)
-    text = transformers.LlamaForCausalLM.from_pretrained(text_draft).eval()
+    kind = transformers.LlavaForConditionalGeneration
+    model, llava = (kind.from_pretrained(path, trust_remote_code=False).eval() for path in paths)
+    text = transformers.LlamaForCausalLM.from_pretrained(text_draft, trust_remote_code=False).eval()
     calls = [0]
     model.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     config: Any = target.config

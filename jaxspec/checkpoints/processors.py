@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoints.border import reading
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.errors import InputError
 
@@ -38,15 +39,10 @@ def load_tokenizer(path: str | Path) -> Any:
 
     # Asked first: given a config.json alone, transformers 5 makes an empty tokeniser and says nothing.
     _require(path, _TOKENIZER_FILES, "tokenizer")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+    with reading(f"{path}: transformers cannot read the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template
-        return tokenizer
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise InputError(
-            f"{path}: transformers cannot read the tokenizer ({_first_line(error)}); "
-            "save it again with save_pretrained"
-        ) from error
+    return tokenizer
 
 
 def _processor_template(path: Path) -> Any | None:
@@ -73,13 +69,8 @@ def load_image_processor(path: str | Path) -> Any:
     _require(path, _IMAGE_FILES, "image processor")
     # The same wish in the words of transformers 5 and of transformers 4.
     wish = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
-    try:
-        return transformers.AutoImageProcessor.from_pretrained(str(path), **wish)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise InputError(
-            f"{path}: transformers cannot read the image processor ({_first_line(error)}); "
-            "save it again with save_pretrained"
-        ) from error
+    with reading(f"{path}: transformers cannot read the image processor"):
+        return transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False, **wish)
 
 
 def page_processor(tiles: Any) -> Any:
@@ -162,7 +153,3 @@ def _require(path: str | Path, files: tuple[str, ...], what: str) -> None:
         raise InputError(
             f"{path}: no {what} (neither {' nor '.join(files)}); copy it there from the model it belongs to"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

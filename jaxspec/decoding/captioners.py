@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.border import reading
 from jaxspec.decoding.captions import CachedCaptions, Caption, Captioner, CaptionFile
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
@@ -116,21 +117,19 @@ class TransformersCaptioner:
         """Processor and model."""
         import transformers
 
-        try:
-            config = transformers.AutoConfig.from_pretrained(self.source)
+        with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
+            config = transformers.AutoConfig.from_pretrained(self.source, trust_remote_code=False)
             if config.model_type not in MODEL_TYPES[self.kind]:
                 raise InputError(
                     f"captioner {self.kind}: {self.source} is a {config.model_type!r}, not a "
                     f"{' or '.join(MODEL_TYPES[self.kind])}; choose from {FORMS}"
                 )
-            processor = transformers.AutoProcessor.from_pretrained(self.source, backend="pil")
-            model = transformers.AutoModelForImageTextToText.from_pretrained(self.source, dtype="float32")
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(
-                f"captioner {self.kind}: transformers cannot read {self.source} ({str(error).splitlines()[0]})"
-            ) from error
+            processor = transformers.AutoProcessor.from_pretrained(
+                self.source, trust_remote_code=False, backend="pil"
+            )
+            model = transformers.AutoModelForImageTextToText.from_pretrained(
+                self.source, trust_remote_code=False, dtype="float32"
+            )
         return processor, model.eval()
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
