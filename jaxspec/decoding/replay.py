@@ -83,7 +83,8 @@ class RecordedTarget(LoadedModel):
         """Reads JSONL: MMSpec's answer lines, or lines {sample, turn, text or token_ids} (turn 1 where it is absent).
 
         Texts are encoded with the draft's tokeniser and end in EOS, but where a line's `new_tokens` says that the
-        answer was cut before it. Raises InputError for answers that were sampled, or differ for one sample and turn.
+        answer was cut before it. Raises InputError for answers that were sampled, or differ for one sample and turn,
+        and for texts that were told in another number of tokens.
         """
         if not isinstance(draft.config, LlavaConfig):
             raise InputError(f"{PREFIX}{path}: needs a draft that is an LVLM, whose prompts it can read; give another")
@@ -104,6 +105,10 @@ class RecordedTarget(LoadedModel):
     @property
     def images(self) -> None:
         return None
+
+    def with_head(self, path: str | Path) -> LoadedModel:
+        """InputError: there are no keys and values that a KV head could read."""
+        raise InputError(f"{PREFIX}{self.source}: has no keys and values for KV head {path}; leave the head out")
 
     def answer(self, prompt: Prompt) -> tuple[int, ...]:
         """The recorded tokens of a prompt; InputError where there are none."""
@@ -161,5 +166,9 @@ def _tokens(row: Row, text: Any, ids: Any, count: int | None, draft: LoadedModel
     if not isinstance(text, str):
         raise InputError(f"{row.place}: neither text nor token_ids; give one of them")
     tokens = draft.tokenizer.encode(text, add_special_tokens=False)
-    cut = count is not None and len(tokens) >= count
-    return tuple(tokens[:count] if cut else [*tokens, draft.tokenizer.eos_token_id])
+    if count not in (None, len(tokens), len(tokens) + 1):
+        raise InputError(
+            f"{row.place}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of the text, or "
+            "one more with EOS; use the target's tokeniser, or give token_ids"
+        )
+    return tuple(tokens if len(tokens) == count else [*tokens, draft.tokenizer.eos_token_id])

@@ -15,8 +15,9 @@ from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import PREFIX, RecordedTarget
+from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError, nearest
-from jaxspec.evaluation.config import EvalConfig
+from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import setup_runtime
 
@@ -82,7 +83,33 @@ def parse_command(
         known = ["--" + name.replace("_", "-") for name in given if name not in ("rows", "pairings")]
         raise InputError(f"{word}: no such option; {nearest(word, known)}")
     config, own = ({f.name: getattr(found, f.name) for f in fields(part)} for part in (kind, options))
+    if "rows" in config:
+        config["rows"] = served(config["rows"], config["target"])
     return preset, kind(**config), options(**own)
+
+
+def served(rows: tuple[Row, ...], target: str) -> tuple[Row, ...]:
+    """The rows without those that the target, if it is recorded answers, cannot serve; one line names them.
+
+    Raises InputError where no row is left.
+    """
+    lacks = {row.name: why for row in rows if target.startswith(PREFIX) and (why := _asks_for(row))}
+    if not lacks:
+        return rows
+    named = ", ".join(f"{name} ({why})" for name, why in lacks.items())
+    if len(lacks) == len(rows):
+        raise InputError(f"rows: recorded answers cannot serve {named}; give another target")
+    print(f"replay: recorded answers cannot serve {named}; left out", file=sys.stderr)
+    return tuple(row for row in rows if row.name not in lacks)
+
+
+def _asks_for(row: Row) -> str | None:
+    """What a row asks of its target that recorded answers lack."""
+    if "kv" in row.views:
+        return "reads keys and values"
+    if not parse_weighting(row.weighting).hard_labels:
+        return "learns from probabilities"
+    return "times passes" if row.adaptive_gamma else None
 
 
 def load_models(

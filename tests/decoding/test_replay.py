@@ -99,6 +99,11 @@ def test_what_needs_probabilities_is_refused(
             Engine(recorded, draft, replace(CONFIG, weighting=rule))
 
 
+def test_a_kv_head_is_refused(recorded: RecordedTarget, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no keys and values for KV head"):
+        recorded.with_head(tmp_path)
+
+
 def read(path: Path, lines: list[dict[str, Any]], draft: LoadedModel) -> dict[tuple[str, int], tuple[int, ...]]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return dict(RecordedTarget.read(path, draft).answers)
@@ -106,7 +111,7 @@ def read(path: Path, lines: list[dict[str, Any]], draft: LoadedModel) -> dict[tu
 
 def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
     ids, eos = draft.tokenizer.encode("So.", add_special_tokens=False), draft.tokenizer.eos_token_id
-    choice = {"turns": ["So.", "So.", "So."], "new_tokens": [4, 2, 9]}
+    choice = {"turns": ["So.", "So."], "new_tokens": [len(ids) + 1, len(ids)]}
     lines = [
         {"question_id": "m", "choices": [choice]},
         {"sample": "a", "turn": 2, "text": "So.", "row": "M"},
@@ -115,8 +120,7 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
     found = read(tmp_path / "a.jsonl", lines, draft)
     assert found == {
         ("m", 1): (*ids, eos),
-        ("m", 2): tuple(ids[:2]),  # cut by the limit of its run
-        ("m", 3): (*ids, eos),  # its tokeniser told the text in more tokens
+        ("m", 2): tuple(ids),  # cut by the limit of its run
         ("a", 2): (*ids, eos),
     }
 
@@ -132,6 +136,8 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
         ([{"sample": "a", "token_ids": [3, 10**6]}], "line 1: token_ids is no list of ids"),
         ([{"sample": "a", "token_ids": []}], "line 1: token_ids is no list of ids"),
         ([{"question_id": "m", "choices": []}], "line 1: 'choices' holds no list"),
+        ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [2]}]}], "line 1: new_tokens 2, and"),
+        ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [9]}]}], "line 1: new_tokens 9, and"),
     ],
 )
 def test_bad_records(lines: list[dict[str, Any]], message: str, tmp_path: Path, draft: LoadedModel) -> None:

@@ -41,6 +41,16 @@ def test_any_field_is_an_option() -> None:
     assert parse("mini --sets read")[1].sets == ("read",)
 
 
+def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, config, _ = parse("mini --target replay:answers.jsonl")
+    assert [row.name for row in config.rows] == ["M", "T", "C", "P", "MT static"]
+    (line,) = capsys.readouterr().err.splitlines()
+    probabilities, keys = "learns from probabilities", "reads keys and values"
+    assert f"MT* ({probabilities}), MTCP* ({probabilities}), KV head ({keys}); left out" in line
+    names = [row.name for row in parse("mini_weightings --target replay:answers.jsonl")[1].rows]
+    assert names == ["static", "random", "random:draw=uniform", "grid:measure=matches", "hard_match", "adaboost"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
