@@ -55,7 +55,7 @@ def write(path: Path, config: LlavaConfig, right: float, seed: int) -> None:
     processor = type(mini.image_processor)(
         **(mini.image_processor.to_dict() | {"size": {"shortest_edge": side}, "crop_size": side})
     )
-    huggingface.save(path, config, params, tokenizer=mini.tokenizer, image_processor=processor)
+    huggingface.save(path, config, params, tokenizer=mini.tokenizer, image_processor=processor, overwrite=True)
 
 
 if __name__ == "__main__":

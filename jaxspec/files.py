@@ -1,25 +1,146 @@
-"""Files that are there whole or not at all, whenever the program that writes them ends."""
+"""Files and directories that are there whole or not at all, whenever the program that writes them ends."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from jaxspec.errors import InputError
+
+
+def write_error(error: BaseException) -> str | None:
+    """What the operating system said, if that is the cause; TensorStore and safetensors give its number in words."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    code = re.search(r"os[ _]error(?:_code=')?\D?(\d+)", str(error))
+    return code and os.strerror(int(code[1]))
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Turns what keeps `path` from being written, such as a full disk, into an InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = write_error(error)
+        if reason is None:
+            raise
+        raise InputError(f"{path}: cannot be written: {reason}; mend that, or give another path") from error
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write, beside `path`, that becomes it when the block ends well, and is removed otherwise."""
+    """A file to write, beside `path`, that becomes it when the block ends well, and is removed otherwise.
+
+    Raises InputError where it cannot be written.
+    """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield fresh
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with writing(path):
+        try:
+            yield fresh
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes the whole text, in UTF-8, or nothing."""
     with whole(path) as fresh:
         fresh.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Path]:
+    """A directory to fill, beside `path`, that becomes it when the block ends well, and is removed otherwise.
+
+    Where there is a directory already, its entries stay, but for those whose names are `replaced` or are there anew.
+    At every moment `path` is the one before or the new one. What killed programs have left beside it is removed.
+
+    Raises InputError where it cannot be written.
+    """
+    with writing(path):
+        check_directory(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.iterdir():
+            if re.fullmatch(rf"\.{re.escape(path.name)}\.\d+\.tmp", left.name) and left.is_dir():
+                with _locked(left) as free:
+                    if free:
+                        shutil.rmtree(left, ignore_errors=True)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        fresh.mkdir()
+        try:
+            with _locked(fresh):
+                yield fresh
+                if path.is_dir() and any(path.iterdir()):
+                    for entry in path.iterdir():
+                        if not replaced(entry.name) and not os.path.lexists(fresh / entry.name):
+                            _link(entry, fresh / entry.name)
+                    shutil.copymode(path, fresh)
+                    _exchange(fresh, path)
+                else:
+                    fresh.rename(path)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def check_directory(path: Path) -> None:
+    """Raises InputError where no directory can take this one's place."""
+    with writing(path):
+        if path.is_symlink():
+            raise InputError(f"{path}: is a symbolic link; give the directory that it is to lead to")
+        file = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
+        if file is not None:
+            raise InputError(f"{path}: {'' if file == path else f'{file} '}is a file; give a directory")
+        if os.path.ismount(path):
+            raise InputError(f"{path}: is a mount point; give a directory in it")
+        if path.resolve() in (here := Path.cwd().resolve(), *here.parents):
+            raise InputError(f"{path}: holds the working directory; give another, or start from elsewhere")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether no other running program holds the folder; while the block runs, this one does. A kill ends the hold."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        free = False
+        with suppress(OSError):  # held; or a file system without locks, where left-overs stay
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        yield free
+    finally:
+        os.close(place)
+
+
+def _link(entry: Path, to: Path) -> None:
+    """Gives the same files a second place, so that either may be removed."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.copytree(entry, to, symlinks=True, copy_function=os.link)
+    else:
+        os.link(entry, to, follow_symlinks=False)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swaps two directories in one step, which neither `os` nor `shutil` can."""
+    system, swap = ctypes.CDLL(None, use_errno=True), 2
+    a, b = os.fsencode(one), os.fsencode(other)
+    try:
+        at = -100  # relative to the working directory
+        mac = sys.platform == "darwin"
+        failed = system.renamex_np(a, b, swap) if mac else system.renameat2(at, a, at, b, swap)
+        code = ctypes.get_errno() if failed else 0
+    except AttributeError:
+        code = errno.ENOSYS
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        raise InputError(f"{other}: this file system replaces no directory in one step; give a path where nothing is")
+    if code:
+        raise OSError(code, os.strerror(code))

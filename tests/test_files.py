@@ -1,12 +1,16 @@
-"""Files that are there whole or not at all."""
+"""Files and directories that are there whole or not at all."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from jaxspec.files import whole, write_text
+from jaxspec.errors import InputError
+from jaxspec.files import whole, whole_directory, write_text
 
 
 def stop_within(path: Path) -> None:
@@ -24,3 +28,83 @@ def test_a_file_that_is_not_finished_leaves_the_one_before(tmp_path: Path) -> No
     write_text(path, "anew")
     assert path.read_text() == "anew"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_file_before(tmp_path: Path) -> None:
+    path = tmp_path / "table.md"
+    write_text(path, "before")
+    (tmp_path / f".table.md.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"table\.md: cannot be written: No space left on device; "):
+        write_text(path, "anew")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def fill(path: Path, *names: str) -> None:
+    with whole_directory(path, lambda name: name.startswith("own")) as fresh:
+        for name in names:
+            (fresh / name).write_text("new")
+
+
+def test_a_directory_keeps_what_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "out"
+    fill(path, "own1", "own2")
+    path.chmod(0o700)
+    (path / "mine" / "deep").mkdir(parents=True)
+    (path / "mine" / "deep" / "note").write_text("mine")
+    (path / "link").symlink_to("mine/deep")
+    fill(path, "own2", "own3")
+    assert sorted(entry.name for entry in path.iterdir()) == ["link", "mine", "own2", "own3"]
+    assert (path / "link" / "note").read_text() == "mine"
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_directory_is_never_away(tmp_path: Path) -> None:
+    """Another thread looks while it is replaced many times."""
+    path, away, done = tmp_path / "out", [], threading.Event()
+    fill(path, "own")
+
+    def look() -> None:
+        while not done.is_set():
+            if not (path / "own").exists():
+                away.append(1)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(200):
+        fill(path, "own")
+    done.set()
+    watcher.join()
+    assert not away
+
+
+def test_what_a_kill_left_is_cleared_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    for name in (".out.1.tmp", ".out.2.tmp", ".out.old.3.tmp", ".out.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own").write_text("half")
+    held = os.open(tmp_path / ".out.2.tmp", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    fill(tmp_path / "out", "own")
+    os.close(held)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.2.tmp", ".out.old.3.tmp", ".out.tmp", "out"]
+
+
+def test_no_directory_can_take_some_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "here" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "deep")
+    for path, why in (
+        (tmp_path / "file", "is a file"),
+        (tmp_path / "link", "is a symbolic link"),
+        (tmp_path / "file" / "out", f"{tmp_path}/file is a file"),
+        (tmp_path / ("long" * 70), "cannot be written: File name too long"),
+        (tmp_path / "here", "holds the working directory"),
+        (Path("."), "holds the working directory"),
+        (Path("/dev"), "is a mount point"),
+    ):
+        with pytest.raises(InputError) as refused:
+            fill(path, "own")
+        assert str(refused.value).startswith(f"{path}: {why}")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "here", "link"]

@@ -71,7 +71,7 @@ def main(
         stages = tuple(replace(stage, train=replace(stage.train, steps=steps)) for stage in stages)
     config, params = train_kv_head(replace(plan, head=options, stages=stages, anchoring=anchoring), runs, places)
     if jax.process_index() == 0:
-        save_kv_head(out, config, params)
+        save_kv_head(out, config, params, overwrite=True)
         print(f"wrote {out}")
 
 

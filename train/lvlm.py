@@ -75,6 +75,7 @@ def train_lvlm(
     if jax.process_index() == 0:
         bfloat16 = jnp.dtype("bfloat16")
         huggingface.save(
-            out, config, params, tokenizer=model.tokenizer, image_processor=model.image_processor, dtype=bfloat16
+            out, config, params, tokenizer=model.tokenizer, image_processor=model.image_processor, dtype=bfloat16,
+            overwrite=True,
         )
         print(f"wrote {out}")

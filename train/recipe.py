@@ -86,6 +86,7 @@ def main(args: Sequence[str] | None = None) -> Path:
             tokenizer=draft.tokenizer,
             image_processor=draft.image_processor,
             dtype=dtype,
+            overwrite=True,
         )
         print(f"wrote {out}")
     return out

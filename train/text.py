@@ -79,7 +79,9 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
     params = fit(stage.train, start, loss_fn, batches, directory, inputs=inputs)
     if jax.process_index() == 0:
         bfloat16 = jnp.dtype("bfloat16")
-        huggingface.save(directory / "hf", stage.model, params, tokenizer=encoder.tokenizer, dtype=bfloat16)
+        huggingface.save(
+            directory / "hf", stage.model, params, tokenizer=encoder.tokenizer, dtype=bfloat16, overwrite=True
+        )
         print(f"wrote {directory / 'hf'}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.huggingface import load, read_json, read_raw_config, save
+from jaxspec.checkpoints.huggingface import check_destination, load, locate, read_json, read_raw_config, save
 from jaxspec.checkpoints.model_card import write_model_card
 from jaxspec.checkpoints.processors import copy_processors
 from jaxspec.config import ModelConfig, text_config
@@ -38,6 +39,7 @@ def export(
     max_shard_bytes: int = 5 << 30,
     target: Target | None = None,
     text_only: bool = False,
+    overwrite: bool = False,
 ) -> ModelConfig:
     """Writes a checkpoint anew, with what lies beside it, for transformers 4.57 and 5; the configuration written.
 
@@ -47,11 +49,15 @@ def export(
     Args:
       target: pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
       text_only: of an LVLM, the decoder alone, as a language model of its own.
+      overwrite: replace a checkpoint that is there, as `save` does.
 
     Raises:
-      InputError: as `load` and `save`; or the vocabulary is larger than the target's; or the text of a text model.
+      InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger than the target's; or
+        the text of a text model.
     """
-    found = load(source, revision=revision)
+    path = locate(source, revision)
+    check_destination(Path(os.path.abspath(Path(destination).expanduser())), overwrite, path)
+    found = load(path)
     config, params, raw = found.config, found.params, read_raw_config(found.path)
     if text_only:
         if not LanguageModel(config).sees:
@@ -76,6 +82,7 @@ def export(
         generation={key: value for key, value in generation.items() if key != "transformers_version"},
         extra=raw,
         beside=beside,
+        overwrite=overwrite,
     )
     return config
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,15 +26,21 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, slots_of, tensor_name
-from jaxspec.checkpoints.processors import save_processors
+from jaxspec.checkpoints.processors import IMAGE_BESIDE, TOKENIZER_BESIDE, save_processors
 from jaxspec.checkpoints.tensor_files import INDEX, SINGLE, StoredTensor, list_directory, what_lies_in
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
+from jaxspec.files import check_directory, whole_directory
 from jaxspec.models import family_of
 from jaxspec.runtime import PeakMemory, human_bytes
 from jaxspec.typing import Params
 
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
+_PARTS = (
+    *("config.json", "generation_config.json", SINGLE, INDEX, "README.md"),
+    *(*TOKENIZER_BESIDE, *IMAGE_BESIDE),
+)
+"""What a checkpoint consists of, besides the shards of its weights."""
 _TOLD = 4
 """Problems that an error spells out; of the others it gives the count."""
 _NOT_KEPT = {
@@ -162,10 +167,11 @@ def save(
     generation: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
     beside: Callable[[Path], None] | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Writes a directory that `load` and transformers (4.57 and 5) read, with nothing missing or unexpected.
 
-    It is written beside `path` and renamed at the end. A checkpoint that is already there is replaced whole.
+    It is written beside `path` and renamed at the end.
 
     Args:
       tokenizer, image_processor: transformers' objects, written along.
@@ -174,9 +180,10 @@ def save(
       generation: entries of generation_config.json besides the config's BOS, EOS and padding ids.
       extra: config.json of the model's source; entries that this library does not read are kept, nested ones too.
       beside: writes more files into the directory that it is given, before that is renamed to `path`.
+      overwrite: replace a checkpoint that is there, in one step; what else lies in its directory stays.
 
     Raises:
-      InputError: `path` holds something that is not a checkpoint, or the parameters do not fit the config.
+      InputError: `path` holds something, or cannot be written, or the parameters do not fit the config.
     """
     path = Path(os.path.abspath(Path(path).expanduser()))
     slots, _ = slots_of(config)
@@ -188,7 +195,7 @@ def save(
     if wrong:
         raise InputError(_line(path, [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]]))
 
-    with written_whole(path) as fresh:
+    with written_whole(path, overwrite) as fresh:
         _write_configs(fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {}, extra or {})
         _write_tensors(fresh, slots, leaves, dtype, max_shard_bytes)
         save_processors(fresh, config, tokenizer, image_processor)
@@ -197,29 +204,32 @@ def save(
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, overwrite: bool = False) -> Iterator[Path]:
     """A new directory beside `path`, which takes its place at the end: a checkpoint is there whole, or not at all.
 
-    Raises InputError if `path` holds something that is not a checkpoint.
+    Raises InputError as `check_destination`, and where it cannot be written.
     """
-    taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
-    if taken and not (path / "config.json").is_file():
-        raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    try:
+    check_destination(path, overwrite)
+    with whole_directory(path, _is_part) as fresh:
         yield fresh
-        if taken:
-            stale = fresh.with_suffix(".old")
-            path.rename(stale)
-            fresh.rename(path)
-            shutil.rmtree(stale)
-        else:
-            fresh.rename(path)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def check_destination(path: Path, overwrite: bool, source: Path | None = None) -> None:
+    """Raises InputError where no checkpoint may be written: over another unasked, over its source, over other files."""
+    check_directory(path)
+    if source is not None and path.resolve() in (read := source.resolve(), *read.parents):
+        raise InputError(f"{path}: holds the checkpoint that is read; give another path")
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    if not (path / "config.json").is_file():
+        raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
+    if not overwrite:
+        raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite (overwrite=True)")
+
+
+def _is_part(name: str) -> bool:
+    """Whether a file of this name belongs to the checkpoint it lies in."""
+    return name in _PARTS or re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None
 
 
 def locate(path_or_id: str | Path, revision: str | None = None) -> Path:

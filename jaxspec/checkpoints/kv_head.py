@@ -55,9 +55,11 @@ def named_tensors(params: Params) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(leaf.transpose(slots[name].order)) for name, leaf in named.items()}
 
 
-def save_kv_head(path: str | Path, config: KVHeadConfig, params: Params, dtype: Any = jnp.bfloat16) -> None:
-    """Writes the directory whole: beside `path`, and renamed."""
-    with written_whole(Path(os.path.abspath(Path(path).expanduser()))) as fresh:
+def save_kv_head(
+    path: str | Path, config: KVHeadConfig, params: Params, dtype: Any = jnp.bfloat16, *, overwrite: bool = False
+) -> None:
+    """Writes the directory whole: beside `path`, and renamed. Raises InputError as `huggingface.save`."""
+    with written_whole(Path(os.path.abspath(Path(path).expanduser())), overwrite) as fresh:
         (fresh / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.astype(dtype) for name, tensor in named_tensors(params).items()}
         save_file(tensors, fresh / SINGLE, metadata={"format": "pt"})

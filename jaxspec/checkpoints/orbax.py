@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import LatestN
 
 from jaxspec.errors import InputError
+from jaxspec.files import write_error
 
 State = TypeVar("State")
 
@@ -114,21 +113,13 @@ class Checkpoints:
         except InputError:
             raise
         except Exception as error:
-            reason = _file_error(error)
+            reason = write_error(error)
             if reason is None:
                 raise
             manager = getattr(self, "_manager", None)
             last = None if manager is None else max(manager.all_steps(read=True), default=None)
             left = "nothing was saved before" if last is None else f"step {last} is whole and a new start goes on there"
             raise _WriteError(f"checkpoints: cannot write {self._directory}: {reason}; mend that, {left}") from error
-
-
-def _file_error(error: Exception) -> str | None:
-    """What the operating system said, if that is the cause; TensorStore gives its number in a ValueError."""
-    if isinstance(error, OSError):
-        return error.strerror
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    return code and os.strerror(int(code[1]))
 
 
 def _gather(place: Any) -> dict[str, list[Any]]:

@@ -22,11 +22,11 @@ _PAGE_SETTINGS = {
 }
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 _TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
-_TOKENIZER_BESIDE = (
+TOKENIZER_BESIDE = (
     *(*_TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
 )
-_IMAGE_BESIDE = (*_IMAGE_FILES, "video_preprocessor_config.json")
+IMAGE_BESIDE = (*_IMAGE_FILES, "video_preprocessor_config.json")
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -124,7 +124,7 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
 
 def copy_processors(source: Path, path: Path, sees: bool) -> None:
     """Copies tokeniser, chat template and, for an LVLM, processor files, made readable for transformers 4 and 5."""
-    for name in (*_TOKENIZER_BESIDE, *(_IMAGE_BESIDE if sees else ())):
+    for name in (*TOKENIZER_BESIDE, *(IMAGE_BESIDE if sees else ())):
         if (source / name).is_file():
             shutil.copyfile(source / name, path / name)
     if (path / "tokenizer_config.json").is_file():

@@ -29,7 +29,9 @@ class Export:
     source: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
     destination: Annotated[Path, tyro.conf.Positional]
-    """Directory to write; a checkpoint that is there is replaced."""
+    """Directory to write."""
+    overwrite: bool = False
+    """Replace a checkpoint that is there, in one step; what else lies in its directory stays."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """What the tensors are stored as; by default as in the source."""
     max_shard_size: str = "5GB"
@@ -60,6 +62,7 @@ def run(args: Export) -> str:
         max_shard_bytes=size,
         target=target,
         text_only=args.text_only,
+        overwrite=args.overwrite,
     )
     files = list(args.destination.glob("*.safetensors"))
     held = human_bytes(sum(file.stat().st_size for file in files))

@@ -188,6 +188,38 @@ def test_wrong_shard_size(size, source, tmp_path, capsys):
     assert f"--max-shard-size: {size!r} is no size" in capsys.readouterr().err
 
 
+def test_nothing_of_the_users_is_lost(source, tmp_path, capsys, monkeypatch):
+    """What an export must not replace is told in one line before anything is read or written; --overwrite keeps the
+    files of others."""
+    inner = shutil.copytree(source, tmp_path / "runs" / "best")
+    (tmp_path / "runs" / "config.json").write_text("{}")
+    copy = shutil.copytree(source, tmp_path / "copy")
+    (copy / ".git").mkdir()
+    (copy / ".git" / "HEAD").write_text("mine")
+    (tmp_path / "alias").symlink_to(inner)
+    before = sorted(tmp_path.rglob("*"))
+    for read, written, why in (
+        (inner, tmp_path / "runs", "holds the checkpoint that is read"),
+        (inner, inner, "holds the checkpoint that is read"),
+        (tmp_path / "alias", inner, "holds the checkpoint that is read"),
+        (inner, tmp_path / "alias", "is a symbolic link"),
+        (inner, inner / "config.json" / "out", f"{inner}/config.json is a file"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["export", str(read), str(written), "--overwrite", "--text-only"])
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"jaxspec: error: {written}: {why}")
+    with pytest.raises(SystemExit):
+        main(["export", str(inner), str(copy)])
+    assert "copy: holds a checkpoint; give another path, or --overwrite" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+    main(["export", str(inner), str(copy), "--overwrite", "--text-only"])
+    assert (copy / ".git" / "HEAD").read_text() == "mine"
+    assert not (copy / "preprocessor_config.json").exists()
+    assert load(copy).config.model_type == "llama"
+
+
 def test_inspect_by_command(source, tmp_path, capsys):
     main(["inspect", str(source), "--json"])
     spoken = json.loads(capsys.readouterr().out)

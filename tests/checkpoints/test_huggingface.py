@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 
 from transformers import LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
 
+from tests.disk import full_disk  # noqa: E402
 from tests.parity import tiny  # noqa: E402
 
 EMBEDDING = "language_model.model.embed_tokens.weight"
@@ -221,32 +222,37 @@ def test_saved_files(tmp_path, hub):
     equal(load(path).params, load(hub, dtype=jnp.bfloat16).params)
 
 
-def test_save_replaces_a_checkpoint_and_nothing_else(tmp_path):
+def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
     config = LlamaConfig(**tiny.TEXT)
     params = tiny.random_params(abstract_params(config))
-    (tmp_path / "model").mkdir()
-    save(tmp_path / "model", config, params, max_shard_bytes=10_000)
-    save(tmp_path / "model", config, params)
-    assert not list((tmp_path / "model").glob("*.index.json"))
+    path = tmp_path / "model"
+    path.mkdir()
+    save(path, config, params, max_shard_bytes=10_000)
+    for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state"):
+        (path / mine).parent.mkdir(parents=True, exist_ok=True)
+        (path / mine).write_text(mine)
+    with pytest.raises(InputError, match="model: holds a checkpoint; give another path, or --overwrite"):
+        save(path, config, params)
+    assert list(path.glob("*.index.json"))
+    save(path, config, params, overwrite=True)
+    assert not list(path.glob("*.index.json"))
+    assert sorted(file.name for file in path.glob("*.safetensors")) == ["model.safetensors"]
+    for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state"):
+        assert (path / mine).read_text() == mine
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "keep.txt").write_text("mine")
     with pytest.raises(InputError, match="exists and is no checkpoint"):
-        save(tmp_path / "notes", config, params)
+        save(tmp_path / "notes", config, params, overwrite=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "notes"]
     assert (tmp_path / "notes" / "keep.txt").read_text() == "mine"
 
 
-def test_a_failed_save_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_what_was_there(tmp_path):
     config = LlamaConfig(**tiny.TEXT)
     params = tiny.random_params(abstract_params(config))
     save(tmp_path / "model", config, params)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr("jaxspec.checkpoints.huggingface.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
-        save(tmp_path / "model", config, params)
+    with full_disk(1 << 12), pytest.raises(InputError, match="model: cannot be written: File too large"):
+        save(tmp_path / "model", config, params, overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
     equal(load(tmp_path / "model").params, params)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.optimizer import make_optimizer
 from jaxspec.training.step import init_state
 from jaxspec.training.trainer import fit
+from tests.disk import full_disk
 
 STAGE = TrainConfig(
     steps=6, batch=8, learning_rate=0.1, warmup=1, save_every=2, log_every=1, frozen=("frozen",), mesh=MeshConfig(1)
@@ -341,17 +340,6 @@ def test_a_run_of_other_inputs_is_not_gone_on_with(tmp_path):
             fit(stage, params(), loss_fn, batches, tmp_path, inputs=inputs | change)
     with pytest.raises(InputError, match=r"data .*'talk', 1.0.*, and now it is None"):
         fit(stage, params(), loss_fn, batches, tmp_path)
-
-
-@contextmanager
-def full_disk():
-    """No file may grow over 64 KiB, as if there were no more room."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
