@@ -1,14 +1,41 @@
-"""Where files of strangers are read by others' code: whatever that raises becomes one line."""
+"""Where files of strangers are read: which may be, and whatever other libraries raise of them as one line."""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from jaxspec.errors import InputError
 
+_READ = (".json", ".safetensors", ".model", ".txt", ".jinja")
+_LARGEST = 256 << 20
+"""Bytes of any such file but of weights; the largest tokenisers have 40 million."""
 _LONGEST = 200
 """Characters of another library's message that are passed on."""
+
+
+def check_files(path: Path) -> None:
+    """Refuses a checkpoint's directory in which a file that may be read is none, or lies elsewhere.
+
+    Pipes block for ever who reads them. Links may lead within the directory, and to the blobs of a hub cache. What
+    the error says of any other link does not depend on whether there is a file at its end.
+    """
+    home = Path(os.path.realpath(path))
+    homes = (home, home.parents[1] / "blobs") if home.parent.name == "snapshots" else (home,)
+    for file in (*path.glob("*"), *path.glob("additional_chat_templates/*")):
+        if file.suffix not in _READ:
+            continue
+        there = Path(os.path.realpath(file))
+        if not any(there.is_relative_to(home) for home in homes):
+            raise InputError(f"{file}: a link that leads out of the directory; put the file itself there")
+        found = there.stat() if there.exists() else None
+        if found and not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{file}: no regular file; remove it")
+        if found and file.suffix != ".safetensors" and found.st_size > _LARGEST:
+            raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read; fetch it again")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
+from jaxspec.checkpoints.border import check_files
 from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, slots_of, tensor_name
 from jaxspec.checkpoints.processors import IMAGE_BESIDE, TOKENIZER_BESIDE, save_processors
 from jaxspec.checkpoints.tensor_files import INDEX, SINGLE, StoredTensor, list_directory, what_lies_in
@@ -94,6 +95,10 @@ def survey(path: Path) -> Survey:
     """Looks at a local directory without reading its tensors; never raises for what is wrong in it."""
     problems: list[str] = []
     config = None
+    try:
+        check_files(path)
+    except InputError as error:
+        return Survey(path, None, {}, [str(error)])
     try:
         raw = read_raw_config(path)
         problems += _quantised(path, raw)
@@ -267,6 +272,7 @@ def read_config(path: Path) -> ModelConfig:
 
 def read_raw_config(path: Path) -> dict[str, Any]:
     """config.json as it is written."""
+    check_files(path)
     if not (path / "config.json").is_file():
         mend = what_lies_in(path) or "give a directory in Hugging Face layout"
         raise InputError(f"{path / 'config.json'}: no such file; {mend}")

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.border import reading
+from jaxspec.checkpoints.border import check_files, reading
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.errors import InputError
 
@@ -149,6 +149,7 @@ def _speak_both_versions(file: Path) -> None:
 
 
 def _require(path: str | Path, files: tuple[str, ...], what: str) -> None:
+    check_files(Path(path))
     if not any((Path(path) / name).is_file() for name in files):
         raise InputError(
             f"{path}: no {what} (neither {' nor '.join(files)}); copy it there from the model it belongs to"

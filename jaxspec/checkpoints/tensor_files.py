@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxspec.checkpoints.border import first_line
 from jaxspec.errors import InputError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -83,7 +85,12 @@ def list_file(file: Path) -> list[StoredTensor]:
                 raise ValueError(f"no header: {size} bytes")
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
+        if strange := [name for name in header if not name.isprintable()]:
+            raise ValueError(f"a tensor is called {strange[0][:60]!r}")
         spans = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
+        numbers = [number for name in header for number in (*spans[name], *header[name]["shape"])]
+        if strange := [number for number in numbers if type(number) is not int or number < 0]:
+            raise ValueError(f"a shape or an offset holds {strange[0]!r}")
         tensors = [
             StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), 8 + length + spans[name][0])
             for name, entry in sorted(header.items())
@@ -101,8 +108,8 @@ def list_file(file: Path) -> list[StoredTensor]:
             raise ValueError(f"{size} bytes, and its header says {8 + length + end}")
     except FileNotFoundError:
         raise InputError(f"{file}: named by the index and not there; fetch it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{file}: unreadable ({error}); fetch it again") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{file}: unreadable ({first_line(error)}); fetch it again") from error
     return tensors
 
 
@@ -113,9 +120,9 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
         files = [path / SINGLE]
     elif (path / INDEX).is_file():
         try:
-            index = dict(json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            problems.append(f"{path / INDEX}: not readable as an index ({error!r}); fetch it again")
+            index = _checked(json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            problems.append(f"{path / INDEX}: not readable as an index ({first_line(error)}); fetch it again")
             return []
         files = [path / name for name in sorted(set(index.values()))]
     else:
@@ -137,6 +144,16 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
             if shard in readable and (name, shard) not in held
         ]
     return tensors
+
+
+def _checked(index: Any) -> dict[str, str]:
+    """An index, of which every entry names a file that lies beside it."""
+    if not isinstance(index, dict):
+        raise ValueError(f"its weight_map is {str(index)[:60]!r}")
+    for shard in index.values():
+        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w. -]*\.safetensors", shard):
+            raise ValueError(f"it names {str(shard)[:60]!r}, and no file of its directory is called so")
+    return index
 
 
 def what_lies_in(path: Path) -> str:

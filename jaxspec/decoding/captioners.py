@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from PIL.Image import Image
 
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.border import reading
+from jaxspec.checkpoints.border import check_files, reading
 from jaxspec.decoding.captions import CachedCaptions, Caption, Captioner, CaptionFile
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
@@ -117,6 +117,7 @@ class TransformersCaptioner:
         """Processor and model."""
         import transformers
 
+        check_files(Path(self.source))
         with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
             config = transformers.AutoConfig.from_pretrained(self.source, trust_remote_code=False)
             if config.model_type not in MODEL_TYPES[self.kind]:

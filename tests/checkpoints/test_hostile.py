@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from jaxspec.checkpoints.huggingface import save
+from jaxspec.checkpoints.huggingface import load, read_config, save
 from jaxspec.checkpoints.inspection import inspect
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.errors import InputError
@@ -66,3 +67,93 @@ def test_every_call_of_transformers_refuses_code():
                 assert "trust_remote_code=False" in words, f"{file}:{node.lineno}"
                 calls += 1
     assert calls >= 7
+
+
+SHARD, INDEX = "model-00001-of-00005.safetensors", "model.safetensors.index.json"
+
+
+def refused(model: Path) -> str:
+    """What `load` says, one line; `inspect` says it too."""
+    with pytest.raises(InputError) as caught:
+        load(model)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert inspect(model).problems
+    return said
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["../outside.safetensors", "{}/outside.safetensors", "sub/x.safetensors", "", None, 7])
+def test_an_index_names_files_of_its_directory(name, there, model):
+    """Whether a file outside is there cannot be told from the answer."""
+    if there:
+        (model / SHARD).rename(model.parent / "outside.safetensors")
+    name = name.format(model.parent) if isinstance(name, str) else name
+    index = json.loads((model / INDEX).read_text())["weight_map"]
+    edit(model / INDEX, weight_map={key: name if shard == SHARD else shard for key, shard in index.items()})
+    assert refused(model) == (
+        f"{model / INDEX}: not readable as an index (it names {str(name)[:60]!r}, and no file of its directory "
+        "is called so); fetch it again"
+    )
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", [SHARD, "config.json", "chat_template.jinja"])
+def test_links_do_not_lead_out(name, there, model):
+    outside = model.parent / "outside"
+    if there:
+        outside.write_bytes((model / SHARD).read_bytes())
+    (model / name).unlink(missing_ok=True)
+    (model / name).symlink_to(outside)
+    said = f"{model / name}: a link that leads out of the directory; put the file itself there"
+    assert refused(model) == said
+    for read in (load_tokenizer, load_image_processor, read_config):
+        with pytest.raises(InputError) as caught:
+            read(model)
+        assert str(caught.value) == said
+
+
+def test_links_within_and_to_a_hub_caches_blobs(model):
+    """As `huggingface_hub` lays a model down."""
+    cache = model.parent / "models--owner--name"
+    (cache / "blobs").mkdir(parents=True)
+    snapshot = cache / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(model.iterdir()):
+        file.rename(cache / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert inspect(snapshot).problems == []
+    (model.parent / "link").symlink_to(snapshot)
+    assert inspect(model.parent / "link").problems == []
+
+
+@pytest.mark.parametrize("name", [SHARD, "generation_config.json", "special_tokens_map.json", "tokenizer.json"])
+def test_pipes_are_not_opened(name, model):
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    assert refused(model) == f"{model / name}: no regular file; remove it"
+
+
+HEADERS = {
+    "sizes": ('{"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}', "a shape or an offset holds 2.0"),
+    "offsets": ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}', "a shape or an offset holds 8.0"),
+    "signs": ('{"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}', "a shape or an offset holds -2"),
+    "truth": ('{"a": {"dtype": "F32", "shape": [2, true], "data_offsets": [0, 8]}}', "a shape or an offset holds True"),
+    "names": ('{"\\u001b[2J": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', r"is called '\x1b[2J'"),
+    "nesting": ("[" * 100_000, "maximum recursion depth exceeded"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers(case, model):
+    header, words = HEADERS[case]
+    (model / SHARD).write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
+    said = refused(model)
+    assert f"{SHARD}: unreadable (" in said
+    assert words in said
+
+
+def test_files_of_no_end(model):
+    """A sparse file takes no space on the disk, and all of it in memory."""
+    os.truncate(model / "tokenizer.json", 1 << 40)
+    assert "tokenizer.json: 1099511627776 bytes, and at most" in refused(model)
