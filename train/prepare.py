@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -38,6 +39,8 @@ class Llava:
     """Of the prepared data set: lower-case words joined by _."""
     images: Path | None = None
     """The folder that image paths start from; by default the file's own, or `images/` in it."""
+    outside: bool = False
+    """Take images that lie outside of that folder too, by `..`, by links or by whole paths."""
     frames: int = 8
     """Most frames of a video."""
     skip: int = 100
@@ -92,7 +95,9 @@ def main(command: Llava | Text | Book) -> Path:
         folder = prepare(command.name, command.out, counted(samples), command.samples, lambda: dict(counts))
     else:
         skipped = Skipped(command.skip, command.out / f"{command.name}.skipped.jsonl")
-        shown = {"images": command.images, "frames": command.frames} if isinstance(command, Llava) else {}
+        shown: dict[str, Any] = {}
+        if isinstance(command, Llava):
+            shown = {"images": command.images, "frames": command.frames, "outside": command.outside}
         samples = readable(command.data, skipped, **shown)
         folder = prepare(
             command.name, command.out, counted(samples), metadata=lambda: counts | {"skipped": skipped.count}

@@ -9,6 +9,7 @@ References: TABED, appendix I.1 and its released loader; IbED, appendix A.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -273,10 +274,14 @@ def stored_image(row: Row, column: str, value: Any) -> StoredImage:
         image = StoredImage(value["bytes"], place)
     elif isinstance(value, str) and row.folder is not None:
         places = (row.folder / value, row.folder / "images" / value)
-        file = next((file for file in places if file.is_file()), None)
+        file = next(filter(os.path.isfile, places), None)
         if file is None:
-            raise InputError(f"{place}: no such image file {value!r} in {row.folder} or its images/; check the path")
-        image = StoredImage(file.read_bytes(), f"{place} ({value})")
+            raise InputError(
+                f"{place}: no such image file {value!r:.60} in {row.folder} or its images/; check the path"
+            )
+        if row.confined and not file.resolve().is_relative_to(row.folder.resolve()):
+            raise InputError(f"{place}: image file {value!r:.60} lies outside of {row.folder}; allow it with --outside")
+        image = StoredImage(_bytes(file, place), f"{place} ({value})")
     else:
         kind = type(value).__name__
         raise InputError(f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL")
@@ -284,11 +289,18 @@ def stored_image(row: Row, column: str, value: Any) -> StoredImage:
     return replace(image, size=(loaded.height, loaded.width))
 
 
+def _bytes(file: Path, place: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{place}: {file} cannot be read ({error.strerror}); check its permissions") from error
+
+
 def text_of(row: Row, columns: tuple[str, ...]) -> str:
     """The text of the first of the columns that the row has; InputError if it has none, or no text in it."""
     value = row.values.get(_column(row, columns))
     if not isinstance(value, str) or not value.strip():
-        found = f"{value!r} is no text" if value is not None else f"missing among {list(row.values)}"
+        found = f"{value!r:.60} is no text" if value is not None else f"missing among {list(row.values)!r:.200}"
         raise InputError(
             f"{row.place}: column {' or '.join(columns)!r} {found}; mend the row, or name the set's own data"
         )

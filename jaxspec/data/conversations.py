@@ -17,6 +17,7 @@ of its row, and `readable` counts, logs and skips such rows.
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,7 @@ from typing import Any
 from jaxspec.data.benchmarks import stored_image
 from jaxspec.data.images import StoredImage
 from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_images
-from jaxspec.data.rows import Row, json_row, local_rows
+from jaxspec.data.rows import Row, json_list, rows_and_errors
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, check_counts
 
@@ -55,7 +56,7 @@ class Skipped:
 
     def add(self, name: str, reason: InputError) -> None:
         self.count += 1
-        with self.log.open("a") as log:
+        with self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
         if self.count > self.limit:
             raise InputError(
@@ -64,13 +65,16 @@ class Skipped:
             ) from reason
 
 
-def readable(path: Path, skipped: Skipped, images: Path | None = None, frames: int = 8) -> Iterator[Sample]:
+def readable(
+    path: Path, skipped: Skipped, images: Path | None = None, frames: int = 8, outside: bool = False
+) -> Iterator[Sample]:
     """The conversations of a file, or of all parquet or JSONL files of a folder, in their order.
 
     Args:
       skipped: receives the rows that cannot be read; raises InputError when they are too many.
       images: the folder that image paths are relative to; None: the file's own folder, or `images/` in it.
       frames: most frames of a video, spread evenly over those there are.
+      outside: take images that lie outside of that folder too; a stranger's row may name any file there is.
 
     Raises InputError for a folder of images that is none, and for frames below 1.
     """
@@ -78,13 +82,14 @@ def readable(path: Path, skipped: Skipped, images: Path | None = None, frames: i
     if images is not None and not images.is_dir():
         raise InputError(f"images {images}: no such folder; check the path")
     skipped.start()
+    rows = json_list(path) if path.suffix == ".json" and os.path.isfile(path) else rows_and_errors(path)
     with ThreadPoolExecutor(THREADS) as pool:
         waiting: deque[tuple[str, Future[Sample]]] = deque()
-        for number, row in enumerate(_rows(path)):
+        for number, row in enumerate(rows):
             if isinstance(row, InputError):
                 skipped.add(str(number), row)
                 continue
-            row = row if images is None else replace(row, folder=images)
+            row = replace(row, folder=row.folder if images is None else images, confined=not outside)
             waiting.append((str(row.values.get("id", number)), pool.submit(conversation, row, frames)))
             if len(waiting) >= 4 * THREADS:
                 yield from _finished(*waiting.popleft(), skipped)
@@ -97,39 +102,6 @@ def _finished(name: str, future: Future[Sample], skipped: Skipped) -> Iterator[S
         yield replace(future.result(), id=name)
     except InputError as error:
         skipped.add(name, error)
-
-
-def _rows(path: Path) -> Iterator[Row | InputError]:
-    if path.is_file() and path.suffix == ".json":
-        return _listed(path)
-    if path.is_file() and path.suffix == ".jsonl":
-        return _lines(path)
-    return local_rows(path)
-
-
-def _listed(path: Path) -> Iterator[Row | InputError]:
-    try:
-        rows = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"data {path}: not JSON ({error}); mend it, or name JSONL .jsonl") from error
-    if not isinstance(rows, list):
-        raise InputError(f"data {path}: a JSON {type(rows).__name__}, not a list of rows; write a list, or use .jsonl")
-    for number, values in enumerate(rows, 1):
-        place = f"{path} row {number}"
-        if isinstance(values, dict):
-            yield Row(place, values, path.parent)
-        else:
-            yield InputError(f"{place}: a JSON {type(values).__name__}, not an object; mend the row")
-
-
-def _lines(path: Path) -> Iterator[Row | InputError]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    yield json_row(line, f"{path} line {number}", path.parent)
-                except InputError as error:
-                    yield error
 
 
 def conversation(row: Row, frames: int = 8) -> Sample:
@@ -166,8 +138,10 @@ def _frames(row: Row, values: list[Any], frames: int) -> list[Any]:
     """Frames of a video, at most so many, spread evenly from the first to the last."""
     if len(values) == 1 and isinstance(values[0], str) and row.folder is not None:
         folder = row.folder / values[0]
-        if not folder.is_dir():
-            raise InputError(f"{row.place}: video {values[0]!r} is no folder of frames in {row.folder}; extract them")
+        if not os.path.isdir(folder):
+            raise InputError(
+                f"{row.place}: video {values[0]!r:.60} is no folder of frames in {row.folder}; extract them"
+            )
         values = sorted(f"{values[0]}/{file.name}" for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
         if not values:
             raise InputError(f"{row.place}: no frames in {folder}; extract them as {', '.join(SUFFIXES)}")
@@ -188,8 +162,8 @@ def _turns(row: Row) -> list[tuple[str, str]]:
     if isinstance(text, str):
         return [("", text.strip())]
     raise InputError(
-        f"{row.place}: columns {list(row.values)} hold no conversation; give conversations, messages, text, or one of "
-        f"{', '.join(ASKED)} with one of {', '.join(TOLD)}"
+        f"{row.place}: columns {list(row.values)!r:.200} hold no conversation; give conversations, messages, text, "
+        f"or one of {', '.join(ASKED)} with one of {', '.join(TOLD)}"
     )
 
 

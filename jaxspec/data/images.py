@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from jaxspec.errors import InputError
 def load_image(path: str | Path) -> Image.Image:
     """The image file as upright RGB (EXIF rotation applied, transparency on white)."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"image {path}: {'a folder' if path.is_dir() else 'no such file'}; give an image file")
+    if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
+        found = "a folder" if os.path.isdir(path) else "no such file"
+        raise InputError(f"image {path!s:.200}: {found}; give an image file")
     return _decode(path, str(path))
 
 

@@ -48,9 +48,14 @@ def read_prompts(path: Path) -> Iterator[Sample]:
     for row in local_rows(path):
         turns = row.values.get("turns")
         if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-            raise InputError(f"{row.place}: 'turns' is {turns!r}, not a list of questions; use MMSpec's input format")
+            raise InputError(
+                f"{row.place}: 'turns' is {turns!r:.60}, not a list of questions; use MMSpec's input format"
+            )
         images = (stored_image(row, "image", row.values["image"]),) if row.values.get("image") else ()
-        asked = [place_images(turns[0], len(images)), *turns[1:]]
+        try:
+            asked = [place_images(turns[0], len(images)), *turns[1:]]
+        except InputError as error:
+            raise InputError(f"{row.place}: {error}") from error
         labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
         yield Sample(text_of(row, ("id",)), "mmspec", images, tuple((turn, "") for turn in asked), labels=labels)
 
@@ -63,10 +68,12 @@ def answers_of(row: Row) -> tuple[str, list[tuple[str, list[int] | None, int | N
     name = text_of(row, ("question_id", "id"))
     try:
         choice = row.values["choices"][0]
-        texts = [str(text) for text in choice["turns"]]
+        texts = choice["turns"]
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise TypeError
         told = [choice.get(key) or [None] * len(texts) for key in ("token_ids", "new_tokens")]
         return name, list(zip(texts, *told, strict=True))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another length; "
             "use MMSpec's output format"

@@ -1,13 +1,16 @@
-"""Rows of a data set, streamed: parquet and JSONL on disk, and parquet on the Hugging Face hub.
+"""Rows of a data set, streamed: parquet, JSONL and JSON lists on disk, and parquet on the Hugging Face hub.
 
-A row is a dict by column names, in whichever of the three it lies; with it comes its place, for errors. Parquet is
-read a few rows at a time and only in the columns asked for; row groups that a filter leaves empty are not read.
+A row is a dict by column names, wherever it lies; with it comes its place, for errors. Parquet is read a few rows at
+a time and only in the columns asked for; row groups that a filter leaves empty are not read. Strangers write such
+files: a row that is none is an InputError in its place, and the rows behind it are read all the same.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,15 @@ from jaxspec.errors import InputError
 SUFFIXES = (".parquet", ".jsonl")
 BATCH = 8
 """Rows of a parquet file in memory at a time: images make them large."""
+DEEPEST = 100
+"""Levels of lists and objects in a row; far below those at which Python gives up."""
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
+_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{},]', re.DOTALL)
+"""A string, or what opens, closes and parts values."""
+_HALF = re.compile("[\ud800-\udfff]")
+"""A surrogate, half of a character: JSON may spell one, and no file can hold it."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +41,50 @@ class Row:
     values: dict[str, Any]
     folder: Path | None
     """What image paths in the row are relative to; None on the hub."""
+    confined: bool = False
+    """Image paths may not lead out of the folder."""
 
 
 ANY = re.compile(".*")
 
 
 def local_rows(path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None) -> Iterator[Row]:
+    """The rows that `rows_and_errors` finds. Raises InputError at the first that is none."""
+    yield from _raised(rows_and_errors(path, columns, only))
+
+
+def rows_and_errors(
+    path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None
+) -> Iterator[Row | InputError]:
     """Rows of a file, or of all `.parquet` or all `.jsonl` files of a folder in the order of their names.
+
+    What cannot be read as a row is an InputError, not raised. Raises InputError where a file cannot be read on.
 
     Args:
       columns: what the names of the wanted columns match in full.
       only: keep rows with this value of this column.
     """
     for file in _files(path):
-        if file.suffix == ".jsonl":
-            yield from (row for row in _json_rows(file) if only is None or row.values.get(only[0]) == only[1])
-        else:
+        try:
             with file.open("rb") as handle:
-                yield from _parquet_rows(handle, str(file), file.parent, columns, only)
+                if file.suffix == ".jsonl":
+                    rows = _lines(handle, file)
+                    yield from (r for r in rows if only is None or isinstance(r, InputError) or _kept(r, only))
+                else:
+                    yield from _parquet_rows(handle, str(file), file.parent, columns, only)
+        except OSError as error:
+            raise InputError(f"data {file}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def _raised(rows: Iterator[Row | InputError]) -> Iterator[Row]:
+    for row in rows:
+        if isinstance(row, InputError):
+            raise row
+        yield row
+
+
+def _kept(row: Row, only: tuple[str, str]) -> bool:
+    return row.values.get(only[0]) == only[1]
 
 
 def hub_rows(
@@ -78,21 +116,20 @@ def hub_rows(
             raise FileNotFoundError("it has no such split")
         for shard in sorted(shards):
             with files.open(shard, "rb") as handle:
-                yield from _parquet_rows(handle, shard, None, columns, only)
+                yield from _raised(_parquet_rows(handle, shard, None, columns, only))
     except unreachable as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
         raise InputError(
-            f"hub data set {repository}, config {config}, split {split}: cannot be read ({reason}); "
+            f"hub data set {repository}, config {config}, split {split}: cannot be read ({_told(error)}); "
             "give a local copy with --data NAME=PATH (of worked examples, with --shots)"
         ) from error
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
+    if os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         if path.suffix not in SUFFIXES:
             raise InputError(f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it to one of these")
         return [path]
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise InputError(f"data {path}: no such file or folder; check the path")
     files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     kinds = {file.suffix for file in files}
@@ -102,29 +139,106 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _json_rows(file: Path) -> Iterator[Row]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield json_row(line, f"{file} line {number}", file.parent)
+def _lines(lines: Any, file: Path) -> Iterator[Row | InputError]:
+    """The rows of a JSONL file, which "\\n" alone parts: other characters that end lines may stand in a text."""
+    for number, line in enumerate(lines, 1):
+        line = line.removeprefix(BOM_UTF8)
+        if line.strip():
+            place = f"{file} line {number}"
+            try:
+                values = json.loads(line.decode())
+            except (ValueError, RecursionError) as error:
+                yield InputError(f"{place}: {_reason(error)}; mend the line")
+            else:
+                yield _row(values, place, file.parent)
 
 
-def json_row(line: bytes, place: str, folder: Path) -> Row:
-    """The row that a line of JSONL holds; InputError naming its place where it holds none."""
+def json_list(file: Path) -> Iterator[Row | InputError]:
+    """The rows of a `.json` file that is a list of objects; InputError, not raised, in place of what is none.
+
+    Raises InputError where the file is no list, or the list has no end.
+    """
     try:
-        values = json.loads(line.decode())
+        text = file.read_bytes().removeprefix(BOM_UTF8).decode()
+    except OSError as error:
+        raise InputError(f"data {file}: cannot be read ({error.strerror}); check its permissions") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{place}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not JSON ({error.msg} at column {error.colno}); mend the line") from error
+        raise InputError(f"data {file}: {_reason(error)}; convert it to UTF-8") from error
+    at = _after_space(text, 0)
+    if text[at : at + 1] != "[":
+        raise InputError(f"data {file}: not a list of rows; write a JSON list, or name JSONL .jsonl")
+    at, number = _after_space(text, at + 1), 0
+    more = text[at : at + 1] != "]"
+    while more:
+        number += 1
+        place = f"{file} row {number}"
+        try:
+            values, end = _DECODER.raw_decode(text, at)
+            end = _after_space(text, end)
+            if text[end : end + 1] not in (",", "]"):
+                raise json.JSONDecodeError("Expecting ',' or ']'", text, end)
+        except (ValueError, RecursionError) as error:
+            end = _end_of_value(text, at)
+            found: Row | InputError = InputError(f"{place}: {_reason(error)}; mend the row")
+        else:
+            found = _row(values, place, file.parent)
+        if end == len(text):
+            raise InputError(f"{place}: the list ends in the middle of it; fetch the file again")
+        yield found
+        more = text[end] == ","
+        at = _after_space(text, end + 1) if more else end
+    if text[at + 1 :].strip():
+        raise InputError(f"data {file}: more stands behind the end of the list; name JSONL .jsonl")
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """Where the comma or bracket stands that ends a list's element, whatever that holds; else the text's end."""
+    depth = 0
+    for mark in _MARK.finditer(text, at):
+        if depth == 0 and mark[0] in (",", "]"):
+            return mark.start()
+        depth += (mark[0] in ("[", "{")) - (mark[0] in ("]", "}"))
+    return len(text)
+
+
+def _reason(error: Exception) -> str:
+    """Why text is no JSON."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text (byte {error.start})"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON ({error.msg} at column {error.colno})"
+    return f"nested over {DEEPEST} deep" if isinstance(error, RecursionError) else "a number of thousands of digits"
+
+
+def _row(values: Any, place: str, folder: Path | None) -> Row | InputError:
+    """The row of these values, if they are those of one, and can be written down again."""
     if not isinstance(values, dict):
-        raise InputError(f"{place}: a JSON {type(values).__name__}, not an object; write one object a line")
-    return Row(place, values, folder)
+        return InputError(f"{place}: a JSON {type(values).__name__}, not an object; write one object a row")
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.keys()
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, str) and not value.isascii() and (half := _HALF.search(value)):
+                return InputError(f"{place}: half of a character ({half[0]!r}) in a text; mend the row")
+        if not below:
+            return Row(place, values, folder)
+        level = below
+    return InputError(f"{place}: nested over {DEEPEST} deep; mend the row")
 
 
 def _parquet_rows(
     handle: Any, name: str, folder: Path | None, columns: re.Pattern[str], only: tuple[str, str] | None
-) -> Iterator[Row]:
+) -> Iterator[Row | InputError]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -138,14 +252,23 @@ def _parquet_rows(
             if _holds(file, group, only):
                 number = before
                 for batch in file.iter_batches(BATCH, row_groups=[group], columns=wanted):
-                    for values in batch.to_pylist():
+                    for i in range(batch.num_rows):
                         number += 1
-                        if only is None or values.get(only[0]) == only[1]:
-                            yield Row(f"{name} row {number}", values, folder)
+                        place = f"{name} row {number}"
+                        try:
+                            (values,) = batch.slice(i, 1).to_pylist()
+                        except (ArrowException, ValueError, OverflowError, RecursionError) as error:
+                            yield InputError(f"{place}: a value of it cannot be read ({_told(error)}); mend the row")
+                        else:
+                            if only is None or values.get(only[0]) == only[1]:
+                                yield _row(values, place, folder)
             before += file.metadata.row_group(group).num_rows
-    except (ArrowException, OSError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
-        raise InputError(f"data {name}: cannot be read as parquet ({reason}); fetch it again") from error
+    except (ArrowException, OSError, ValueError) as error:
+        raise InputError(f"data {name}: cannot be read as parquet ({_told(error)}); fetch it again") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
 
 
 def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from PIL.Image import Image
 
 from jaxspec.data.images import image_hash, load_image
+from jaxspec.data.rows import Row, local_rows
 from jaxspec.errors import InputError
 from jaxspec.files import write_text
 
@@ -115,24 +116,16 @@ class CaptionFile:
     @cached_property
     def captions(self) -> dict[str, str]:
         """Captions by image hash. Raises InputError at the first line that is not as above."""
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise InputError(f"captions {self.path}: not readable ({type(error).__name__}); check the path") from error
-        return dict(self._entry(number, line) for number, line in enumerate(lines, 1) if line.strip())
+        return dict(map(self._entry, local_rows(self.path)))
 
-    def _entry(self, number: int, line: str) -> tuple[str, str]:
-        try:
-            entry = json.loads(line)
-            text, key, name = entry["caption"], entry.get("sha256"), entry.get("image")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            text = key = name = None
+    def _entry(self, row: Row) -> tuple[str, str]:
+        text, key, name = (row.values.get(column) for column in ("caption", "sha256", "image"))
         if not isinstance(text, str) or not isinstance(key or name, str):
             raise InputError(
-                f"captions {self.path}, line {number}: {line[:60]!r} is wrong; "
+                f"captions {row.place}: {row.values!r:.60} is wrong; "
                 "give an object with 'caption' and 'image' or 'sha256'"
             )
-        return key or image_hash(load_image(self.path.parent / str(name))), text
+        return key or image_hash(load_image((row.folder or Path()) / str(name))), text
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
         """The captions on file. Raises InputError for an image that has none."""

@@ -136,8 +136,9 @@ def _read(path: Path, draft: LoadedModel) -> list[tuple[Row, str, int, tuple[int
     """(row, sample, turn, tokens) of every recorded answer."""
     found = []
     for row in local_rows(path):
-        if row.values.get("temperature"):
-            raise InputError(f"{row.place}: drawn at temperature {row.values['temperature']}; record greedy answers")
+        warmth = row.values.get("temperature")
+        if warmth:
+            raise InputError(f"{row.place}: drawn at temperature {warmth!r:.60}; record greedy answers")
         if "choices" in row.values:
             sample, turns = answers_of(row)
             entries = [(sample, turn, *answer) for turn, answer in enumerate(turns, 1)]
@@ -148,6 +149,8 @@ def _read(path: Path, draft: LoadedModel) -> list[tuple[Row, str, int, tuple[int
             ]
             if name is None:
                 raise InputError(f"{row.place}: no column sample, id or question_id; give one")
+            if not _counts(entries[0][1]):
+                raise InputError(f"{row.place}: turn {entries[0][1]!r:.60}; give a whole number, 1 or more")
         for sample, turn, text, ids, count in entries:
             found.append((row, sample, turn, _tokens(row, text, ids, count, draft)))
     if not found:
@@ -155,16 +158,22 @@ def _read(path: Path, draft: LoadedModel) -> list[tuple[Row, str, int, tuple[int
     return found
 
 
-def _tokens(row: Row, text: Any, ids: Any, count: int | None, draft: LoadedModel) -> tuple[int, ...]:
+def _counts(value: Any) -> bool:
+    return type(value) is int and value > 0  # not a bool
+
+
+def _tokens(row: Row, text: Any, ids: Any, count: Any, draft: LoadedModel) -> tuple[int, ...]:
     size = text_config(draft.config).vocab_size
     if ids is not None:
-        if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and 0 <= i < size for i in ids):
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < size for i in ids):
             raise InputError(
                 f"{row.place}: token_ids is no list of ids from 0 to {size - 1}; use the draft's tokeniser"
             )
         return tuple(ids)
     if not isinstance(text, str):
         raise InputError(f"{row.place}: neither text nor token_ids; give one of them")
+    if count is not None and not _counts(count):
+        raise InputError(f"{row.place}: new_tokens {count!r:.60}; give a whole number, 1 or more")
     tokens = draft.tokenizer.encode(text, add_special_tokens=False)
     if count not in (None, len(tokens), len(tokens) + 1):
         raise InputError(

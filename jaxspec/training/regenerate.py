@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from jaxspec.config import text_config
 from jaxspec.data.prompts import PLACEHOLDER, Prompt
+from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.errors import InputError, check_counts
@@ -78,28 +79,26 @@ def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> I
     Raises InputError where the source holds other samples than those that were answered.
     """
     for chunk in range(work.chunks):
-        with _file(folder, chunk).open() as lines:
-            for line in lines:
-                row = json.loads(line)
-                turns, sample = tuple((asked, told) for asked, told in row["turns"]), source[row["sample"]]
-                if row["id"] != sample.id:
-                    raise InputError(
-                        f"{lines.name}: answers sample {row['id']!r}, and number {row['sample']} of {work.data} is "
-                        f"{sample.id!r} now; give the data that was answered, or another name"
-                    )
-                if turns:
-                    shown = sum(asked.count(PLACEHOLDER) for asked, _ in turns)
-                    yield replace(sample, turns=turns, images=sample.images[:shown])
+        file = _file(folder, chunk)
+        for row in (line.values for line in local_rows(file)):
+            turns, sample = tuple((asked, told) for asked, told in row["turns"]), source[row["sample"]]
+            if row["id"] != sample.id:
+                raise InputError(
+                    f"{file}: answers sample {row['id']!r}, and number {row['sample']} of {work.data} is "
+                    f"{sample.id!r} now; give the data that was answered, or another name"
+                )
+            if turns:
+                shown = sum(asked.count(PLACEHOLDER) for asked, _ in turns)
+                yield replace(sample, turns=turns, images=sample.images[:shown])
 
 
 def losses(work: Regeneration, folder: Path) -> dict[str, int]:
     """How many conversations were refused, and how many ended before an answer that was too long."""
     counts = {"refused": 0, "cut": 0}
     for chunk in range(work.chunks):
-        for line in _file(folder, chunk).read_text().splitlines():
-            row = json.loads(line)
-            counts["refused"] += row["refused"] is not None
-            counts["cut"] += row["cut"]
+        for row in local_rows(_file(folder, chunk)):
+            counts["refused"] += row.values["refused"] is not None
+            counts["cut"] += row.values["cut"]
     return counts
 
 

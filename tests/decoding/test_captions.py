@@ -118,12 +118,22 @@ def test_captions_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", "7", '{"image": "a.png"}', '{"caption": "x"}', '{"caption": 1, "sha256": "0"}']
+    ("line", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "a JSON list, not an object"),
+        ('{"image": "a.png"}', "is wrong; give an object with 'caption'"),
+        ('{"caption": "x"}', "is wrong"),
+        ('{"caption": 1, "sha256": "0"}', "is wrong"),
+        ('{"caption": "x", "image": "data:image/png;base64,' + "A" * 5000 + '"}', "no such file"),
+        ('{"caption": "x", "image": 7}', "is wrong"),
+        ('{"caption": "\\ud83d", "sha256": "1"}', "half of a character"),
+    ],
 )
-def test_a_wrong_line_is_named(line: str, tmp_path: Path) -> None:
+def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "captions.jsonl"
     file.write_text('{"sha256": "0", "caption": "x"}\n' + line)
-    with pytest.raises(InputError, match=r"line 2: .* is wrong; give an object with 'caption'") as refusal:
+    with pytest.raises(InputError, match=words) as refusal:
         CaptionFile(file).caption([page(0)])
     assert "\n" not in str(refusal.value)
 
@@ -136,7 +146,7 @@ def test_a_wrong_line_is_named(line: str, tmp_path: Path) -> None:
         ("llava:somewhere", "'llava:somewhere' is unknown"),
         ("jax:no/such/directory", "no such directory"),
         ("florence2:somewhere:LONG", "task 'LONG' is unknown; use CAPTION, DETAILED_CAPTION"),
-        ("file:no/such.jsonl", "no/such.jsonl: not readable"),
+        ("file:no/such.jsonl", "no/such.jsonl: no such file"),
     ],
 )
 def test_captioners_that_are_none(text: str, words: str) -> None:

@@ -66,6 +66,15 @@ def test_a_stopped_run_and_shards_give_the_same(engine: Engine, straight: Path, 
             regenerate(engine, Talk(), replace(WORK, **change), tmp_path)
 
 
+def test_ends_of_lines_in_an_answer_end_no_row(tmp_path: Path) -> None:
+    sample, said = Talk()[0], "one\u2028two\x85three"
+    row = {"sample": 0, "id": sample.id, "turns": [["Is it?", said]], "cut": True, "refused": None}
+    (tmp_path / "000000.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    work = replace(WORK, samples=1)
+    assert losses(work, tmp_path) == {"refused": 0, "cut": 1}
+    assert [anew.turns for anew in regenerated(Talk(), work, tmp_path)] == [(("Is it?", said),)]
+
+
 def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:
     samples = list(regenerated(Talk(), WORK, straight))
     lost = losses(WORK, straight)

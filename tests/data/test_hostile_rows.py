@@ -1,0 +1,138 @@
+"""Rows that strangers wrote: what no file should hold is skipped or told in one line, and what looks odd is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from jaxspec.data.conversations import Skipped, readable
+from jaxspec.data.rows import local_rows
+from jaxspec.errors import InputError
+from train.prepare import Llava, Text, main
+
+GOOD = '{"id": "good", "question": "Is it?", "answer": "It is."}'
+BAD = {
+    "half a character": (r'{"question": "\ud83d", "answer": "It is."}', "half of a character"),
+    "half a name": (r'{"question": "Is it?", "\ud83d": 1}', "half of a character"),
+    "a data URL": (
+        '{"question": "Is it?", "answer": "It is.", "image": "data:image/png;base64,' + "A" * 5000 + '"}',
+        "no such image file 'data:image/png",
+    ),
+    "a video of a data URL": (
+        '{"question": "Is it?", "answer": "It is.", "video": "data:video/mp4;base64,' + "A" * 5000 + '"}',
+        "no folder of frames",
+    ),
+    "nesting": ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested over 100 deep"),
+    "less nesting": ('{"question": ' + "[" * 300 + "]" * 300 + "}", "nested over 100 deep"),
+    "digits": ('{"question": ' + "7" * 5000 + "}", "thousands of digits"),
+    "no row": ("7", "a JSON int, not an object"),
+    "no JSON": ('{"question": }', "not JSON"),
+}
+
+
+def as_lines(folder: Path, rows: list[str]) -> Path:
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    return folder / "rows.jsonl"
+
+
+def as_a_list(folder: Path, rows: list[str]) -> Path:
+    (folder / "rows.json").write_text("[\n" + ",\n".join(rows) + "\n]\n")
+    return folder / "rows.json"
+
+
+def as_a_folder(folder: Path, rows: list[str]) -> Path:
+    as_lines(folder, rows)
+    return folder
+
+
+@pytest.mark.parametrize("write", [as_lines, as_a_list, as_a_folder])
+def test_bad_rows_are_skipped_and_those_behind_them_are_read(
+    write: Callable[[Path, list[str]], Path], tmp_path: Path
+) -> None:
+    rows = [line for bad, _ in BAD.values() for line in (bad, GOOD)]
+    (tmp_path / "data").mkdir()
+    skipped = Skipped(len(BAD), tmp_path / "skipped.jsonl")
+    samples = list(readable(write(tmp_path / "data", rows), skipped))
+    assert [sample.id for sample in samples] == ["good"] * len(BAD)
+    log = [json.loads(line) for line in skipped.log.read_text().split("\n")[:-1]]
+    reasons = {entry["id"]: entry["reason"] for entry in log}
+    assert len(reasons) == len(log) == len(BAD)
+    for i, (_, reason) in enumerate(BAD.values()):
+        assert reason in reasons[str(2 * i)]
+        assert len(reasons[str(2 * i)]) < 300
+
+
+@pytest.mark.parametrize("kind", ["half a character", "nesting", "digits"])
+def test_where_rows_are_not_skipped_they_are_one_line(kind: str, tmp_path: Path) -> None:
+    path = as_lines(tmp_path, [GOOD, BAD[kind][0]])
+    with pytest.raises(InputError, match=rf"rows.jsonl line 2: .*{BAD[kind][1]}"):
+        list(local_rows(path))
+
+
+def test_marks_and_odd_ends_of_lines_are_no_ends_of_rows(tmp_path: Path) -> None:
+    said = "one\u2028two\x85three\x0c"
+    row = json.dumps({"id": "odd", "text": said}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n\r\n{row}".encode())
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + f"[{row}, {row}]".encode())
+    for name in ("a.jsonl", "a.json"):
+        samples = list(readable(tmp_path / name, Skipped(0, tmp_path / "skipped")))
+        assert [sample.turns for sample in samples] == [(("", said.strip()),)] * 2
+    assert [row.values["text"] for row in local_rows(tmp_path / "a.jsonl")] == [said] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"text": "a"}', "not a list of rows"),
+        ("", "not a list of rows"),
+        ('[{"text": "a"}, {"text": ', "row 2: the list ends in the middle"),
+        ('[{"text": "a"}', "row 1: the list ends in the middle"),
+        ('[{"text": "a"}]\n[{"text": "a"}]', "more stands behind"),
+        ("[\udcff]", "not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_list_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=reason):
+        list(readable(tmp_path / "a.json", Skipped(0, tmp_path / "skipped")))
+
+
+def test_lists_of_nothing_hold_no_rows(tmp_path: Path) -> None:
+    for text in ("[]", " [ ]\n"):
+        (tmp_path / "a.json").write_text(text)
+        assert not list(readable(tmp_path / "a.json", Skipped(0, tmp_path / "skipped")))
+
+
+def test_a_parquet_row_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = [b"one", b"two \xff", b"three"]
+    column = arrow.Array.from_buffers(arrow.string(), 3, arrow.array(texts, arrow.binary()).buffers())
+    parquet.write_table(arrow.table({"text": column}), tmp_path / "a.parquet")
+    skipped = Skipped(1, tmp_path / "skipped.jsonl")
+    assert [sample.turns[0][1] for sample in readable(tmp_path, skipped)] == ["one", "three"]
+    assert "a.parquet row 2: a value of it cannot be read" in skipped.log.read_text()
+
+
+def test_images_outside_of_their_folder_are_taken_where_that_is_allowed(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for path in (tmp_path / "secret.png", folder / "in.png"):
+        Image.new("RGB", (3, 3)).save(path)
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    names = ["in.png", "../secret.png", str(tmp_path / "secret.png"), "link.png", str(folder / "in.png")]
+    rows = [json.dumps({"id": name, "question": "Is it?", "answer": "It is.", "image": name}) for name in names]
+    path = as_lines(tmp_path, rows)
+    skipped = Skipped(3, tmp_path / "skipped.jsonl")
+    assert [sample.id for sample in readable(path, skipped, folder)] == [names[0], names[4]]
+    assert skipped.log.read_text().count(f"lies outside of {folder}; allow it with --outside") == 3
+    main(Llava(path, "all", folder, outside=True, skip=0, out=tmp_path))
+
+
+def test_the_command_skips_them(tmp_path: Path) -> None:
+    folder = main(Text(as_lines(tmp_path, [bad for bad, _ in BAD.values()] + [GOOD]), "odd", out=tmp_path))
+    assert json.loads((folder / "metadata.json").read_text())["skipped"] == len(BAD)
