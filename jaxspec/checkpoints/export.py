@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.huggingface import check_destination, load, locate, read_json, read_raw_config, save
-from jaxspec.checkpoints.model_card import write_model_card
-from jaxspec.checkpoints.processors import copy_processors
+from jaxspec.checkpoints.model_card import model_name, write_model_card
+from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.config import ModelConfig, text_config
+from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.typing import Array, Params
@@ -69,9 +70,25 @@ def export(
     settings = found.path / "generation_config.json"
     generation = read_json(settings) if settings.is_file() else {}
 
+    encoder, add_bos = None, False
+    if has_tokenizer(found.path):
+        encoder = PromptEncoder.of(config, load_tokenizer(found.path))
+        add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
+        encoder.tokenizer.chat_template = encoder.chat_templates()
+
     def beside(path: Path) -> None:
-        copy_processors(found.path, path, LanguageModel(config).sees)
-        write_model_card(path, config, params, name=Path(destination).name, source=found.path, target=target)
+        copy_processors(found.path, path, config, encoder and encoder.tokenizer, add_bos)
+        write_model_card(
+            path,
+            config,
+            params,
+            name=model_name(destination),
+            source=found.path,
+            target=target,
+            added=text_config(config).vocab_size - text_config(found.config).vocab_size,
+            encoder=encoder,
+            generation=generation,
+        )
 
     save(
         destination,

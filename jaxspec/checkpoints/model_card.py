@@ -2,49 +2,84 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxspec.config import ModelConfig, text_config
+from jaxspec.config import LlavaOnevisionConfig, ModelConfig, QwenVLConfig, text_config
+from jaxspec.data.prompts import PromptEncoder
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.typing import Params
 
 if TYPE_CHECKING:
     from jaxspec.checkpoints.export import Target
 
+_QUESTION = {True: "What is in the picture?", False: "Who are you?"}
+"""What a model that sees is asked, and one that does not."""
+_READ_VIDEOS = (LlavaOnevisionConfig, QwenVLConfig)
+_GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "min_new_tokens": 0, "min_length": 0}
+"""Settings of transformers' greedy decoding, where they change nothing."""
+
+
+def model_name(path: str | Path) -> str:
+    """What a checkpoint is called: the hub id of a snapshot in the hub's cache, else its directory.
+
+    `runs/NAME/hf`, where training writes its result, is NAME.
+    """
+    path = Path(os.path.abspath(Path(path).expanduser()))
+    repository = path.parents[1].name if path.parent.name == "snapshots" else ""
+    if repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return path.parent.name if path.name == "hf" else path.name
+
 
 def write_model_card(
-    path: Path, config: ModelConfig, params: Params, *, name: str, source: Path, target: Target | None
+    path: Path,
+    config: ModelConfig,
+    params: Params,
+    *,
+    name: str,
+    source: Path,
+    target: Target | None,
+    added: int,
+    encoder: PromptEncoder | None,
+    generation: Mapping[str, Any],
 ) -> None:
-    """Writes what the model is, what it was made of and for, and how to load it."""
+    """Writes what the model is, what it was made of and for, and how to load and to ask it.
+
+    Args:
+      added: rows of the vocabulary that the source does not have.
+      encoder: what makes its prompts, with the chat template that is written along; None without a tokeniser.
+      generation: what generation_config.json holds.
+    """
     text, sees = text_config(config), LanguageModel(config).sees
-    kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
-    reader = "AutoProcessor" if sees else "AutoTokenizer"
     licence = licence_of(source)
     facts = {
         "family": f"{family_of(config.model_type).title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}",
         "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, {text.num_attention_heads} heads",
-        "vocabulary": f"{text.vocab_size:,}",
+        "vocabulary": f"{text.vocab_size:,}" + (f", of which the last {added:,} are means" if added else ""),
         "context": f"{text.max_position_embeddings:,} tokens",
-        "made from": f"`{source.name}`",
+        "made from": f"`{model_name(source)}`",
     }
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
     if target is not None:
-        facts["draft for"] = f"`{target.name}`, with its {target.vocab_size:,} tokens (added rows are means)"
+        facts["draft for"] = f"`{target.name}`"
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
-    option = "--draft path/to/this" if target is not None else "--target path/to/this"
-    other = f"--target {target.name} " if target is not None else ""
-    view = " --views T" if target is not None and not sees else ""
-    use = ""
+    shown = "--image photo.jpg " if sees else ""
+    asked = f'{shown}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
+    commands = f"jaxspec generate --target path/to/this {asked}"
+    told = "On CPUs, where both compute in float32, this writes what the Python above does." if encoder else ""
     if target is not None:
-        use = "\n`target.generate(..., assistant_model=model)` speculates with it in transformers.\n"
-        if sees:
-            use += "transformers 5 does not show the images to such a draft; 4.57 and jaxspec do.\n"
+        there = target.name if "/" in target.name else f"path/to/{target.name}"
+        view = "" if sees else " --views T"
+        commands += f"\njaxspec generate --target {there} --draft path/to/this{view} {asked}"
+        told = told.replace("this", "the first command") + " The second speculates with this model."
     (path / "README.md").write_text(
         f"""---
 library_name: transformers
@@ -63,20 +98,61 @@ Licence: {f"{licence}, as its source says" if licence else "unknown; write the l
 ## In transformers (4.57 or 5)
 
 ```python
-from transformers import {kind}, {reader}
-
-model = {kind}.from_pretrained("path/to/this")
-reader = {reader}.from_pretrained("path/to/this")
+{_snippet(sees, encoder, generation)}
 ```
-{use}
+{"Its processor wants torchvision, for videos." if isinstance(config, _READ_VIDEOS) else ""}
+{_assistant(sees) if target is not None else ""}
 ## In jaxspec
 
 ```sh
-jaxspec generate {other}{option}{view} --prompt "..."
+{commands}
 ```
-""",
+
+{told.strip()}
+""".rstrip()
+        + "\n",
         encoding="utf-8",
     )
+
+
+def _snippet(sees: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:
+    """Python that loads the model and, where it has a tokeniser, writes an answer as this library does."""
+    kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    reader, it = ("AutoProcessor", "processor") if sees else ("AutoTokenizer", "tokenizer")
+    load = f'model = {kind}.from_pretrained("path/to/this", dtype="float32")'
+    if encoder is None:
+        return f"from transformers import {kind}\n\n{load}"
+    text, contents = encoder.rendered(_QUESTION[sees], images=int(sees))
+    messages = f'messages = [{{"role": "user", "content": {contents[0]!r}}}]'.replace("'", '"')
+    if sees:
+        bos = encoder.tokenizer.bos_token
+        own = ", add_special_tokens=False" if bos is not None and text.startswith(bos) else ""
+        asked = f"""text = processor.apply_chat_template(messages, add_generation_prompt=True)
+inputs = processor(images=Image.open("photo.jpg"), text=text{own}, return_tensors="pt")"""
+    else:
+        asked = """inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
+    greedy = [f"{key}={value}" for key, value in _GREEDY.items() if generation.get(key, value) not in (None, value)]
+    options = ", ".join(["**inputs", "max_new_tokens=64", "do_sample=False", *greedy])
+    imports = f"{'from PIL import Image' * sees}\nfrom transformers import {kind}, {reader}".lstrip("\n")
+    return f"""{imports}
+
+{load}
+{it} = {reader}.from_pretrained("path/to/this")
+{messages}
+{asked}
+output = model.generate({options})
+print({it}.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+
+
+def _assistant(sees: bool) -> str:
+    known = (
+        "transformers 5 does not show the images to such a draft; 4.57 and jaxspec do."
+        if sees
+        else "transformers 4.57 refuses a language model as the draft of one that reads images; 5 and jaxspec take it."
+    )
+    return f"\n`target.generate(..., assistant_model=model)` speculates with it.\n{known}\n"
 
 
 def licence_of(source: Path) -> str | None:

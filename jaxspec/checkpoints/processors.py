@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jaxspec.checkpoints.border import check_files, reading
@@ -22,11 +24,17 @@ _PAGE_SETTINGS = {
 }
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 _TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
-TOKENIZER_BESIDE = (
+_TOKENIZER_COPIED = (
     *(*_TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
+    *("vocab.json", "merges.txt"),
 )
+TOKENIZER_BESIDE = (*_TOKENIZER_COPIED, "chat_template.jinja", "chat_template.json", "additional_chat_templates")
 IMAGE_BESIDE = (*_IMAGE_FILES, "video_preprocessor_config.json")
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether a directory holds a tokeniser that `load_tokenizer` would read."""
+    return any((path / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -46,7 +54,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def _processor_template(path: Path) -> Any | None:
-    """The chat template in the two files that transformers reads for processors alone, in its order.
+    """The chat template in the two files that transformers reads for processors alone, in version 5's order.
 
     All other places (chat_template.jinja, additional_chat_templates, tokenizer_config.json) are read by tokenisers too.
     """
@@ -122,9 +130,13 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def copy_processors(source: Path, path: Path, sees: bool) -> None:
-    """Copies tokeniser, chat template and, for an LVLM, processor files, made readable for transformers 4 and 5."""
-    for name in (*TOKENIZER_BESIDE, *(IMAGE_BESIDE if sees else ())):
+def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: Any | None, add_bos: bool) -> None:
+    """Copies tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
+
+    The loaded tokeniser's chat templates, a dictionary, are written where tokenisers and processors of both versions
+    look, and nowhere else. With `add_bos` its copy puts BOS in front of texts.
+    """
+    for name in (*_TOKENIZER_COPIED, *(() if isinstance(config, TextConfig) else IMAGE_BESIDE)):
         if (source / name).is_file():
             shutil.copyfile(source / name, path / name)
     if (path / "tokenizer_config.json").is_file():
@@ -135,6 +147,41 @@ def copy_processors(source: Path, path: Path, sees: bool) -> None:
         if nested:  # where transformers 5 keeps it, and transformers 4 does not look
             nested["image_processor_type"] = nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
             images.write_text(json.dumps(nested, indent=2) + "\n", encoding="utf-8")
+    if tokenizer is None:
+        return
+    # Where nothing is said, transformers 4 makes token types too, which none of these models takes.
+    changes: dict[str, Any] = {"model_input_names": ["input_ids", "attention_mask"]}
+    _rewrite(path / "tokenizer_config.json", changes | ({"add_bos_token": True} if add_bos else {}))
+    if add_bos:
+        _begin_with_bos(path / "tokenizer.json", tokenizer)
+    if not isinstance(config, TextConfig):
+        _rewrite(whole, {}, _processor(config, tokenizer))
+    for name, text in tokenizer.chat_template.items():
+        if Path(name).name != name:
+            raise InputError(f"{source}: a chat template is called {name!r}; give it a name that a file can have")
+        file = path / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _rewrite(file: Path, entries: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Changes entries of a JSON file, which may be missing, and takes its chat template out."""
+    given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    given.pop("chat_template", None)
+    words = json.dumps({**defaults, **given, **entries}, indent=2, ensure_ascii=False)
+    file.write_text(words + "\n", encoding="utf-8")
+
+
+def _begin_with_bos(file: Path, tokenizer: Any) -> None:
+    """Makes the tokeniser of a file put BOS in front of texts: transformers 4 goes by nothing else."""
+    from tokenizers import Tokenizer, processors
+
+    if not file.is_file() or tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
+        return
+    words, bos = Tokenizer.from_file(str(file)), tokenizer.bos_token
+    first = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], [(bos, tokenizer.bos_token_id)])
+    words.post_processor = processors.Sequence([words.post_processor, first]) if words.post_processor else first
+    words.save(str(file))
 
 
 def _speak_both_versions(file: Path) -> None:

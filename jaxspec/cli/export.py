@@ -12,6 +12,7 @@ import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import Target, export
+from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.terminal import progress
 from jaxspec.config import text_config
@@ -53,7 +54,7 @@ def run(args: Export) -> str:
     if args.vocab_of is not None:
         path = huggingface.locate(args.vocab_of)
         check_words(load_tokenizer(path), load_tokenizer(source))
-        target = Target(path.name, text_config(huggingface.read_config(path)).vocab_size)
+        target = Target(model_name(path), text_config(huggingface.read_config(path)).vocab_size)
     progress(f"exporting {source}")
     config = export(
         source,

@@ -14,14 +14,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from jaxspec.config import LvlmConfig, ModelConfig
 from jaxspec.errors import InputError
 
 PLACEHOLDER = "<image>"
 VIDEO = "<video>"
+_VICUNA = (
+    "{% for message in messages %}{{ 'USER: ' if message['role'] == 'user' else 'SPACE' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] if part['type'] == 'image' %}{{ 'IMAGE\\n' }}{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{{ ' ASSISTANT:' if message['role'] == 'user' else eos_token }}{% endfor %}"
+)
+"""What is written where there is no chat template, as one; `SPACE` and `IMAGE` stand for the tokeniser's."""
 _ANSWER = "<<the answer>>"
 """What a chat template is given for an answer, to see what it writes behind it."""
 
@@ -58,6 +67,13 @@ class PromptEncoder:
                 f"tokeniser: {self._image_text!r} encodes to {ids}, config.json says image_token_index "
                 f"{self.image_token} and marks {self.marks} around it; use the tokeniser that belongs to the model"
             )
+
+    @classmethod
+    def of(cls, config: ModelConfig, tokenizer: Any) -> Self:
+        """What makes prompts for a model of this configuration."""
+        if not isinstance(config, LvlmConfig):
+            return cls(tokenizer)
+        return cls(tokenizer, config.image_token_index, config.image_marks)
 
     @property
     def eos(self) -> int | None:
@@ -114,6 +130,21 @@ class PromptEncoder:
         if not question.replace(PLACEHOLDER, "").strip():
             return PLACEHOLDER * images
         return self._opening(question, images)
+
+    def chat_templates(self) -> dict[str, str]:
+        """By name, the templates by which transformers' `apply_chat_template` makes the ids that `prompt` does.
+
+        A processor's puts BOS where its tokeniser does. A tokeniser's own never does, so that the template must.
+        """
+        given = self.tokenizer.chat_template
+        named = dict(given) if isinstance(given, dict) else {"default": given or self._written_out()}
+        if self.image_token is None and "default" in named and self._bos(self._opening("Hello.")):
+            named["default"] = "{{ bos_token }}" + named["default"]
+        return named
+
+    def _written_out(self) -> str:
+        joined = self._ids("ASSISTANT:") + self._ids("A") == self._ids("ASSISTANT: A")
+        return _VICUNA.replace("SPACE", " " if joined else "").replace("IMAGE", self._image_text)
 
     @property
     def _end(self) -> list[int]:
@@ -175,7 +206,10 @@ class PromptEncoder:
         return f"USER: {self._place(question, images)} ASSISTANT:"
 
     def _render(self, *said: str, images: int = 0) -> str:
-        """The tokeniser's template over user and assistant by turns, ready for the assistant.
+        return self.rendered(*said, images=images)[0]
+
+    def rendered(self, *said: str, images: int = 0) -> tuple[str, list[Any]]:
+        """The chat template over user and assistant by turns, ready for the assistant; and the contents it was given.
 
         The last turn's images go where the template puts them, unless the question has placeholders of its own.
         """
@@ -198,7 +232,7 @@ class PromptEncoder:
             # A template that wants lists of parts renders nothing of a string, and does not complain.
             shown = text.replace(PLACEHOLDER, self._image_text).count(self._image_text)
             if all(words.strip() in text for words in said) and shown >= images:
-                return text
+                return text, contents
         raise InputError(f"chat template: cannot render turns of user and assistant ({reason}); mend the tokeniser's")
 
     def _bos(self, text: str) -> list[int]:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.config import LvlmConfig, ModelConfig, text_config
+from jaxspec.config import ModelConfig, text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.loading import LoadedModel
@@ -130,10 +130,7 @@ def prompt_row(
 
 def prompt_encoder(model: LoadedModel) -> PromptEncoder:
     """What makes the prompts of requests that are written with this model's tokens."""
-    config = model.config
-    if not isinstance(config, LvlmConfig):
-        return PromptEncoder(model.tokenizer)
-    return PromptEncoder(model.tokenizer, config.image_token_index, config.image_marks)
+    return PromptEncoder.of(model.config, model.tokenizer)
 
 
 def image_units(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:

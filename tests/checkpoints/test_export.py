@@ -167,7 +167,9 @@ def test_vocabulary_of_a_target(source, tmp_path, capsys):
     draft = pair.save(tmp_path / "draft", text, pair.random_params(text))
     main(["export", str(draft), str(tmp_path / "padded"), "--vocab-of", str(source)])
     assert load(tmp_path / "padded").config.vocab_size == text_config(pair.CONFIG).vocab_size
-    assert "| draft for | `llava`" in (tmp_path / "padded" / "README.md").read_text()
+    card = (tmp_path / "padded" / "README.md").read_text()
+    assert "| draft for | `llava`" in card
+    assert ", of which the last 3 are means" in card
     reload(tmp_path / "padded", LlamaForCausalLM)
     with pytest.raises(InputError, match="rows cannot be taken away"):
         export(source, tmp_path / "cut", target=Target("draft", text.vocab_size))

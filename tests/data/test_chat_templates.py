@@ -93,6 +93,39 @@ def test_training_dialogues_are_what_decoding_will_see(name):
     assert mask.sum() == 2 * len(told)
 
 
+@pytest.mark.parametrize("sees", [False, True])
+@pytest.mark.parametrize("name", [*FORMATS, "none"])
+def test_templates_for_transformers(name, sees):
+    """With these, `apply_chat_template` gives the ids that prompts of this library have, BOS among them."""
+    words = tokenizer(*FORMATS[name][:2]) if name in FORMATS else tiny.tokenizer()
+    if name != "ChatML":
+        words.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    encoder = PromptEncoder(words, tiny.SPECIAL.index("<image>") if sees else None)
+    prompt = encoder.prompt("Who?").tokens.tolist()
+    template = encoder.chat_templates()["default"]
+    parts: list[Any] = ["Who?", [{"type": "text", "text": "Who?"}]]
+    content = parts[name == "lists of parts"]
+    said = [{"role": "user", "content": content}]
+    text = words.apply_chat_template(said, chat_template=template, add_generation_prompt=True, tokenize=False)
+    if sees:  # as transformers' processors do it
+        assert words.encode(text, add_special_tokens=not text.startswith("<s>")) == prompt
+    else:
+        assert words.encode(text, add_special_tokens=False) == prompt
+
+
+def test_what_is_written_without_a_template_is_one_for_transformers():
+    """Whole conversations with images, and contents as text and as parts."""
+    encoder = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
+    turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
+    ((tokens, _),) = encoder.dialogues([turns])
+    template = encoder.chat_templates()["default"]
+    for image in ([{"type": "image"}, {"type": "text", "text": "Who?"}], turns[0][0]):
+        contents = [image, "Me.", [{"type": "text", "text": "Why?"}], "No."]
+        said = [{"role": role, "content": part} for role, part in zip(("user", "assistant") * 2, contents)]
+        text = encoder.tokenizer.apply_chat_template(said, chat_template=template, tokenize=False)
+        assert [encoder.tokenizer.bos_token_id, *encoder.tokenizer.encode(text)] == tokens.tolist()
+
+
 def test_images_stand_where_the_question_says():
     encoder = PromptEncoder(tokenizer(CHATML, "<|im_end|>"), tiny.SPECIAL.index("<image>"))
     prompt = encoder.prompt("Left <image> or right <image>?", ["a", "b"])

@@ -1,0 +1,105 @@
+"""Model cards of exports: their Python runs in transformers and writes what their jaxspec commands write."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
+
+from configs.eval.mini import ASSETS
+from jaxspec.checkpoints.model_card import model_name
+from jaxspec.cli import main
+from jaxspec.config import text_config
+from jaxspec.data.images import to_rgb
+from jaxspec.data.picturebook import test_set as samples_of
+from tests.end_to_end import tiny
+
+INST = (
+    "{{ bos_token }}{% for m in messages %}{{ '[INST] ' }}{% for part in m['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}{{ ' [/INST]' }}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}{{ 'Q: ' + m['content'] + ' A:' }}{% endfor %}"
+
+
+def blocks(path: Path, language: str, places: dict[str, str]) -> str:
+    """The card's code in one language, with the reader's own paths filled in."""
+    code = "".join(re.findall(rf"```{language}\n(.*?)```", (path / "README.md").read_text(), re.DOTALL))
+    for said, meant in places.items():
+        code = code.replace(said, meant)
+    return code
+
+
+def answers(path: Path, capsys: pytest.CaptureFixture[str], **places: Path) -> tuple[str, list[str]]:
+    """What the card's Python prints, and what each of its commands does."""
+    meant = {"path/to/this": str(path)} | {f"path/to/{name}": str(place) for name, place in places.items()}
+    meant["photo.jpg"] = str(path.parent / "photo.png")
+    capsys.readouterr()
+    exec(blocks(path, "python", meant), {})
+    theirs, ours = capsys.readouterr().out.strip(), []
+    for line in blocks(path, "sh", meant).strip().splitlines():
+        main(shlex.split(line)[1:])
+        ours.append(capsys.readouterr().out.strip())
+    return theirs, ours
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> None:
+    page = to_rgb(samples_of("describe", 1)[0].images[0])
+    page.save(tmp_path / "photo.png")
+
+
+@pytest.mark.usefixtures("photo")
+def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a template of their own: the one that is used here is written along, and so is BOS."""
+    target, draft, text = (tmp_path / name for name in ("target", "draft", "text"))
+    main(["export", str(ASSETS / "target"), str(target)])
+    theirs, ours = answers(target, capsys)
+    assert len(theirs) > 20
+    assert ours == [theirs]
+    main(["export", str(ASSETS / "draft"), str(draft), "--vocab-of", str(target)])
+    alone, spoken = answers(draft, capsys, target=target)[1]
+    assert spoken == theirs
+    assert alone != theirs
+    main(["export", str(ASSETS / "target"), str(text), "--text-only"])
+    theirs, ours = answers(text, capsys)
+    assert theirs
+    assert ours == [theirs]
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "a processor's template that writes BOS": {"chat_template.json": {"chat_template": INST}},
+    "a template of texts, and settings": {
+        "chat_template.jinja": PLAIN,
+        "generation_config.json": {"eos_token_id": 2, "repetition_penalty": 1.5},
+    },
+}
+
+
+@pytest.mark.usefixtures("photo")
+@pytest.mark.parametrize("form", FORMS)
+def test_own_templates(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tiny.save(tmp_path / "source", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    for name, content in FORMS[form].items():
+        (source / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    main(["export", str(source), str(tmp_path / "copy")])
+    theirs, ours = answers(tmp_path / "copy", capsys)
+    assert theirs
+    assert ours == [theirs]
+
+
+def test_what_a_card_says(tmp_path: Path) -> None:
+    """Names by which people know a model, and rows that are means where there are some."""
+    text = text_config(tiny.CONFIG)
+    source = tiny.save(tmp_path / "runs" / "small" / "hf", text, tiny.random_params(text))
+    main(["export", str(source), str(tmp_path / "copy"), "--vocab-of", str(source)])
+    card = (tmp_path / "copy" / "README.md").read_text()
+    assert "| made from | `small` |" in card
+    assert "| draft for | `small` |" in card
+    assert "means" not in card
+    assert model_name("cache/models--llava-hf--llava-1.5-7b-hf/snapshots/0f3a") == "llava-hf/llava-1.5-7b-hf"
