@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from jaxspec.evaluation.collaboration import measure
 from jaxspec.evaluation.collaborative_tables import dial_table, draw_dial, methods_table
 from jaxspec.evaluation.command import parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig
+from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
 from jaxspec.evaluation.report import describe_run, markdown, show, write_results
 from jaxspec.evaluation.tables import Table
 from jaxspec.runtime import input_errors, setup_runtime
@@ -36,6 +36,8 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures collaborative decoding of the preset's pairings of models."""
     preset, config, options = parse_command(Options, __doc__, args, CollaborativeEvalConfig, "gsm8k")
+    for name in set(config.sets) & set(data_places(config.data)):
+        config.samples(name, config.limit)  # what cannot be read is told before models load
     setup_runtime(config.dtype)
     run = describe_run(preset)
     rows: list[dict[str, Any]] = []

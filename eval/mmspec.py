@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jaxspec.data.mmspec import answer_row, summary_csv, summary_rows
+from jaxspec.data.sets import MMSPEC
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.mmspec import BASELINE, measure_mmspec
 from jaxspec.evaluation.report import show
@@ -39,6 +40,7 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft."""
     _, config, options = parse_command(Options, __doc__, args)
+    config = replace(config, sets=(MMSPEC,), turns=(1,))
     answers = measure_mmspec(config, *load_models(config))
     options.out.mkdir(parents=True, exist_ok=True)
     for method, answered in answers.items():

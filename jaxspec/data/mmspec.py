@@ -1,8 +1,8 @@
 """MMSpec's own files: prompts in, answers and the summary out (arXiv 2603.14989).
 
-A prompt is a line {id, image, turns, category, topic}, the image beside the file or in `images/`. An answer is a line
-{question_id, topic, category, choices: [{turns, idxs, new_tokens, wall_time, acceptance_length}]}, lists by turn, and
-one file holds one method; this project adds `token_ids`, for replay. `idxs` are target passes after prefill,
+A prompt is a line {id, image, turns, category, topic}, as of one's own data (`own`). An answer is a line {question_id,
+topic, category, choices: [{turns, idxs, new_tokens, wall_time, acceptance_length}]}, lists by turn, and one file holds
+one method; this project adds `token_ids`, for replay. `idxs` are target passes after prefill,
 `new_tokens` count prefill's token, and `acceptance_length` is the mean number of drafted tokens that a pass accepted,
 the form in which MMSpec stores MSD; plain decoding has none. MMSpec's draft_time and target_time are left out: one
 compiled loop does not tell them apart.
@@ -13,12 +13,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxspec.data.benchmarks import stored_image, text_of
-from jaxspec.data.prompts import place_images
+from jaxspec.data.benchmarks import text_of
+from jaxspec.data.own import own_sample
 from jaxspec.data.rows import Row, local_rows
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
@@ -46,18 +46,8 @@ class Turn:
 def read_prompts(path: Path) -> Iterator[Sample]:
     """The conversations of an MMSpec file; the answers are empty."""
     for row in local_rows(path):
-        turns = row.values.get("turns")
-        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-            raise InputError(
-                f"{row.place}: 'turns' is {turns!r:.60}, not a list of questions; use MMSpec's input format"
-            )
-        images = (stored_image(row, "image", row.values["image"]),) if row.values.get("image") else ()
-        try:
-            asked = [place_images(turns[0], len(images)), *turns[1:]]
-        except InputError as error:
-            raise InputError(f"{row.place}: {error}") from error
         labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
-        yield Sample(text_of(row, ("id",)), "mmspec", images, tuple((turn, "") for turn in asked), labels=labels)
+        yield replace(own_sample("mmspec", row), labels=labels)
 
 
 def answers_of(row: Row) -> tuple[str, list[tuple[str, list[int] | None, int | None]]]:

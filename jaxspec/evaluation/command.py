@@ -11,13 +11,17 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import tyro
 
-from jaxspec.decoding.captioners import load_captioner
+from jaxspec.checkpoints.huggingface import locate, read_config
+from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.data.rows import local_rows
+from jaxspec.data.sets import MMSPEC
+from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import PREFIX, RecordedTarget
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError, nearest
-from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.config import EvalConfig, Row, data_places, with_own_sets
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import setup_runtime
 
@@ -69,23 +73,41 @@ def parse_command(
     defaults = eval_preset(preset, kind)
     given = vars(defaults) | vars(options())
     # Checked when the parts are built, below: tyro would frame the message and lose its line.
-    whole = dataclass(frozen=True)(type("Command", (options, kind), {"__post_init__": lambda self: None}))
+    bases = (options, *[Chosen] * ("rows" in given), kind)
+    whole = dataclass(frozen=True)(type("Command", bases, {"__post_init__": lambda self: None}))
     found, unknown = tyro.cli(
         whole,
         prog=f"{Path(sys.argv[0]).name} PRESET",
         description=f"{description}\nPresets: {', '.join(eval_presets(kind))}; defaults below are those of {preset}.",
         args=rest,
-        default=whole(**given),
+        default=whole(**given | {"rows": ()} if "rows" in given else given),
         return_unknown_args=True,
     )
     if unknown:
         word = unknown[0].partition("=")[0]
-        known = ["--" + name.replace("_", "-") for name in given if name not in ("rows", "pairings")]
+        known = ["--" + name.replace("_", "-") for name in given if name != "pairings"]
         raise InputError(f"{word}: no such option; {nearest(word, known)}")
     config, own = ({f.name: getattr(found, f.name) for f in fields(part)} for part in (kind, options))
     if "rows" in config:
-        config["rows"] = served(config["rows"], config["target"])
-    return preset, kind(**config), options(**own)
+        config["rows"] = served(chosen(defaults.rows, config["rows"]), config["target"])
+    return preset, kind(**with_own_sets(config)), options(**own)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Of a preset's rows, those that the command line names."""
+
+    rows: tuple[str, ...]
+    """Names of the preset's rows to measure; by default all."""
+
+
+def chosen(rows: tuple[Row, ...], names: Sequence[str]) -> tuple[Row, ...]:
+    """The rows of these names, or all where none is named. Raises InputError for an unknown name, with the nearest."""
+    known = {row.name: row for row in rows}
+    for name in names:
+        if name not in known:
+            raise InputError(f"rows: no row {name!r} in the preset; {nearest(name, tuple(known))}")
+    return tuple(known[name] for name in dict.fromkeys(names)) or rows
 
 
 def served(rows: tuple[Row, ...], target: str) -> tuple[Row, ...]:
@@ -119,6 +141,10 @@ def load_models(
 
     A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows, or as given.
     """
+    shown = [name for row in config.rows for name in row.views] if views is None else views
+    head = config.kv_head if "kv" in shown else None
+    captioner = config.captioner if "C" in shown else None
+    check_files(config, head, captioner)
     setup_runtime(config.dtype)
     dtype = jnp.dtype(config.dtype)
     if config.target.startswith(PREFIX):
@@ -127,10 +153,28 @@ def load_models(
     else:
         target = LoadedModel.load(config.target, dtype, tiles=config.tiles)
         draft = LoadedModel.load(config.draft, dtype, tiles=config.tiles, beside=target)
-    shown = [name for row in config.rows for name in row.views] if views is None else views
-    if config.kv_head is not None and "kv" in shown:
-        target = target.with_head(config.kv_head)
+    if head is not None:
+        target = target.with_head(head)
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
-    if config.captioner is None or "C" not in shown:
-        return target, draft, None
-    return target, draft, load_captioner(config.captioner, dtype, beside=target)
+    return target, draft, None if captioner is None else load_captioner(captioner, dtype, beside=target)
+
+
+def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
+    """Raises InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
+    for place in (config.target, config.draft):
+        if place.startswith(PREFIX):
+            next(local_rows(Path(place.removeprefix(PREFIX))), None)
+        else:
+            read_config(locate(place))
+    if head is not None and not is_kv_head(head):
+        raise InputError(f"kv_head {head}: no KV head lies there; give the directory of one")
+    if captioner is not None:
+        kind, where, _ = check_captioner(captioner)
+        if kind == "jax":
+            read_config(locate(where))
+        elif kind == "file" and not Path(captioner.removeprefix("file:")).is_file():
+            raise InputError(f"captioner {captioner}: no such file; check the path")
+    for name in config.sets:
+        if name in data_places(config.data) or name == MMSPEC:
+            for turn in config.turns:
+                config.samples(name, turn)

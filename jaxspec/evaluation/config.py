@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from jaxspec.data.picturebook import FOLLOW_UPS
+from jaxspec.data.picturebook import FOLLOW_UPS, TWINS
 from jaxspec.data.samples import Sample
-from jaxspec.data.sets import check_names, evaluation_set
+from jaxspec.data.sets import SETS, check_names, evaluation_set
 from jaxspec.decoding.collaboration import CollaborationConfig, Method
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.host import IMAGE_BUCKETS, PROMPT_BUCKETS
@@ -44,9 +44,12 @@ class EvalConfig:
     """Directory or hub id of the draft."""
     rows: tyro.conf.Suppress[tuple[Row, ...]]
     sets: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--twins",))]
-    """Names of picturebook's twins, of the papers' benchmarks, or `mmspec`."""
+    """Names of picturebook's twins, of the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your own
+    (docs/tables.md)."""
     data: tuple[str, ...] = ()
     """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
+    images: Path | None = None
+    """Folder of the images of your own sets; by default beside their files."""
     follow_ups: tuple[str, ...] = tuple(FOLLOW_UPS)
     """Kinds of second turns; sample i has kind i modulo their number."""
     turns: tuple[int, ...] = (1, 2)
@@ -96,11 +99,10 @@ class EvalConfig:
 
     def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
         """The first `limit` samples of a set, with one turn or two."""
-        return evaluation_set(name, self.limit, turns, self.follow_ups, data_places(self.data))
+        return evaluation_set(name, self.limit, turns, self.follow_ups, data_places(self.data), images=self.images)
 
     def __post_init__(self) -> None:
-        check_names(self.sets)
-        data_places(self.data)
+        check_names(self.sets, tuple(data_places(self.data)))
         check_counts(limit=self.limit, repeats=self.repeats)
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
@@ -129,9 +131,11 @@ class CollaborativeEvalConfig:
 
     pairings: tyro.conf.Suppress[tuple[Pairing, ...]]
     sets: tuple[str, ...]
-    """Names of picturebook's twins or of the papers' benchmarks."""
+    """Names of picturebook's twins, of the papers' benchmarks, or NAME=FILE.jsonl of your own (docs/tables.md)."""
     data: tuple[str, ...] = ()
     """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
+    images: Path | None = None
+    """Folder of the images of your own sets; by default beside their files."""
     shots: tuple[str, ...] = ()
     """Sets to ask with the paper's number of worked examples in front: NAME, or NAME=PATH of a local copy of these."""
     limit: int = 16
@@ -164,25 +168,39 @@ class CollaborativeEvalConfig:
 
     def samples(self, name: str, limit: int) -> Sequence[Sample]:
         """The first samples of a set, with one turn."""
-        return evaluation_set(name, limit, data=data_places(self.data), shots=shot_places(self.shots))
+        return evaluation_set(
+            name, limit, data=data_places(self.data), shots=shot_places(self.shots), images=self.images
+        )
 
     def __post_init__(self) -> None:
-        check_names(self.sets)
-        data_places(self.data)
+        check_names(self.sets, tuple(data_places(self.data)))
         shot_places(self.shots)
         check_counts(limit=self.limit, held_out=self.held_out, repeats=self.repeats)
 
 
 def data_places(entries: Sequence[str]) -> dict[str, Path]:
-    """Where local copies of sets lie, from NAME=PATH each."""
+    """Where local copies of sets lie, and sets of one's own, from NAME=PATH each."""
     places = {}
     for entry in entries:
         name, _, path = entry.partition("=")
-        if not path:
+        if not (name and path):
             raise InputError(f"data: {entry!r} is not NAME=PATH, such as pope=data/pope.parquet")
+        if name in TWINS:
+            raise InputError(f"data: {name!r} is a set of picturebook, which is drawn; give yours another name")
         places[name] = Path(path)
-    check_names(tuple(places))
     return places
+
+
+def with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
+    """A preset's fields, with what stands as NAME=PATH among `sets` moved to `data`.
+
+    Raises InputError for data of no known set that is not asked for, and for a folder of images that no set reads.
+    """
+    names = tuple(entry.partition("=")[0] for entry in given["sets"])
+    check_names([entry.partition("=")[0] for entry in given["data"]], names)
+    if given["images"] is not None and set(names) <= set(SETS):
+        raise InputError(f"images: {given['images']} is of sets of your own; name one with --sets NAME=FILE.jsonl")
+    return given | {"sets": names, "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry))}
 
 
 def shot_places(entries: Sequence[str]) -> dict[str, Path | None]:

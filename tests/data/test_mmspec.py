@@ -91,7 +91,7 @@ def test_summary(prompts: Path) -> None:
     [
         (PROMPT | {"turns": "What?"}, r"line 1: 'turns' is 'What\?', not a list"),
         (PROMPT | {"turns": []}, r"line 1: 'turns' is \[\]"),
-        (PROMPT | {"id": None}, "line 1: column 'id' missing"),
+        (PROMPT | {"id": None}, "line 1: 'id' is None"),
         (PROMPT | {"image": "b.jpg"}, "line 1, image: no such image file 'b.jpg'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""MMSpec's script, with a target and with its recorded answers."""
+"""MMSpec's script, with a target and with its recorded answers; and these for a set of one's own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_answers_summary_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [[row[k] for k in counts] for row in told] == [[row[k] for k in counts] for row in measured]
     assert {row["speedup_paired"] for row in told} == {""}
 
-    block_efficiency.main(["tiny", "--out", str(tmp_path / "table"), "--target", replay])
+    own = ["--sets", f"mine={tmp_path / 'prompts.jsonl'}", "--images", str(tmp_path)]
+    block_efficiency.main(["tiny", "--out", str(tmp_path / "table"), "--target", replay, *own])
     rows = json.loads((tmp_path / "table/results.json").read_text())["rows"]
     assert [(row["turn"], row["samples"], row["token_identity_rate"]) for row in rows] == [(1, 2, 1.0), (2, 1, 1.0)]
+    assert {row["dataset"] for row in rows} == {"mine"}
     assert all("speedup_measured" not in row for row in rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tqdm import tqdm
 from configs.eval.mini import config as MINI
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.errors import InputError
-from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import input_errors
@@ -41,6 +42,38 @@ def test_any_field_is_an_option() -> None:
     assert parse("mini --sets read")[1].sets == ("read",)
 
 
+def test_rows_by_name() -> None:
+    assert [row.name for row in parse_command(Options, "", ["mini", "--rows", "MT*", "M", "M"])[1].rows] == ["MT*", "M"]
+    assert parse_command(Options, "", ["mini", "--rows", "MT static"])[1].rows == MINI.rows[4:5]
+
+
+def test_own_sets() -> None:
+    _, config, _ = parse("mini --sets read mine=a/b.jsonl pope=c.parquet --images photos")
+    assert (config.sets, config.images) == (("read", "mine", "pope"), Path("photos"))
+    assert config.data == ("mine=a/b.jsonl", "pope=c.parquet")
+    assert replace(config, sets=("read",)).data == config.data
+
+
+def test_what_is_missing_is_told_before_models_load(tmp_path: Path) -> None:
+    """The target is a configuration without weights: reading it would be another error."""
+    target, data = tmp_path / "target", tmp_path / "mine.jsonl"
+    target.mkdir()
+    shutil.copy(Path(MINI.target) / "config.json", target)
+    data.write_text('{"id": "a", "image": "a.png", "turns": ["What?"]}\n')
+    config = replace(MINI, target=str(target), sets=("mine",), data=(f"mine={data}",))
+    for changed, message in (
+        ({"turns": (1,)}, "line 1, image: no such image file 'a.png'"),
+        ({"data": ("mine=nowhere.jsonl",)}, "data nowhere.jsonl: no such file"),
+        ({"images": tmp_path / "photos"}, "images .*photos: no such folder"),
+        ({"draft": "nowhere"}, "'nowhere': no such directory"),
+        ({"target": "replay:nowhere.jsonl"}, "data nowhere.jsonl: no such file"),
+        ({"kv_head": str(target)}, "kv_head .*: no KV head lies there"),
+        ({"captioner": "file:nowhere.jsonl"}, "captioner file:nowhere.jsonl: no such file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_models(replace(config, **changed))
+
+
 def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     _, config, _ = parse("mini --target replay:answers.jsonl")
     assert [row.name for row in config.rows] == ["M", "T", "C", "P", "MT static"]
@@ -64,6 +97,10 @@ def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys
         ("mini --data pope", "'pope' is not NAME=PATH"),
         ("mini --data poppe=x", "unknown set 'poppe'; did you mean 'pope'"),
         ("mini --limit 0", "limit: 0; give a whole number"),
+        ("mini --rows M MT", "no row 'MT' in the preset; did you mean 'MT"),
+        ("mini --sets describe=x.jsonl", "'describe' is a set of picturebook"),
+        ("mini --sets x.jsonl", "unknown set 'x.jsonl'; use one of .* NAME=FILE.jsonl"),
+        ("mini --images photos", "images: photos is of sets of your own"),
     ],
 )
 def test_wrong_words_are_one_line(line: str, message: str) -> None:
