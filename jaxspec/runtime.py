@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
+import select
+import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +22,7 @@ from tqdm import tqdm
 from jaxspec.errors import InputError, nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EAGAIN)
 
 
 def setup_runtime(dtype: str | None = None) -> None:
@@ -116,13 +121,69 @@ def human_bytes(size: float) -> str:
 
 @contextmanager
 def input_errors(program: str) -> Iterator[None]:
-    """Turns an `InputError` into one line on standard error and exit code 2; all else passes."""
+    """Turns what a user can mend, or has done, into one line on standard error; all else passes.
+
+    Exit codes: 2 for an `InputError`, or where there is no room for what is written; 130 for Ctrl-C; and 141, without
+    a line, where nobody reads what is printed any more, as after `| head`.
+    """
     try:
-        yield
+        try:
+            yield
+        finally:
+            print(end="", flush=True)  # what is not written yet fails here, where it can be told
     except InputError as error:
+        _end(f"{program}: error: {' '.join(str(error).split())}", 2)
+    except KeyboardInterrupt:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and it ends without a word
+        _end(f"{program}: interrupted", 130)
+    except OSError as error:
+        if error.errno in (errno.EPIPE, errno.EIO) and silence_unread():
+            sys.exit(141)
+        if error.errno not in _NO_ROOM:
+            raise
+        where = error.filename or ("standard output" if _silence_full(sys.stdout) else "a file or standard output")
+        _end(f"{program}: error: {where}: cannot be written: {error.strerror}", 2)
+
+
+def silence_unread() -> bool:
+    """Sends output that nobody reads any more, a closed pipe's or terminal's, to nowhere; whether there was any."""
+    unread = [stream for stream in (sys.stdout, sys.stderr) if _unread(stream)]
+    for stream in unread:
+        _silence(stream)
+    return bool(unread)
+
+
+def _unread(stream: TextIO) -> bool:
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)
+    except (AttributeError, OSError, ValueError):  # no file of the system's
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _silence_full(stream: TextIO) -> bool:
+    """Whether what the stream still holds cannot be written; it is let go then, or it would be tried again at exit."""
+    try:
+        stream.flush()
+    except OSError:
+        _silence(stream)
+        return True
+    return False
+
+
+def _silence(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    with suppress(OSError):
         for bar in list(tqdm._instances):  # type: ignore[attr-defined]  # each that is open ends its line
             bar.leave = True
             bar.close()
         clear = "\r\033[K" if sys.stderr.isatty() else ""  # of a progress word that stands there
-        print(f"{clear}{program}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        print(f"{clear}{line}", file=sys.stderr)
+    sys.exit(code)

@@ -8,6 +8,7 @@ with all others without a word; it decodes the images of its own rows alone.
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -233,5 +234,11 @@ def iterate(
     made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead))
     if workers:
         flags.FLAGS.mark_as_parsed()  # Grain reads its flags, and nobody here parses any
-        made = made.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead))
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
+        made = made.mp_prefetch(options, worker_init_fn=_leave_interrupts)
     return iter(made)
+
+
+def _leave_interrupts(worker: int, workers: int) -> None:
+    """A terminal sends Ctrl-C to all processes; the one that trains saves first, and needs its batches until then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Notice that the machine is about to be taken away, and the exit that follows it."""
+"""Notice that a run is to end, by the machine or at the keyboard, and the exit that follows it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,56 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from jaxspec.runtime import silence_unread
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 class Preempted(SystemExit):
-    """A run was told to end (SIGTERM) and has saved all; the same command goes on. Exits with code 143."""
+    """A run was told to end (SIGTERM, Ctrl-C, SIGHUP) and has saved all; the same command goes on.
 
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
+    Exits with 128 and the signal's number, as shells have it: 143, 130, 129.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
 
 
 class Preemption:
-    """Watches, as a context manager, for SIGTERM: to this process or, with several, to any of them.
+    """Watches, as a context manager, for signals to end: to this process or, with several, to any of them.
 
-    With several, JAX's coordination service agrees on the step after which all of them save.
+    With several, JAX's coordination service agrees on the step after which all of them save; it knows SIGTERM only,
+    and other signals are handed on as that. Ignored ones stay so: `nohup` asks for it.
     """
 
     def __enter__(self) -> Preemption:
+        self.number = int(signal.SIGTERM)
         self._told = False
-        self._before: Any = None
-        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._tell)
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in _SIGNALS:
+            alone = jax.process_count() == 1
+            if signal.getsignal(number) is not signal.SIG_IGN and (alone or number != signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._tell if alone else self._hand_on)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
-        self._told = True
+        self._told, self.number = True, number
+        self._once(number)
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        self._once(number)
+        signal.raise_signal(signal.SIGTERM)
+
+    def _once(self, number: int) -> None:
+        silence_unread()  # the terminal may be gone, and saving is not to fail for a word about it
+        if number == signal.SIGINT:  # a second Ctrl-C does not wait for the step
+            signal.signal(number, self._before[number] or signal.SIG_DFL)
 
     def reached(self, step: int) -> bool:
         """Whether to save and leave after this step; every process asks after every step."""

@@ -61,7 +61,7 @@ def fit(
 
     Raises:
       InputError: mesh, patterns or directory do not fit, or the directory holds the state of another run.
-      Preempted: SIGTERM came; all is saved.
+      Preempted: SIGTERM, Ctrl-C or SIGHUP came; all is saved.
       Diverged: the loss is no longer a number; the newest checkpoint is from before.
     """
     mesh = config.mesh.make(config.batch)
@@ -106,7 +106,7 @@ def fit(
                 bar.update()
                 if told and not last:
                     _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
-                    raise Preempted
+                    raise Preempted(preemption.number)
     return merge(on_host(state.params), held)
 
 

@@ -338,6 +338,9 @@ def test_unknown_hub_id(monkeypatch):
 
 
 def test_hub_id(monkeypatch, hub):
+    """Only what is read is fetched."""
+    from huggingface_hub.utils import filter_repo_objects
+
     asked = {}
 
     def download(name: str, **options: Any) -> str:
@@ -348,7 +351,10 @@ def test_hub_id(monkeypatch, hub):
     assert load("owner/name", revision="v2").path == hub
     assert asked["name"] == "owner/name"
     assert asked["revision"] == "v2"
-    assert "*.safetensors" in asked["allow_patterns"]
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    read = [*shards, "model.safetensors", "tokenizer.model", "chat_template.jinja", "additional_chat_templates/a.jinja"]
+    others = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors", "pytorch_model.bin", "a.png"]
+    assert list(filter_repo_objects([*read, *others], allow_patterns=asked["allow_patterns"])) == read
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding import engine as engine_module
@@ -273,13 +274,16 @@ def test_bad_configurations(change: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("stop", [[2, 7], 9, None])
 def test_generation_config_says_where_answers_end(tmp_path: Path, target: LoadedModel, stop: Any) -> None:
-    """As in transformers: its ids stand instead of config.json's."""
+    """As in transformers: its ids stand instead of config.json's, and where it names none, there is none."""
     path = tiny.save(tmp_path / "model", tiny.CONFIG, target.params)
     file = path / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": stop}))
-    own = text_config(tiny.CONFIG).eos_token_id
-    expected = own if stop is None else tuple(stop) if isinstance(stop, list) else stop
-    assert text_config(LoadedModel.load(path).config).eos_token_id == expected
+    file.write_text(json.dumps({"bos_token_id": 1} | ({} if stop is None else {"eos_token_id": stop})))
+    export(path, tmp_path / "copy")
+    expected = tuple(stop) if isinstance(stop, list) else stop
+    for place in (path, tmp_path / "copy"):
+        assert text_config(LoadedModel.load(place).config).eos_token_id == expected
+    file.unlink()
+    assert text_config(LoadedModel.load(path).config).eos_token_id == text_config(tiny.CONFIG).eos_token_id
 
 
 def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
