@@ -68,7 +68,8 @@ def export(
     if target is not None:
         config, params = pad_vocabulary(config, params, target.vocab_size)
     settings = found.path / "generation_config.json"
-    generation = read_json(settings) if settings.is_file() else {}
+    # Without EOS there no token ends an answer, whatever config.json says.
+    generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
 
     encoder, add_bos = None, False
     if has_tokenizer(found.path):

@@ -36,7 +36,7 @@ from jaxspec.models import family_of
 from jaxspec.runtime import PeakMemory, human_bytes
 from jaxspec.typing import Params
 
-_WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
+_WANTED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
 _PARTS = (
     *("config.json", "generation_config.json", SINGLE, INDEX, "README.md"),
     *(*TOKENIZER_BESIDE, *IMAGE_BESIDE),
@@ -182,7 +182,7 @@ def save(
       tokenizer, image_processor: transformers' objects, written along.
       dtype: dtype of the file's tensors; None keeps each as it is.
       max_shard_bytes: larger models become shards with an index; one shard at a time is copied to the host.
-      generation: entries of generation_config.json besides the config's BOS, EOS and padding ids.
+      generation: entries of generation_config.json, before the config's BOS, EOS and padding ids; None leaves one out.
       extra: config.json of the model's source; entries that this library does not read are kept, nested ones too.
       beside: writes more files into the directory that it is given, before that is renamed to `path`.
       overwrite: replace a checkpoint that is there, in one step; what else lies in its directory stays.

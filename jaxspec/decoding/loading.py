@@ -164,14 +164,15 @@ class LoadedModel:
 
 
 def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
-    """The configuration with generation_config.json's end-of-sequence ids, where it has any, as in transformers.
+    """The configuration with generation_config.json's end-of-sequence ids, where there is such a file.
 
-    Chat models name the token that ends a turn there, and often nowhere else.
+    As in transformers: chat models name the token that ends a turn there, and often nowhere else; and where the file
+    names none, no token ends an answer.
     """
     file = path / "generation_config.json"
-    stop = huggingface.read_json(file).get("eos_token_id") if file.is_file() else None
-    if stop is None:
+    if not file.is_file():
         return config
+    stop = huggingface.read_json(file).get("eos_token_id")
     text = replace(text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop)
     return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
 
