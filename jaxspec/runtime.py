@@ -48,6 +48,16 @@ def parse_dtype(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
+def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:
+    """The draft length, or the most tokens that an answer may have where that is less; a line says so then."""
+    if not 1 <= max_new_tokens < gamma:
+        return gamma
+    print(
+        f"{option}: {gamma} is over the {max_new_tokens} new tokens; drafting {max_new_tokens} a block", file=sys.stderr
+    )
+    return max_new_tokens
+
+
 def join_cluster(place: str) -> None:
     """Makes this process one of several that compute together; to be called before anything touches a device.
 

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+from jaxspec import __version__
 from jaxspec.cli import main
 from jaxspec.config import text_config
 from tests.end_to_end import tiny
@@ -179,6 +180,19 @@ def test_json_without_a_draft_has_the_same_names(world: Path, capsys: pytest.Cap
     assert (stats["drafter"], stats["views"], stats["gamma"]) == (None, None, 0)
     assert stats["mean_acceptance_length"] == 1.0
     assert stats["num_spec_steps"] == NEW - 1
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"jaxspec {__version__}\n"
+
+
+def test_blocks_are_no_longer_than_answers(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = ["--target", str(world / "target"), "--draft", str(world / "draft"), "--views", "T"]
+    main(["generate", *both, "--prompt", "Hi", "--gamma", "5000", "--max-new-tokens", "6", "--json"])
+    told = capsys.readouterr()
+    assert "--gamma: 5000 is over the 6 new tokens; drafting 6 a block\n" in told.err
+    assert json.loads(told.out)["stats"]["gamma"] == 6
 
 
 def test_captions_for_the_draft(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,9 @@ import tyro
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.latency.llava7b_68m import config as pair
+from jaxspec.errors import InputError, check_counts
 from jaxspec.models import LanguageModel, abstract_params, image_zeros, split_tower
-from jaxspec.runtime import human_bytes, input_errors
+from jaxspec.runtime import human_bytes, input_errors, parse_dtype
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import TEACHER
@@ -67,6 +68,12 @@ def main(
       length: tokens of a sample, its image's 576 included.
       accumulate: parts that a batch is computed in.
     """
+    check_counts(model=model, batch=batch, length=length, accumulate=accumulate)
+    for count in devices:
+        check_counts(devices=count)
+        if count % model:
+            raise InputError(f"devices: {count} do not divide by --model {model}; give a multiple of it")
+    parse_dtype(dtype)
     columns = ("frozen", "trained", "optimizer", "gradient", "batch", "together")
     print(f"{'devices':>8} {'mesh':>20} " + " ".join(f"{name:>11}" for name in columns) + f"{'TFLOP a step':>14}")
     for count in devices:

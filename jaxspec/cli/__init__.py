@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from jaxspec import __version__
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command; bad input ends it with one line on standard error and exit code 2."""
+    if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
+        print(f"jaxspec {__version__}")
+        return
     try:
         _run(argv)
     except KeyboardInterrupt:  # while modules are read, which takes seconds; later `input_errors` tells it
@@ -25,7 +30,7 @@ def _run(argv: Sequence[str] | None) -> None:
         command = tyro.extras.subcommand_cli_from_dict(
             {"generate": generate.Generate, "export": export.Export, "inspect": inspect.Inspect},
             prog="jaxspec",
-            description="Lossless speculative decoding of vision-language models.",
+            description="Lossless speculative decoding of vision-language models. --version prints the version.",
             args=argv,
         )
         if isinstance(command, generate.Generate):

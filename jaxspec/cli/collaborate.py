@@ -15,6 +15,7 @@ from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import collaboration_metrics
+from jaxspec.runtime import capped_gamma
 
 
 def run(args: Generate) -> str:
@@ -25,7 +26,7 @@ def run(args: Generate) -> str:
     config = CollaborationConfig(
         args.combine,
         args.method,
-        None if args.gammas is None else _whole("--gammas", args.gammas),
+        None if args.gammas is None else _gammas(args.gammas, args.max_new_tokens),
         args.proposer,
         None if args.views is None else tuple(args.views.split(",")),
         batch_size=1,
@@ -67,8 +68,9 @@ def run(args: Generate) -> str:
     return told(args, result, stats)
 
 
-def _whole(option: str, text: str) -> tuple[int, ...]:
+def _gammas(text: str, max_new_tokens: int) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        given = [int(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"{option}: {text!r} is no list of whole numbers; separate them by commas") from None
+        raise InputError(f"--gammas: {text!r} is no list of whole numbers; separate them by commas") from None
+    return tuple(capped_gamma("--gammas", gamma, max_new_tokens) for gamma in given)

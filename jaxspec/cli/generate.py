@@ -27,7 +27,7 @@ from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
-from jaxspec.runtime import setup_runtime
+from jaxspec.runtime import capped_gamma, setup_runtime
 from jaxspec.sharding import make_mesh
 
 
@@ -133,7 +133,7 @@ def run(args: Generate) -> str:
         views,
         weights,
         args.weighting,
-        args.gamma,
+        capped_gamma("--gamma", args.gamma, args.max_new_tokens),
         args.tree,
         adaptive_gamma=args.adaptive_gamma,
         context=args.context,

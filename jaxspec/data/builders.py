@@ -10,7 +10,7 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -91,7 +91,7 @@ def prepare(
 ) -> Path:
     """Writes the samples to `out/name/1.0.0`, in shards of 64 MB to 1 GB, and returns that folder.
 
-    A run that was stopped leaves nothing there; what one that was killed left beside it is removed.
+    A run that failed or was stopped leaves nothing, nor folders; what one that was killed left is removed.
 
     Args:
       total: how many samples there will be, for the progress bar.
@@ -114,11 +114,18 @@ def prepare(
         if not written:
             raise InputError(f"data {name}: no sample of it is left; see what was skipped, or cut as too long")
 
-    builder = Conversations(name, out, counted(), metadata)
-    tfds.disable_progress_bar()
-    # TFDS tells sizes that it does not know, and makes a folder for downloads.
-    with redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
-        builder.download_and_prepare(download_dir=nowhere)
+    fresh = [place for place in folder.parents if not place.exists()]
+    try:
+        builder = Conversations(name, out, counted(), metadata)
+        tfds.disable_progress_bar()
+        # TFDS tells sizes that it does not know, and makes a folder for downloads.
+        with redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
+            builder.download_and_prepare(download_dir=nowhere)
+    except BaseException:
+        with suppress(OSError):  # where a log of what was skipped lies, the folder stays
+            for place in fresh:
+                place.rmdir()
+        raise
     return folder
 
 

@@ -23,7 +23,7 @@ from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.config import EvalConfig, Row, data_places, with_own_sets
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import setup_runtime
+from jaxspec.runtime import capped_gamma, setup_runtime
 
 Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)
@@ -89,6 +89,7 @@ def parse_command(
         raise InputError(f"{word}: no such option; {nearest(word, known)}")
     config, own = ({f.name: getattr(found, f.name) for f in fields(part)} for part in (kind, options))
     if "rows" in config:
+        config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
         config["rows"] = served(chosen(defaults.rows, config["rows"]), config["target"])
     return preset, kind(**with_own_sets(config)), options(**own)
 

@@ -126,7 +126,7 @@ def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:
         list(readable(lines(tmp_path / "text.jsonl"), skipped))
     with pytest.raises(InputError, match="may be skipped"):
         main(Text(tmp_path / "text.jsonl", "text", skip=3, out=tmp_path / "out"))
-    assert not list((tmp_path / "out").glob("text/*.*"))  # no half of a data set
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["text.skipped.jsonl"]  # no half of a data set
 
 
 def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,8 @@ def test_errors_of_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lower-case words"):
         prepare("My Mix", tmp_path, [])
     with pytest.raises(InputError, match="no sample"):
-        prepare("mix", tmp_path, [])
+        prepare("mix", tmp_path / "runs" / "data", [])
+    assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="no such folder"):
         list(readable(tmp_path / "mix.json", Skipped(0, tmp_path / "log"), tmp_path / "photos"))
 

@@ -31,6 +31,7 @@ from jaxspec.data.picturebook import (
     tower_labels,
     train_sample,
 )
+from jaxspec.data.picturebook.__main__ import main as sheet_command
 from jaxspec.data.picturebook.font import text_mask
 from jaxspec.data.picturebook.phrases import caption
 from jaxspec.data.picturebook.rendering import RGB
@@ -322,3 +323,11 @@ def test_contact_sheet_is_written_whole_or_not_at_all(tmp_path) -> None:
     )
     assert failed.returncode == 2
     assert len(failed.stderr.splitlines()) == 1
+
+
+def test_help_writes_no_file(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sheet_command(["--help"]) == 0
+    assert "OUT.png" in capsys.readouterr().out
+    assert sheet_command(["--out"]) == 2
+    assert not list(tmp_path.iterdir())

@@ -47,6 +47,11 @@ def test_rows_by_name() -> None:
     assert parse_command(Options, "", ["mini", "--rows", "MT static"])[1].rows == MINI.rows[4:5]
 
 
+def test_blocks_are_no_longer_than_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse("mini --gamma 50 --max-new-tokens 7")[1].gamma == 7
+    assert "--gamma: 50 is over the 7 new tokens" in capsys.readouterr().err
+
+
 def test_own_sets() -> None:
     _, config, _ = parse("mini --sets read mine=a/b.jsonl pope=c.parquet --images photos")
     assert (config.sets, config.images) == (("read", "mine", "pope"), Path("photos"))

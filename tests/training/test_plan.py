@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -63,3 +65,17 @@ def test_peaks():
     for kind, peak in kinds.items():
         assert peak_flops(type("Device", (), {"device_kind": kind})) == peak
     assert peak_flops(jax.devices("cpu")[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": (16, 0)}, "devices: 0; give a whole number"),
+        ({"devices": (6,), "model": 4}, "devices: 6 do not divide by --model 4"),
+        ({"model": 0}, "model: 0; give"),
+        ({"dtype": "float23"}, "dtype: 'float23'"),
+    ],
+)
+def test_slices_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan.main(**options)
