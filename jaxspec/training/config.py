@@ -62,7 +62,7 @@ class TrainConfig:
     warmup: int = 100
     """Steps of linear warm-up; cosine decay follows."""
     final_rate: float = 0.1
-    """What the cosine decays to, as a share of the peak."""
+    """What the cosine decays to, as a share of the peak. A run of 1 can go on later with more steps."""
     beta2: float = 0.98
     """AdamW's decay of squared gradients."""
     weight_decay: float = 0.01

@@ -31,7 +31,7 @@ from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import ConversationBatches, iterate
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.placement import process_share
-from jaxspec.training.recipes import Stage, open_data, told_apart
+from jaxspec.training.recipes import Stage, open_data, steps_before, told_apart
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -213,6 +213,7 @@ def train_kv_head(
             "buckets": recipe.buckets,
             "units": recipe.units,
             "data": told_apart(stage, parts),
+            "before": steps_before(recipe.stages, stage),
         }
         head = fit(train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs)["head"]
     return config, head

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -46,6 +48,12 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
         config.steps,
         config.learning_rate * config.final_rate,
     )
+
+
+def same_rates(config: TrainConfig, steps: int, done: int) -> bool:
+    """Whether a run of so many steps has had the same rate at each of the first `done` of them."""
+    at = np.arange(done)
+    return np.array_equal(make_schedule(config)(at), make_schedule(replace(config, steps=steps))(at))
 
 
 def make_optimizer(config: TrainConfig, trainable: Mapping[str, Any]) -> optax.GradientTransformation:

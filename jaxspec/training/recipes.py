@@ -183,6 +183,7 @@ def _train(
             "distillation": recipe.distillation and asdict(recipe.distillation),
             "plain": stage.plain,
             "data": told_apart(stage, parts),
+            "before": steps_before(recipe.stages, stage),
         },
     )
     return {name: part for name, part in trained.items() if name != HELD_BY}
@@ -191,6 +192,11 @@ def _train(
 def told_apart(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[str, float, int]]:
     """(name, weight, samples) of each data set of a stage: a run goes on with the same ones only."""
     return [(name, weight, len(source)) for (name, weight), (source, _) in zip(stage.data, parts, strict=True)]
+
+
+def steps_before(stages: Sequence[Stage], stage: Stage) -> dict[str, int]:
+    """Steps of each stage before this one: a run that began at the end of these goes on with no others."""
+    return {earlier.name: earlier.train.steps for earlier in stages[: stages.index(stage)]}
 
 
 def parse_data(

@@ -26,7 +26,7 @@ from jaxspec.training.batches import Batch, BatchIterator, StepBatches, read_ahe
 from jaxspec.training.config import RUNTIME, TrainConfig
 from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
-from jaxspec.training.optimizer import make_optimizer, merge, partition
+from jaxspec.training.optimizer import make_optimizer, merge, partition, same_rates
 from jaxspec.training.placement import Places, on_host, place_state, placed_on, process_share, put_batch
 from jaxspec.training.preemption import Preempted, Preemption
 from jaxspec.training.step import LossFn
@@ -69,7 +69,7 @@ def fit(
     trainable, held = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     with Checkpoints(config.checkpoints or directory / "checkpoints", config.keep) as checkpoints:
-        _claim(directory, asdict(config) | dict(inputs or {}), resumes=checkpoints.latest_step() is not None)
+        _claim(directory, config, dict(inputs or {}), checkpoints.latest_step())
         state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
         state, place = checkpoints.restore(state)
         if place is not None:
@@ -110,21 +110,28 @@ def fit(
     return merge(on_host(state.params), held)
 
 
-def _claim(directory: Path, values: Mapping[str, Any], resumes: bool) -> None:
-    """Writes `train_config.json`. Refuses to go on with a run of other hyperparameters or inputs."""
+def _claim(directory: Path, config: TrainConfig, inputs: dict[str, Any], done: int | None) -> None:
+    """Writes `train_config.json`. Refuses to go on, after `done` steps, with a run of other hyperparameters or inputs.
+
+    Its number of steps may be another where the steps that are done would have been the same.
+    """
     path = directory / "train_config.json"
-    text = json.dumps(values, indent=1) + "\n"
+    text = json.dumps(asdict(config) | inputs, indent=1) + "\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if resumes and path.exists():
+        if done is not None and path.exists():
             theirs, mine = _decisive(json.loads(path.read_text())), _decisive(json.loads(text))
             for name in sorted(theirs.keys() | mine.keys()):
                 before, now = theirs.get(name), mine.get(name)
-                if before != now:
-                    raise InputError(
-                        f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}; "
-                        "go on with that, or train in another directory"
-                    )
+                if before == now or (name == "steps" and done <= now and same_rates(config, before, done)):
+                    continue
+                why = ""
+                if name == "steps" and now > before:
+                    why = ", on which its learning rates depend (behind the warm-up those of final_rate 1 do not)"
+                raise InputError(
+                    f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}{why}; "
+                    "go on with that, or train in another directory (--runs)"
+                )
         if jax.process_index() == 0:
             write_text(path, text)
     except OSError as error:

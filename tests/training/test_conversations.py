@@ -178,6 +178,9 @@ def test_iterator_goes_on_where_it_stopped() -> None:
         same(next(again), straight[step])
     with pytest.raises(StopIteration):
         next(again)
+    longer = iterate(batches(), 21)  # a run of more steps goes on from the end of a shorter one
+    longer.set_state(again.get_state())
+    same(next(longer), batches()(20))
 
 
 def test_training_goes_on_with_the_next_batch(tmp_path: Path) -> None:

@@ -69,6 +69,16 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
         train_draft(replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {"talk": folder / "talk"})
 
 
+def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(folder: Path, tmp_path: Path) -> None:
+    def stages(steps: int) -> tuple[Stage, ...]:
+        return replace(FIRST, train=replace(FIRST.train, steps=steps, warmup=0, final_rate=1.0, evaluate_every=0)), SECOND
+
+    train_draft(recipe(folder, stages=stages(1)), tmp_path, {"talk": folder / "talk"})
+    with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, and now it is 2"):
+        train_draft(recipe(folder, stages=stages(2)), tmp_path, {"talk": folder / "talk"})
+    assert [line["step"] for line in log(tmp_path / "align")] == [1, 2]
+
+
 def test_a_text_draft_learns_from_a_teacher(folder: Path, tmp_path: Path) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
     made = recipe(folder, sees=False, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))

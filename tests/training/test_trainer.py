@@ -322,8 +322,32 @@ def test_places_of_other_numbers_of_processes(places, found, tmp_path):
 
 def test_another_run_is_not_gone_on_with(tmp_path):
     fit(replace(STAGE, steps=4), params(), loss_fn, batches, tmp_path)
-    with pytest.raises(InputError, match="holds a run with steps 4, and now it is 6"):
+    with pytest.raises(InputError, match=r"a run with steps 4, and now it is 6, on which .* final_rate 1 .*\(--runs\)"):
         fit(STAGE, params(), loss_fn, batches, tmp_path)
+
+
+def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
+    stage = replace(STAGE, final_rate=1.0)
+    straight = fit(stage, params(), loss_fn, batches, tmp_path / "straight")
+    fit(replace(stage, steps=4), params(), loss_fn, batches, tmp_path / "short")
+    seen = []
+    longer = fit(stage, params(), loss_fn, lambda step: seen.append(step) or batches(step), tmp_path / "short")
+    assert seen == [4, 5]
+    np.testing.assert_array_equal(longer["line"]["kernel"], straight["line"]["kernel"])
+    with pytest.raises(InputError, match="a run with steps 6, and now it is 5; go on"):
+        fit(replace(stage, steps=5), params(), loss_fn, batches, tmp_path / "short")
+
+
+def test_steps_that_warmed_up_alike_are_the_same_run(tmp_path):
+    """A longer cosine may take over before it falls; a warm-up that the shorter run cut may not."""
+    stage = replace(STAGE, steps=20, warmup=4)
+    with pytest.raises(KeyboardInterrupt):
+        fit(stage, params(), loss_fn, dies_at(5), tmp_path)
+    fit(replace(stage, steps=30), params(), loss_fn, dies_at(30), tmp_path)
+    short, long = replace(STAGE, steps=4, warmup=4, final_rate=1.0), replace(STAGE, warmup=4, final_rate=1.0)
+    fit(short, params(), loss_fn, batches, tmp_path / "cut")
+    with pytest.raises(InputError, match="steps 4, and now it is 6"):
+        fit(long, params(), loss_fn, batches, tmp_path / "cut")
 
 
 def test_a_run_of_other_inputs_is_not_gone_on_with(tmp_path):
