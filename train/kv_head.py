@@ -31,8 +31,12 @@ class Ablation:
     """What may be changed of the recipe's head; see `KVHeadConfig`."""
 
     pooling: Pooling = "linear"
+    """How an image becomes slots: by learned matrices (linear, the paper's), learned queries (attention) or averages
+    (avgpool), not at all (none), or it is left out (drop)."""
     reads_text: bool = True
+    """Without, the target's keys and values of text are left out."""
     feature: Feature = "none"
+    """What is read of a token besides its embedding: nothing, as in the paper, or the target's last hidden state."""
 
 
 def main(
@@ -45,19 +49,20 @@ def main(
     loss: Loss | None = None,
     data: tuple[str, ...] = (),
     runs: Path = Path("runs/train"),
-    out: Path = Path("runs/train/kv_head/hf"),
+    out: Path | None = None,
     cluster: str = "",
 ) -> None:
     """Trains the head; a run that was stopped goes on where it was.
 
     Args:
+      recipe: one of configs/train/kv_head.py.
       target: directory or hub id of the target; by default the recipe's.
       steps: of every stage, in place of the recipe's.
       loss: likewise; `kl` to the target's distributions, or `ce`, cross entropy of the answers.
       data: PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH,
         where one of the recipe's own lies, if not in runs/data.
       runs: checkpoints and metrics go to RUNS/STAGE.
-      out: the finished head, a directory of this library's own format.
+      out: the finished head, a directory of this library's own format; by default RUNS/kv_head/hf.
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
     join_cluster(cluster)
@@ -70,6 +75,7 @@ def main(
     if steps is not None:
         stages = tuple(replace(stage, train=replace(stage.train, steps=steps)) for stage in stages)
     config, params = train_kv_head(replace(plan, head=options, stages=stages, anchoring=anchoring), runs, places)
+    out = out or runs / "kv_head" / "hf"
     if jax.process_index() == 0:
         save_kv_head(out, config, params, overwrite=True)
         print(f"wrote {out}")

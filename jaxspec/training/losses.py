@@ -45,9 +45,9 @@ def draft_loss(
       mask: which of them count; within a block, a run from its beginning.
       soft: KL(target || draft) in nats; else cross entropy of the labels.
 
-    Metrics: `alpha`, the chance that a drawn token is accepted (sum_v min(p, q)); `accuracy`, how often both have the
-    same likeliest token; `tau`, tokens per target pass that greedy blocks from these places would have, the
-    correction or bonus token counted, over the blocks that are whole.
+    Metrics: `acceptance`, the chance that a drawn token is accepted (sum_v min(p, q)); `accuracy`, how often both have
+    the same likeliest token; `tokens_per_block`, tokens per target pass that greedy blocks from these places would
+    have, the correction or bonus token counted, over the blocks that are whole.
     """
 
     @jax.checkpoint
@@ -73,6 +73,6 @@ def draft_loss(
         "loss": loss,
         "tokens": count.sum(),
         "accuracy": agrees.sum() / total,
-        "alpha": accepted.sum() / total,
-        "tau": 1 + (runs * whole).sum() / jnp.maximum(whole.sum(), 1),
+        "acceptance": accepted.sum() / total,
+        "tokens_per_block": 1 + (runs * whole).sum() / jnp.maximum(whole.sum(), 1),
     }

@@ -8,8 +8,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tyro
 
 from configs.train import mini
+from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.decoding.engine import LoadedModel
 from train import captioner, draft, kv_head, target
 
@@ -20,7 +22,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target.main(mini.TARGET_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "target")
     draft.main(mini.DRAFT_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "draft")
     captioner.main(mini.CAPTIONER_DEBUG, path / "hf" / "draft", path, path / "hf" / "captioner")
-    kv_head.main("debug", runs=path, out=path / "hf" / "kv_head")
+    kv_head.main("debug", runs=path)
     return path
 
 
@@ -29,6 +31,22 @@ def test_each_stage_took_its_steps_once(runs: Path) -> None:
         log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
         assert [entry["step"] for entry in log] == [1, 2]  # the draft found the tower finished
         assert all(np.isfinite(entry["loss"]) for entry in log)
+
+
+def test_a_kv_head_lies_with_its_run_and_reports_as_drafts_do(runs: Path) -> None:
+    assert load_kv_head(runs / "kv_head" / "hf", np.float32)[0].pooling == "linear"
+    line = json.loads((runs / "kv_head" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["tokens_per_block"] >= 1
+    assert 0 <= line["acceptance"] <= 1
+
+
+def test_the_options_of_a_kv_head_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        tyro.cli(kv_head.main, args=["--help"])
+    for option in capsys.readouterr().out.split("│ --")[1:]:
+        name, _, help_ = option.partition(" ")
+        words = " ".join(help_.replace("│", " ").split())
+        assert len(words.partition("(")[0].split()) > 4, f"--{name} says {words!r}"
 
 
 def test_all_load_and_share_the_tower(runs: Path) -> None:

@@ -78,11 +78,11 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool) -> None:
     means = [(each[..., s] * mask[..., s]).sum() / mask[..., s].sum() for s in range(4)]
     weights = 0.5 ** np.arange(4)
     assert float(loss) == pytest.approx(np.dot(weights, means) / weights.sum(), rel=1e-5)
-    assert float(metrics["alpha"]) == pytest.approx((np.minimum(p, q).sum(-1) * mask).sum() / mask.sum(), rel=1e-5)
+    assert float(metrics["acceptance"]) == pytest.approx((np.minimum(p, q).sum(-1) * mask).sum() / mask.sum(), rel=1e-5)
     agrees = p.argmax(-1) == q.argmax(-1)
     assert float(metrics["accuracy"]) == pytest.approx((agrees & (mask > 0)).sum() / mask.sum())
     whole = [np.cumprod(agrees[b, a]).sum() for b, a in np.argwhere(mask.all(-1))]
-    assert float(metrics["tau"]) == pytest.approx(1 + np.mean(whole))
+    assert float(metrics["tokens_per_block"]) == pytest.approx(1 + np.mean(whole))
 
 
 @dataclass
