@@ -48,6 +48,7 @@ def main(
     steps: int | None = None,
     loss: Loss | None = None,
     data: tuple[str, ...] = (),
+    buckets: tuple[int, ...] | None = None,
     runs: Path = Path("runs/train"),
     out: Path | None = None,
     cluster: str = "",
@@ -61,13 +62,15 @@ def main(
       loss: likewise; `kl` to the target's distributions, or `ce`, cross entropy of the answers.
       data: PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH,
         where one of the recipe's own lies, if not in runs/data.
+      buckets: of row lengths in tokens; longer rows are cut at the last; by default the recipe's.
       runs: checkpoints and metrics go to RUNS/STAGE.
       out: the finished head, a directory of this library's own format; by default RUNS/kv_head/hf.
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
     join_cluster(cluster)
     plan = RECIPES[recipe]
-    plan = plan if target is None else replace(plan, target=target)
+    changed = {"target": target, "buckets": buckets}
+    plan = replace(plan, **{key: value for key, value in changed.items() if value is not None})
     setup_runtime("float32")
     options = {**plan.head, **vars(head)}
     stages, places = parse_data(data, plan.stages)

@@ -3,28 +3,36 @@
     python train/prepare.py llava --data mix.json --images photos --name my_mix
     python train/prepare.py text --data chat.jsonl --name chat
     python train/prepare.py picturebook --samples 20000
+    python train/prepare.py llava --data mix.json --name my_mix --target llava-hf/llava-1.5-7b-hf
 
 Each goes to OUT/NAME. Rows and images that cannot be read are skipped, up to a limit, and told in
-OUT/NAME.skipped.jsonl.
+OUT/NAME.skipped.jsonl. With --target it is told how many rows fit in how many of a target's tokens.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 import tyro
 
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.data.builders import prepare
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Picturebook
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.models import LanguageModel
 from jaxspec.runtime import input_errors
+from jaxspec.training.conversations import reach
 
 OUT = Path("runs/data")
 
@@ -45,6 +53,8 @@ class Llava:
     """Most frames of a video."""
     skip: int = 100
     """Rows that may be skipped because they cannot be read."""
+    target: str | None = None
+    """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
 
@@ -59,6 +69,8 @@ class Text:
     """Of the prepared data set: lower-case words joined by _."""
     skip: int = 100
     """Rows that may be skipped because they cannot be read."""
+    target: str | None = None
+    """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
 
@@ -75,6 +87,8 @@ class Book:
     """Names one of its endless splits."""
     kinds: tuple[str, ...] | None = None
     """Kinds of samples to keep; all by default."""
+    target: str | None = None
+    """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
 
@@ -82,13 +96,18 @@ class Book:
 def main(command: Llava | Text | Book) -> Path:
     """Prepares one data set and tells what is in it."""
     counts = {"samples": 0, "images": 0, "answers": 0}
+    reader = None if command.target is None else _reader(command.target)
+    reached: list[tuple[int, int]] = []
 
     def counted(samples: Iterable[Sample]) -> Iterator[Sample]:
-        for sample in samples:
-            counts["samples"] += 1
-            counts["images"] += len(sample.images)
-            counts["answers"] += len(sample.turns)
-            yield sample
+        rows = iter(samples)
+        while chunk := list(islice(rows, 256)):
+            for sample in chunk:
+                counts["samples"] += 1
+                counts["images"] += len(sample.images)
+                counts["answers"] += len(sample.turns)
+            reached.extend(reach(reader, chunk) if reader else ())
+            yield from chunk
 
     if isinstance(command, Book):
         samples = Picturebook(command.seed, command.kinds, command.samples)
@@ -105,7 +124,26 @@ def main(command: Llava | Text | Book) -> Path:
         if skipped.count:
             print(f"skipped {skipped.count} rows that cannot be read: {skipped.log}", file=sys.stderr)
     print(f"wrote {folder}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+    if reached:
+        print(f"in tokens of {command.target}, images as it reads them:\n{_fits(reached)}")
     return folder
+
+
+def _reader(target: str) -> LoadedModel:
+    """A target without its parameters."""
+    path = huggingface.locate(target)
+    config = huggingface.read_config(path)
+    processor = load_image_processor(path) if LanguageModel(config).sees else None
+    return LoadedModel(config, {}, load_tokenizer(path), processor)
+
+
+def _fits(reached: Sequence[tuple[int, int]]) -> str:
+    """A table: of buckets of some lengths, how many rows have an answer within, and how many are whole."""
+    first, whole = (np.asarray(column) for column in zip(*reached, strict=True))
+    lengths = [size for i in range(4, 40) for size in (2**i, 3 * 2 ** (i - 1))]
+    shown = [size for i, size in enumerate(lengths) if first.min() <= size and (i == 0 or lengths[i - 1] < whole.max())]
+    lines = [f"{size:>8,} {(first <= size).sum():>16,} {(whole <= size).sum():>12,}" for size in shown]
+    return "\n".join([f"{'bucket':>8} {'rows that teach':>16} {'whole rows':>12}", *lines])
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ class Options:
     data: tuple[str, ...] = ()
     """PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH, where one
     of the recipe's own lies, if not in runs/data."""
+    buckets: tuple[int, ...] | None = None
+    """Of row lengths in tokens; longer rows are cut at the last; by default the recipe's."""
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
@@ -104,7 +106,7 @@ def _parse(name: str, recipe: Recipe, args: Sequence[str]) -> tuple[Recipe, Opti
         known += [f"{name}.{part.name}" for name, kind, _ in parts for part in fields(kind)]
         options = [f"--{name}".replace("_", "-") for name in known]
         raise InputError(f"{unknown[0]}: no such option; {nearest(unknown[0], options)}")
-    changed = {key: getattr(found, key) for key in ("target", "start", "view", "held_out")}
+    changed = {key: getattr(found, key) for key in ("target", "start", "view", "buckets", "held_out")}
     recipe = replace(
         recipe,
         stages=tuple(replace(stage, train=getattr(found, stage.name)) for stage in recipe.stages),

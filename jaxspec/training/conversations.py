@@ -7,12 +7,12 @@ with all others without a word; it decodes the images of its own rows alone.
 
 from __future__ import annotations
 
-import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import grain
@@ -22,13 +22,13 @@ from absl import flags
 from jaxspec.data.images import StoredImage, to_rgb
 from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, bucket
 from jaxspec.data.samples import Sample
+from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
 from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows, which_image
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT, Slots
 from jaxspec.training.batches import Batch
-
-_LOG = logging.getLogger(__name__)
+from jaxspec.training.unlearned import CountedBatches, Unlearned
 
 GROUP = 8
 """Steps whose samples are sorted together."""
@@ -42,7 +42,7 @@ class ConversationBatches:
 
     tokens [B,L], mask [B,L] of what the assistant wrote, length [B]; with images also sources and blend [B,L,K] and
     the tower's inputs [B,U,...], as in `PromptRows` and `ImageInputs`. Rows are cut at the largest bucket; what has no
-    answer left then, or more image units than their largest, counts nothing and is told to the log.
+    answer left then, or more image units than their largest, counts nothing and is one of the step's `unlearned`.
 
     With a `teacher`, also the same conversations as it reads them, named alike after `teacher/`, and `before` [B,L]:
     the slot of its row at which it tells what comes after slot t of the draft's. Its images are left out where they
@@ -85,7 +85,8 @@ class ConversationBatches:
         for i, row in enumerate(rows):
             mask[i, row.forms[0].places[row.learned]] = True
         if not mask.any():
-            raise InputError(f"training step {step}: no row has an answer within the buckets; add a longer one")
+            limit = max(self.buckets)
+            raise InputError(f"training step {step}: no row has an answer within {limit} tokens; give longer --buckets")
         out["mask"] = mask[own]
         return out | (self._taught(step, rows, own, pictures, out) if self.teacher else {})
 
@@ -97,6 +98,10 @@ class ConversationBatches:
         """Of this process's rows of a step, not padded: which of its images each slot shows, -1 for text."""
         rows, own = self._rows(step)
         return [row.forms[0].shown for row in rows[own]]
+
+    def unlearned(self, step: int) -> list[Unlearned]:
+        """The rows of a step, of all processes, of which nothing is learned."""
+        return [row.name for row in self._rows(step)[0] if not len(row.learned)]
 
     def _rows(self, step: int) -> tuple[list[_TrainingRow], slice]:
         """The rows of a step, and which of them are this process's."""
@@ -158,6 +163,8 @@ class _TrainingRow:
     learned: np.ndarray
     """The conversation's tokens that the assistant wrote and that lie within the buckets."""
     images: tuple[Any, ...]
+    name: Unlearned
+    """Who it is where nothing is learned."""
 
 
 _GROUPING = threading.Lock()
@@ -167,10 +174,13 @@ _GROUPING = threading.Lock()
 def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
     """All rows of a group of steps, sorted by length."""
     count = GROUP * batches.batch
-    samples: list[Sample] = [batches.samples[group * count + i] for i in range(count)]
-    encoded = batches.encoder.dialogues([_turns(batches, sample) for sample in samples])
-    rows = [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
+    rows = _read_rows(batches, [batches.samples[group * count + i] for i in range(count)])
     return sorted(rows, key=lambda row: len(row.forms[0].row))
+
+
+def _read_rows(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
+    encoded = batches.encoder.dialogues([_turns(batches, sample) for sample in samples])
+    return [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
 
 
 def _turns(batches: ConversationBatches, sample: Sample) -> Sequence[tuple[str, str]]:
@@ -187,14 +197,12 @@ def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask:
     within = np.logical_and.reduce([form.places < limit for form in forms])
     if not mask.any():
         raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out")
-    if not (mask & within).any():
-        _LOG.warning("sample %s of %s: no answer in its first %d tokens; skipped", sample.id, sample.dataset, limit)
-    most = max(form.units for form in forms)
-    if most > max(batches.units):
-        _LOG.warning("sample %s of %s: %d image units, over the buckets; skipped", sample.id, sample.dataset, most)
+    first = max(int(form.places[mask.argmax()]) for form in forms)
+    name = Unlearned(sample.dataset, sample.id, first + 1, max(form.units for form in forms))
+    if name.units > max(batches.units):
         forms, within = tuple(replace(form, units=0) for form in forms), np.zeros_like(mask)
     images = sample.images if any(form.units for form in forms) else ()
-    return _TrainingRow(forms, np.flatnonzero(mask & within), images)
+    return _TrainingRow(forms, np.flatnonzero(mask & within), images, name)
 
 
 def _form(
@@ -220,25 +228,41 @@ def _size(image: Any) -> tuple[int, int]:
 
 
 def iterate(
-    batches: Callable[[int], Batch], steps: int, workers: int = 0, threads: int = 2, ahead: int = 4
-) -> Any:
-    """A Grain iterator over the batches of the steps [0, `steps`), made ahead; its state is the next step.
+    rows: ConversationBatches,
+    steps: int,
+    workers: int = 0,
+    threads: int = 2,
+    ahead: int = 4,
+    read: Callable[[int], Batch] | None = None,
+) -> CountedBatches:
+    """An iterator over the batches of the steps [0, `steps`), made ahead; its state, Grain's, is the next step.
 
     Args:
-      batches: a pure function of the step: this process's rows of it.
       workers: processes that make batches, for hosts of many cores; 0: this process's threads.
       threads: of each process.
       ahead: batches made in advance, of each process.
+      read: what makes the batch of a step from these rows; by default they themselves.
     """
-    dataset = grain.MapDataset.range(steps).map(batches)
+    dataset = grain.MapDataset.range(steps).map(partial(_counted, rows, read or rows))
     made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead))
     if workers:
         flags.FLAGS.mark_as_parsed()  # Grain reads its flags, and nobody here parses any
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
         made = made.mp_prefetch(options, worker_init_fn=_leave_interrupts)
-    return iter(made)
+    return CountedBatches(iter(made), (max(rows.buckets), max(rows.units)), rows.batch)
 
 
 def _leave_interrupts(worker: int, workers: int) -> None:
     """A terminal sends Ctrl-C to all processes; the one that trains saves first, and needs its batches until then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _counted(rows: ConversationBatches, read: Callable[[int], Batch], step: int) -> tuple[Batch, list[Unlearned]]:
+    return read(step), rows.unlearned(step)
+
+
+def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """(tokens that it takes to the first of an answer, tokens in all) of each conversation, as the model reads it."""
+    whole = (sys.maxsize,)
+    batches = ConversationBatches(samples, prompt_encoder(model), model, len(samples), whole, whole)
+    return [(row.name.tokens, len(row.forms[0].row)) for row in _read_rows(batches, samples)]

@@ -9,6 +9,7 @@ it sees in decoding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -205,7 +206,6 @@ def train_kv_head(
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed)
         params = {"head": head, "target": target.params}
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
-        made = iterate(batches, train.steps)
         inputs = {
             "target": recipe.target,
             "head": asdict(config),
@@ -215,7 +215,8 @@ def train_kv_head(
             "data": told_apart(stage, parts),
             "before": steps_before(recipe.stages, stage),
         }
-        head = fit(train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs)["head"]
+        with closing(iterate(conversations, train.steps, read=batches)) as made:
+            head = fit(train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs)["head"]
     return config, head
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,27 +166,20 @@ def _train(
         told = replace(batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1))
         evaluate = simulated(draft.model, [told(step) for step in range(HELD_OUT)], view)
     loss_fn = tuning_loss(draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation)
-    trained = fit(
-        train,
-        params,
-        loss_fn,
-        iterate(batches, stage.train.steps, recipe.workers),
-        directory,
-        places=places,
-        evaluate=evaluate,
-        inputs={
-            "target": recipe.target,
-            "start": recipe.start if isinstance(recipe.start, str) else asdict(recipe.start),
-            "sees": recipe.sees,
-            "view": recipe.view,
-            "buckets": recipe.buckets,
-            "units": recipe.units,
-            "distillation": recipe.distillation and asdict(recipe.distillation),
-            "plain": stage.plain,
-            "data": told_apart(stage, parts),
-            "before": steps_before(recipe.stages, stage),
-        },
-    )
+    inputs = {
+        "target": recipe.target,
+        "start": recipe.start if isinstance(recipe.start, str) else asdict(recipe.start),
+        "sees": recipe.sees,
+        "view": recipe.view,
+        "buckets": recipe.buckets,
+        "units": recipe.units,
+        "distillation": recipe.distillation and asdict(recipe.distillation),
+        "plain": stage.plain,
+        "data": told_apart(stage, parts),
+        "before": steps_before(recipe.stages, stage),
+    }
+    with closing(iterate(batches, stage.train.steps, recipe.workers)) as made:
+        trained = fit(train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs)
     return {name: part for name, part in trained.items() if name != HELD_BY}
 
 

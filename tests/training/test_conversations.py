@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import LlavaNextImageProcessorPil
 from jaxspec.config import LlavaNextConfig
 from jaxspec.data.picturebook.samples import Sample
 from jaxspec.data.prompts import PLACEHOLDER
+from jaxspec.data.sources import mixture
 from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
@@ -22,6 +25,7 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatches, iterate
 from jaxspec.training.trainer import fit
 from tests.end_to_end import tiny
+from train import prepare
 
 MODEL = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())
 ENCODER = prompt_encoder(MODEL)
@@ -149,22 +153,59 @@ def test_plain_rows_are_images_and_what_is_said_of_them() -> None:
         assert "No." not in told(batch, row)
 
 
-def test_rows_cut_before_their_answer_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    rows = [batches(buckets=(24,))(step) for step in range(GROUP)]
-    lengths = np.concatenate([row["mask"].any(axis=1) for row in rows])
-    assert 0 < lengths.sum() < len(lengths)
-    assert "no answer in its first 24 tokens" in caplog.text
-    with pytest.raises(InputError, match="no row has an answer within"):
+def test_rows_cut_before_their_answer_count_nothing() -> None:
+    made = batches(buckets=(24,))
+    for step in range(GROUP):
+        lost, learned = made.unlearned(step), made(step)["mask"].any(axis=1)
+        assert len(lost) == (~learned).sum()
+        assert all(row.tokens > 24 for row in lost)
+    with pytest.raises(InputError, match="no row has an answer within 8 tokens; give longer --buckets"):
         batches(buckets=(8,))(0)
 
 
-def test_rows_of_too_many_images_count_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_too_many_images_count_nothing() -> None:
     for step in range(GROUP):
-        batch = batches(units=(1,))(step)
+        made = batches(units=(1,))
+        batch, lost = made(step), made.unlearned(step)
         several = (batch["tokens"] == IMAGE).sum(axis=1) > PAGE
         assert not batch["mask"][several].any()
         assert batch["mask"][~several].any(axis=1).all()
-    assert "2 image units, over the buckets" in caplog.text
+        assert [row.units for row in lost] == [2] * several.sum()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_teach_nothing_are_counted_and_told_once(workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over several epochs of 20 rows, and from whichever process makes the batches."""
+    rows = [Talk()[i] for i in range(20)]
+    rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
+    made = iterate(batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,)), 2 * GROUP, workers)
+    learned = sum(next(made)["mask"].any(axis=1).sum() for _ in range(2 * GROUP))
+    assert capsys.readouterr().err == ""
+    made.close()
+    assert 8 * GROUP - learned > 1
+    assert capsys.readouterr().err == (
+        f"rows of talk that taught nothing, {1 - learned / (8 * GROUP):.1%} of what was read: "
+        "1 without an answer in the first 64 tokens "
+        "(the first 119 would do: give longer --buckets; train/prepare.py --target tells what fits)\n"
+    )
+    iterate(batches(), 1).close()
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_that_fit_are_told_when_they_are_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    rows = [{"id": str(i), "question": "What?" * i, "answer": "So."} for i in range(1, 31)]
+    (tmp_path / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepare.main(prepare.Text(tmp_path / "talk.jsonl", "talk", target=str(tmp_path / "target"), out=tmp_path))
+    table = capsys.readouterr().out.partition("whole rows\n")[2]
+    told = ENCODER.dialogues([[(row["question"], row["answer"])] for row in rows])
+    sizes = [int(line.split()[0].replace(",", "")) for line in table.splitlines()]
+    for line, size in zip(table.splitlines(), sizes, strict=True):
+        teach = sum(mask[:size].any() for _, mask in told)
+        whole = sum(len(tokens) <= size for tokens, _ in told)
+        assert line.split()[1:] == [str(teach), str(whole)]
+        assert teach > 0
+    assert whole == 30
 
 
 def test_iterator_goes_on_where_it_stopped() -> None:

@@ -71,7 +71,8 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
 
 def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(folder: Path, tmp_path: Path) -> None:
     def stages(steps: int) -> tuple[Stage, ...]:
-        return replace(FIRST, train=replace(FIRST.train, steps=steps, warmup=0, final_rate=1.0, evaluate_every=0)), SECOND
+        train = replace(FIRST.train, steps=steps, warmup=0, final_rate=1.0, evaluate_every=0)
+        return replace(FIRST, train=train), SECOND
 
     train_draft(recipe(folder, stages=stages(1)), tmp_path, {"talk": folder / "talk"})
     with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, and now it is 2"):
