@@ -120,18 +120,20 @@ def _claim(directory: Path, config: TrainConfig, inputs: dict[str, Any], done: i
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if done is not None and path.exists():
-            theirs, mine = _decisive(json.loads(path.read_text())), _decisive(json.loads(text))
+            old = json.loads(path.read_text())
+            theirs, mine = _decisive(old), _decisive(json.loads(text))
+            if done <= config.steps and same_rates(config, old["steps"], done):
+                theirs["steps"] = config.steps
             for name in sorted(theirs.keys() | mine.keys()):
                 before, now = theirs.get(name), mine.get(name)
-                if before == now or (name == "steps" and done <= now and same_rates(config, before, done)):
-                    continue
-                why = ""
-                if name == "steps" and now > before:
-                    why = ", on which its learning rates depend (behind the warm-up those of final_rate 1 do not)"
-                raise InputError(
-                    f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}{why}; "
-                    "go on with that, or train in another directory (--runs)"
-                )
+                if before != now:
+                    why = ""
+                    if name == "steps" and old["steps"] < config.steps:
+                        why = ", on which its learning rates depend (behind the warm-up those of final_rate 1 do not)"
+                    raise InputError(
+                        f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}{why}; "
+                        "go on with that, or train in another directory (--runs)"
+                    )
         if jax.process_index() == 0:
             write_text(path, text)
     except OSError as error:
