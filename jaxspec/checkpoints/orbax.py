@@ -1,14 +1,19 @@
 """Training state on disk: Orbax, the newest steps kept, each written to a temporary name and renamed.
 
-A step holds the state, whose arrays each process writes its part of, and the place in the data of every process.
+A step holds the state, whose arrays each process writes its part of, and the place in the data of every process;
+with them what decides the run, and sums of both, for Orbax does not see a bit of an array that has turned over.
 `CheckpointManager` rather than Orbax v1, whose import path and function names still differ between the releases
 that the supported Python versions install.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import logging
+import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +21,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
@@ -24,11 +30,14 @@ from orbax.checkpoint.checkpoint_managers import LatestN
 
 from jaxspec.errors import InputError
 from jaxspec.files import write_error
+from jaxspec.typing import Array
 
 State = TypeVar("State")
 
-# Orbax's threads print a traceback for every failed write; here it becomes the one line of an InputError.
-logging.getLogger("absl").addFilter(lambda record: "_SignalingThread" not in record.getMessage())
+# Orbax's threads print a traceback for every failed write, and lines for files that it does not need; here what ends a
+# run becomes the one line of an InputError.
+_ECHOES = ("_SignalingThread", "Failed to json parse Metadata file")
+logging.getLogger("absl").addFilter(lambda record: not any(echo in record.getMessage() for echo in _ECHOES))
 
 
 class _WriteError(InputError):
@@ -41,13 +50,15 @@ class Checkpoints:
     Args:
       directory: a folder that all processes see, or an address such as `gs://bucket/run`.
       keep: how many of the newest steps are kept. An older one goes only after a newer one is whole.
+      run: what decides the result, for JSON; every step that is saved tells it.
 
     Raises InputError where the directory cannot be written, at once or when a pending write is waited for.
     """
 
-    def __init__(self, directory: Path | str, keep: int = 2) -> None:
+    def __init__(self, directory: Path | str, keep: int = 2, run: Any = None) -> None:
         path = epath.Path(directory)
         self._directory = path if "://" in str(directory) else path.absolute()
+        self._run = run
         options = ocp.CheckpointManagerOptions(preservation_policy=LatestN(keep), cleanup_tmp_directories=True)
         with self._told_in_one_line():
             self._manager = ocp.CheckpointManager(self._directory, options=options)
@@ -64,9 +75,13 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.close()
 
-    def latest_step(self) -> int | None:
-        """The newest step that is whole."""
-        return self._manager.latest_step()
+    def newest(self) -> tuple[int, Any] | None:
+        """The newest step that can be read, and the `run` that it tells; None when nothing is saved."""
+        for step in self._steps():
+            found, _ = self._read(step, data=ocp.args.JsonRestore())
+            if found is not None:
+                return step, found["data"].get("run")
+        return None
 
     def save(self, step: int, state: object, place: Any, *, wait: bool = False) -> None:
         """Writes in the background, unless it is to `wait`; the arrays are copied first, so they may be donated.
@@ -76,7 +91,9 @@ class Checkpoints:
         """
         with self._told_in_one_line():
             if self._manager.latest_step() != step:
-                parts = {"state": ocp.args.StandardSave(state), "data": ocp.args.JsonSave(_gather(place))}
+                told = {"processes": _gather(place), "run": self._run, "state": int(_sum(state))}
+                data = ocp.args.JsonSave(told | {"sum": _sum_of_json(told)})
+                parts = {"state": ocp.args.StandardSave(state), "data": data}
                 self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
             if wait:
                 self._manager.wait_until_finished()
@@ -85,15 +102,61 @@ class Checkpoints:
         """The newest saved state, shaped and placed like `state`, and this process's place in the data.
 
         The devices may be others than those that saved it, and so may the number of processes where they all
-        were at the same place. (`state` itself, None) when nothing is saved.
+        were at the same place. (`state` itself, None) when nothing is saved. Steps that are damaged are told, and
+        set aside where an older one is not.
+
+        Raises InputError where all are damaged.
         """
-        step = self._manager.latest_step()
-        if step is None:
-            return state, None
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-        parts = {"state": ocp.args.StandardRestore(abstract), "data": ocp.args.JsonRestore()}
-        restored: Any = self._manager.restore(step, args=ocp.args.Composite(**parts))
-        return restored["state"], self._own(step, restored["data"]["processes"])
+        damaged: dict[int, str] = {}
+        for step in self._steps():
+            found, reason = self._read(step, state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
+            if found is not None:
+                self._set_aside(damaged, step)
+                return found["state"], self._own(step, found["data"]["processes"])
+            damaged[step] = reason
+        for step, reason in damaged.items():
+            why = f"step {step} cannot be read ({reason}), nor any before it"
+            raise InputError(f"{self._directory}: {why}; train in another directory")
+        return state, None
+
+    def _steps(self) -> list[int]:
+        """All steps that have a folder, the newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def _read(self, step: int, **parts: Any) -> tuple[Any, str]:
+        """These parts of a step, or None and why they cannot be read; in every process the same."""
+        found, reason = None, ""
+        # TensorStore prints errors that it raises once more, from threads and from coroutines that are left over.
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        try:
+            found = self._manager.restore(step, args=ocp.args.Composite(**parts))
+            _check(found)
+        except (MemoryError, jax.errors.JaxRuntimeError):
+            raise
+        except Exception as error:  # Orbax and TensorStore raise anything of files that are damaged
+            found, reason = None, f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
+        finally:
+            if found is None:
+                gc.collect()
+            sys.unraisablehook = hook
+        if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(found is not None)).all():
+            found, reason = None, reason or "another process cannot"
+        return found, reason
+
+    def _set_aside(self, damaged: dict[int, str], whole: int) -> None:
+        """Renames the folders of damaged steps, so that a run may save these steps anew."""
+        for step, reason in damaged.items():
+            if jax.process_index() == 0:
+                names = (f"{step}.damaged{number or ''}" for number in itertools.count())
+                aside = next(name for name in names if not (self._directory / name).exists())
+                with self._told_in_one_line():
+                    (self._directory / str(step)).rename(self._directory / aside)
+                told = f"step {step} is damaged ({reason}); it is {aside} now, and step {whole} is whole"
+                print(f"{self._directory}: {told}", file=sys.stderr)
+        if damaged:
+            multihost_utils.sync_global_devices("damaged steps")
+            self._manager.reload()
 
     def _own(self, step: int, places: list[Any]) -> Any:
         if len(places) == jax.process_count():
@@ -122,12 +185,38 @@ class Checkpoints:
             raise _WriteError(f"checkpoints: cannot write {self._directory}: {reason}; mend that, {left}") from error
 
 
-def _gather(place: Any) -> dict[str, list[Any]]:
+def _check(found: Any) -> None:
+    """Raises ValueError where what was read is not what was written."""
+    told = dict(found["data"])
+    if "sum" in told and told.pop("sum") != _sum_of_json(told):
+        raise ValueError("its place in the data is not what was saved")
+    if "state" in found and told.get("state") not in (None, int(_sum(found["state"]))):
+        raise ValueError("its arrays are not those that were saved")
+
+
+def _sum_of_json(values: Any) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+@jax.jit
+def _sum(state: Any) -> Array:
+    """A number that any other bit in the state would change, however its arrays are placed; they are not moved."""
+    total = jnp.uint32(0)
+    for leaf in map(jnp.asarray, jax.tree.leaves(state)):
+        unsigned = jnp.dtype(f"u{min(leaf.dtype.itemsize, 4)}")
+        bits = jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)
+        axes = (jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) for axis in range(bits.ndim))
+        place = sum((number * (2 * axis + 7) for axis, number in enumerate(axes)), jnp.uint32(0))
+        total = 31 * total + jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+    return total
+
+
+def _gather(place: Any) -> list[Any]:
     """The places of all processes, in their order."""
     if jax.process_count() == 1:
-        return {"processes": [place]}
+        return [place]
     own = np.frombuffer(json.dumps(place).encode(), np.uint8)
     longest = int(np.max(multihost_utils.process_allgather(np.int32(len(own)))))
     padded = np.pad(own, (0, longest - len(own)), constant_values=ord(" "))
     rows = np.asarray(multihost_utils.process_allgather(padded))
-    return {"processes": [json.loads(row.tobytes()) for row in rows]}
+    return [json.loads(row.tobytes()) for row in rows]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxspec.errors import InputError
-from jaxspec.files import write_text
+from jaxspec.files import write_text, writing
 from jaxspec.training.config import TrainConfig
 
 
@@ -24,9 +26,10 @@ class MetricsLog:
         if jax.process_index():
             return
         path = directory / "metrics.jsonl"
-        kept = [line for line in path.read_text().splitlines(True) if _step(line) <= start] if path.exists() else []
-        write_text(path, "".join(kept))
-        self._file = path.open("a")
+        with writing(path):
+            kept = [line for step, line in _lines(path) if step <= start]
+            write_text(path, "".join(f"{line}\n" for line in kept))
+            self._file = path.open("a", encoding="utf-8")
         if config.tensorboard:
             self._others.append(_TensorBoard(directory / "tensorboard", start))
         if config.wandb:
@@ -54,12 +57,29 @@ class MetricsLog:
             part.write(step, values)
 
 
-def _step(line: str) -> float:
-    """The step of a line of metrics; of half a line, infinity."""
+def _lines(path: Path) -> list[tuple[float, str]]:
+    """The lines of metrics, with their steps. Where a file holds others too it is kept, under another name."""
+    if not path.exists():
+        return []
+    lines = [(_step(line), line) for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
+    if lines[-1][0] is None:
+        lines.pop()  # nothing, or the half that a kill left
+    odd = [number for number, (step, _) in enumerate(lines, 1) if step is None]
+    if odd:
+        names = (f"metrics.damaged{number or ''}.jsonl" for number in itertools.count())
+        aside = next(name for name in names if not (path.parent / name).exists())
+        path.replace(path.with_name(aside))
+        print(f"{path}: line {odd[0]} is none of metrics ({len(odd)} are not); it is {aside} now", file=sys.stderr)
+    return [(step, line) for step, line in lines if step is not None]
+
+
+def _step(line: str) -> float | None:
+    """The step of a line of metrics; None where it is none."""
     try:
-        return json.loads(line)["step"]
-    except ValueError:
-        return float("inf")
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if isinstance(step, int | float) else None
 
 
 class _TensorBoard:

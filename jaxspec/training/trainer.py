@@ -57,7 +57,7 @@ def fit(
       places: where parameters lie on the mesh; None: whole on every device.
       evaluate: called every `config.evaluate_every` steps, and after the last; its metrics are logged.
       inputs: what decides the result besides the configuration (data, models, loss), as JSON has it; by other names
-        than the configuration's. It is kept beside it, and a run of others is not gone on with.
+        than the configuration's. Every checkpoint tells it, and a run of others is not gone on with.
 
     Raises:
       InputError: mesh, patterns or directory do not fit, or the directory holds the state of another run.
@@ -68,8 +68,9 @@ def fit(
     data: Any = batches if hasattr(batches, "get_state") else StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]
     trainable, held = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
-    with Checkpoints(config.checkpoints or directory / "checkpoints", config.keep) as checkpoints:
-        _claim(directory, config, dict(inputs or {}), checkpoints.latest_step())
+    run: dict[str, Any] = json.loads(json.dumps(asdict(config) | dict(inputs or {})))
+    with Checkpoints(config.checkpoints or directory / "checkpoints", config.keep, run) as checkpoints:
+        _claim(directory, config, run, checkpoints.newest())
         state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
         state, place = checkpoints.restore(state)
         if place is not None:
@@ -110,18 +111,16 @@ def fit(
     return merge(on_host(state.params), held)
 
 
-def _claim(directory: Path, config: TrainConfig, inputs: dict[str, Any], done: int | None) -> None:
-    """Writes `train_config.json`. Refuses to go on, after `done` steps, with a run of other hyperparameters or inputs.
+def _claim(directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None) -> None:
+    """Writes `train_config.json`, for people. Refuses to go on with what another run saved.
 
     Its number of steps may be another where the steps that are done would have been the same.
     """
-    path = directory / "train_config.json"
-    text = json.dumps(asdict(config) | inputs, indent=1) + "\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if done is not None and path.exists():
-            old = json.loads(path.read_text())
-            theirs, mine = _decisive(old), _decisive(json.loads(text))
+        if saved is not None:
+            done, old = saved[0], saved[1] or run
+            theirs, mine = _decisive(old), _decisive(run)
             if done <= config.steps and same_rates(config, old["steps"], done):
                 theirs["steps"] = config.steps
             for name in sorted(theirs.keys() | mine.keys()):
@@ -135,7 +134,7 @@ def _claim(directory: Path, config: TrainConfig, inputs: dict[str, Any], done: i
                         "go on with that, or train in another directory (--runs)"
                     )
         if jax.process_index() == 0:
-            write_text(path, text)
+            write_text(directory / "train_config.json", json.dumps(run, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"{directory}: cannot be written: {error.strerror}; give another directory") from error
 
