@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +49,11 @@ def load_tokenizer(path: str | Path) -> Any:
 
     # Asked first: given a config.json alone, transformers 5 makes an empty tokeniser and says nothing.
     _require(path, _TOKENIZER_FILES, "tokenizer")
+    if not (Path(path) / "tokenizer.json").is_file() and find_spec("sentencepiece") is None:
+        raise InputError(
+            f"{path}: tokenizer.model is read with sentencepiece, which is not installed; "
+            "pip install 'jaxspec[sentencepiece]', or put the model's tokenizer.json beside it"
+        )
     with reading(f"{path}: transformers cannot read the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template
@@ -78,7 +85,20 @@ def load_image_processor(path: str | Path) -> Any:
     # The same wish in the words of transformers 5 and of transformers 4.
     wish = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
     with reading(f"{path}: transformers cannot read the image processor"):
-        return transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False, **wish)
+        try:
+            return transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False, **wish)
+        except Exception:
+            _check_torchvision()
+            raise
+
+
+def _check_torchvision() -> None:
+    """Raises InputError where torchvision breaks on import; transformers tells it as if its own class were missing."""
+    if find_spec("torchvision") is None:
+        return
+    mend = "install the one made for the torch that is there, or uninstall it"
+    with reading("torchvision is installed and does not work", mend):
+        import_module("torchvision")
 
 
 def page_processor(tiles: Any) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +169,33 @@ def test_broken_processors(tmp_path):
         with pytest.raises(InputError, match=f"transformers cannot read {what}") as caught:
             read(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="sentencepiece is installed")
+def test_a_sentencepiece_model_alone(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"any")
+    with pytest.raises(InputError) as caught:
+        load_tokenizer(tmp_path)
+    assert "pip install 'jaxspec[sentencepiece]', or put the model's tokenizer.json beside it" in str(caught.value)
+
+
+def test_a_broken_torchvision_is_named(processed, tmp_path):
+    """transformers says that its own class cannot be imported."""
+    pytest.importorskip("torch", reason="without torch, transformers does not look at torchvision")
+    (tmp_path / "torchvision").mkdir()
+    broken = 'raise RuntimeError("operator torchvision::nms does not exist")'
+    (tmp_path / "torchvision" / "__init__.py").write_text(broken)
+    (tmp_path / "torchvision-0.20.0.dist-info").mkdir()
+    (tmp_path / "torchvision-0.20.0.dist-info" / "METADATA").write_text("Name: torchvision\nVersion: 0.20.0\n")
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from jaxspec.checkpoints.processors import load_image_processor
+from jaxspec.errors import InputError
+try:
+    load_image_processor({str(processed)!r})
+except InputError as error:
+    print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert told.startswith("torchvision is installed and does not work (operator torchvision::nms does not exist); ")
