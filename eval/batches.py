@@ -32,7 +32,7 @@ from jaxspec.decoding.host import BATCH_BUCKETS
 from jaxspec.errors import check_counts
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.command import eval_preset, eval_presets, load_models
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.timing import by_turns
 from jaxspec.runtime import input_errors
 
@@ -70,7 +70,9 @@ def main(
       view: of the draft.
       repeats: runs of each way, by turns; the fastest of each counts, as what else a machine does only adds.
     """
+    given = dict(locals())
     check_counts(samples=samples, new=new, long=long, repeats=repeats)
+    fresh = begin(out, given)
     config = eval_preset(preset)
     config = replace(config, target=target or config.target, draft=draft or config.draft)
     reader, drafter, captioner = load_models(config, (view,))
@@ -116,7 +118,8 @@ def main(
         f"caches, of room for {long} new tokens, over that with caches that grow to it.",
     ]
     table = (f"Batches of {preset}", HEADER, cells, notes)
-    write_results(out, describe_run(preset), rows, [], markdown(*table))
+    write_results(fresh, describe_run(preset, given), rows, [], markdown(*table))
+    finish(fresh, out)
     show(*table)
     print(f"wrote results.json, table.md to {out}", file=sys.stderr)
 

@@ -23,7 +23,7 @@ from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.html import SHOWN, write_html
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table, block_efficiency_table
 from jaxspec.runtime import input_errors
 
@@ -39,9 +39,10 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures block efficiency of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
-    out = options.out
+    given = vars(config) | vars(options)
+    out = begin(options.out, given)
     models = load_models(config)
-    run = describe_run(preset)
+    run = describe_run(preset, given)
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     table: Table = "", [], [], []
@@ -50,11 +51,12 @@ def main(args: Sequence[str] | None = None) -> None:
         records += its_records
         table = block_efficiency_table(replace(config, sets=config.sets[:done]), rows)
         write_results(out, run, rows, records, markdown(*table))  # each time: a run that is stopped keeps whole sets
-    show(*table)
     figures = draw_all(config, rows, records, out)
     write_html(out / "report.html", run, table, figures, records, _asked(config))
+    finish(out, options.out)
+    show(*table)
     files = ["results.json", "records.jsonl", "table.md", "report.html", *(figure.name for figure in figures)]
-    print(f"wrote {', '.join(files)} to {out}", file=sys.stderr)
+    print(f"wrote {', '.join(files)} to {options.out}", file=sys.stderr)
 
 
 def _asked(config: EvalConfig) -> dict[tuple[str, str, int], tuple[str, Sequence[Any]]]:

@@ -20,7 +20,7 @@ from jaxspec.evaluation.collaboration import measure
 from jaxspec.evaluation.collaborative_tables import dial_table, draw_dial, methods_table
 from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table
 from jaxspec.runtime import input_errors, setup_runtime
 
@@ -38,8 +38,10 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args, CollaborativeEvalConfig, "gsm8k")
     for name in set(config.sets) & set(data_places(config.data)):
         config.samples(name, config.limit)  # what cannot be read is told before models load
+    given = vars(config) | vars(options)
+    out = begin(options.out, given)
     setup_runtime(config.dtype)
-    run = describe_run(preset)
+    run = describe_run(preset, given)
     rows: list[dict[str, Any]] = []
     dial: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
@@ -50,10 +52,11 @@ def main(args: Sequence[str] | None = None) -> None:
         records += its_records
         tables = [methods_table(config, rows)] + ([dial_table(config, dial)] if dial else [])
         text = "\n".join(markdown(*table) for table in tables)
-        write_results(options.out, run, [*rows, *dial], records, text)  # a run that is stopped keeps whole pairings
+        write_results(out, run, [*rows, *dial], records, text)  # a run that is stopped keeps whole pairings
+    figure = draw_dial(dial, out)
+    finish(out, options.out)
     for table in tables:
         show(*table)
-    figure = draw_dial(dial, options.out)
     files = ["results.json", "records.jsonl", "table.md", *([figure.name] if figure else [])]
     print(f"wrote {', '.join(files)} to {options.out}", file=sys.stderr)
 

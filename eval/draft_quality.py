@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.quality import measure_quality, quality_table
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.runtime import input_errors
 
 
@@ -32,10 +32,13 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures the quality of the target's and the draft's own answers."""
     preset, config, options = parse_command(Options, __doc__, args)
+    given = vars(config) | vars(options)
+    out = begin(options.out, given)
     target, draft, _ = load_models(config, views=())
     rows, records = measure_quality(config, {"target": target, "draft": draft})
     table = quality_table(config, rows)
-    write_results(options.out, describe_run(preset), rows, records, markdown(*table))
+    write_results(out, describe_run(preset, given), rows, records, markdown(*table))
+    finish(out, options.out)
     show(*table)
     print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table, identity_table, sampling_table
 from jaxspec.runtime import input_errors
 
@@ -52,8 +52,10 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures token identity, and tests the distribution of sampled answers."""
     preset, config, options = parse_command(Options, __doc__, args)
+    given = vars(config) | vars(options)
+    out = begin(options.out, given)
     models = load_models(config)
-    run = describe_run(preset)
+    run = describe_run(preset, given)
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     tables: list[Table] = []
@@ -61,14 +63,15 @@ def main(args: Sequence[str] | None = None) -> None:
         rows += its_rows
         records += its_records
         tables = [identity_table(config, rows)]
-        write_results(options.out, run, rows, records, markdown(*tables[0]))  # a run that is stopped keeps what is done
+        write_results(out, run, rows, records, markdown(*tables[0]))  # a run that is stopped keeps what is done
     if options.draws:
         sampled = measure_sampling(
             config, *models, draws=options.draws, tokens=options.tokens, batch=max(options.batches)
         )
         tables.append(sampling_table(config, sampled))
         rows += sampled
-    write_results(options.out, run, rows, records, "\n".join(markdown(*table) for table in tables))
+    write_results(out, run, rows, records, "\n".join(markdown(*table) for table in tables))
+    finish(out, options.out)
     for table in tables:
         show(*table)
     print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)

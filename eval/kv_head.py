@@ -29,7 +29,7 @@ from jaxspec.evaluation.block_efficiency import compare, row_engines
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.kv_head import foretold
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table, draft_table
 from jaxspec.runtime import input_errors
 
@@ -53,6 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     if config.kv_head is None:
         raise InputError(f"preset {preset}: names no kv_head; give one with --kv-head")
+    given = vars(config) | vars(options)
+    out = begin(options.out, given)
     target, draft, captioner = load_models(config, views=[*(name for row in config.rows for name in row.views), "kv"])
     assert target.head is not None
     heads = ablations(target.head)
@@ -63,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> None:
     drafts = {name: separate_draft(config, target, place) for name, place in map(named, options.baselines)}
     plain = Engine(replace(target, head=None), None, config.plain())
     passes = foretold(config, plain, heads, options.gammas) if config.temperature == 0 else {}
-    run = describe_run(preset)
+    run = describe_run(preset, given)
     rows: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     table: Table = "", [], [], []
@@ -80,7 +82,8 @@ def main(args: Sequence[str] | None = None) -> None:
             rows += [row | {"foretold": tau} for row, tau in zip(measured, told)]
             records += answers
             table = draft_table(config, rows)
-            write_results(options.out, run, rows, records, markdown(*table))  # a run that is stopped keeps whole sets
+            write_results(out, run, rows, records, markdown(*table))  # a run that is stopped keeps whole sets
+    finish(out, options.out)
     show(*table)
 
 

@@ -35,7 +35,7 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.command import load_models
 from jaxspec.evaluation.exactness import whole_row
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.timing import time_passes
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, pack
 from jaxspec.runtime import input_errors, setup_runtime
@@ -125,10 +125,12 @@ def main(
       repeats: calls, of which the fastest counts.
       out: directory for the results.
     """
+    given = dict(locals())
     check_counts(repeats=repeats)
     for length in lengths:
         if length < gamma + 2:
             raise InputError(f"lengths: {length} tokens have no whole block of {gamma}; give {gamma + 2} or more")
+    fresh = begin(out, given)
     setup_runtime("float32")
     config = KVHeadConfig.of_target(TARGET, pooling="drop", gamma=gamma)
     head = init_head(config, None, jax.random.key(0))
@@ -165,7 +167,8 @@ def main(
         f"prefill takes {passes['pack_ms']:.2f} ms of its {passes['prefill_ms']:.1f}.",
     ]
     title = "Cost of Target-Draft attention"
-    write_results(out, describe_run("kv_head"), rows, [], markdown(title, header, cells, notes))
+    write_results(fresh, describe_run("kv_head", given), rows, [], markdown(title, header, cells, notes))
+    finish(fresh, out)
     show(title, header, cells, notes)
 
 

@@ -29,7 +29,7 @@ from jaxspec.evaluation.latency import (
 )
 from jaxspec.evaluation.latency_report import draw_latency, latency_tables
 from jaxspec.evaluation.limits import probe
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import input_errors, setup_runtime
 
@@ -56,6 +56,8 @@ def main(
       rules: weightings of the blocks whose cost is told, on as many views as the preset names.
       clock: wall time, or the processor's, for CPUs that others use as well.
     """
+    given = dict(locals())
+    fresh = begin(out, given)
     config: LatencyConfig = replace(load_preset("latency", preset), clock=clock)
     setup_runtime(config.dtype)
     limits = probe(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side, clock=clock)
@@ -69,13 +71,14 @@ def main(
         rows += [row for batch in batches for r in views for row in measure_forced(pair, batch, r)]
     if "mixtures" in parts:
         rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
-    run = describe_run(preset) | {"limits": vars(limits), "clock": clock, "load": os.getloadavg()[0]}
+    run = describe_run(preset, given) | {"limits": vars(limits), "clock": clock, "load": os.getloadavg()[0]}
     title = preset if clock == "wall" else f"{preset}, processor time"
     tables = latency_tables(title, rows, limits)
-    write_results(out, run, rows, [], "\n".join(markdown(*table) for table in tables))
+    write_results(fresh, run, rows, [], "\n".join(markdown(*table) for table in tables))
+    figures = draw_latency(title, rows, fresh)
+    finish(fresh, out)
     for table in tables:
         show(*table)
-    figures = draw_latency(title, rows, out)
     print(f"wrote {', '.join(['results.json', 'table.md', *(f.name for f in figures)])} to {out}", file=sys.stderr)
 
 

@@ -3,9 +3,9 @@
     python eval/mmspec.py llava15 --data mmspec=PATH --limit 600 --max-new-tokens 1024 --batch-size 1
     python eval/mmspec.py llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
 
-Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset, and summary.csv,
-into --out. Times are of whole batches, shared evenly; MMSpec's own are of batch 1. With a recorded target there
-are none; the acceptance is exact all the same.
+Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset, summary.csv,
+results.json and table.md into --out. Times are of whole batches, shared evenly; MMSpec's own are of batch 1. With a
+recorded target there are none; the acceptance is exact all the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxspec.data.mmspec import answer_row, summary_csv, summary_rows
 from jaxspec.data.sets import MMSPEC
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.mmspec import BASELINE, measure_mmspec
-from jaxspec.evaluation.report import show
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.files import write_text
 from jaxspec.runtime import input_errors
 
@@ -39,19 +39,23 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft."""
-    _, config, options = parse_command(Options, __doc__, args)
+    preset, config, options = parse_command(Options, __doc__, args)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
+    given = vars(config) | vars(options)
+    out = begin(options.out, given)
     answers = measure_mmspec(config, *load_models(config))
-    options.out.mkdir(parents=True, exist_ok=True)
     for method, answered in answers.items():
         lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in answered]
         name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
-        write_text(options.out / name, "".join(lines))
+        write_text(out / name, "".join(lines))
     rows = summary_rows(answers, BASELINE)
-    write_text(options.out / "summary.csv", summary_csv(rows))
+    write_text(out / "summary.csv", summary_csv(rows))
     cells = [[f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN] for row in rows]
+    write_results(out, describe_run(preset, given), rows, [], markdown("MMSpec", SHOWN, cells))
+    finish(out, options.out)
     show("MMSpec", list(SHOWN), cells)
-    print(f"wrote the answers of {len(answers)} methods and summary.csv to {options.out}", file=sys.stderr)
+    written = f"the answers of {len(answers)} methods, summary.csv, results.json, table.md"
+    print(f"wrote {written} to {options.out}", file=sys.stderr)
 
 
 if __name__ == "__main__":

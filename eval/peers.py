@@ -39,7 +39,7 @@ from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.presets import load_preset
 from jaxspec.runtime import input_errors, setup_runtime
 
@@ -89,9 +89,11 @@ def main(
       threads: of torch; its own choice when None.
       compiled: also transformers' static cache with a compiled forward pass (a minute of warm-up).
     """
+    given = dict(locals())
     if find_spec("torch") is None:
         raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
+    fresh = begin(out, given)
     setup_runtime("float32")
     with tempfile.TemporaryDirectory() as folder:
         paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
@@ -117,7 +119,8 @@ def main(
     if preset == "pair55m":
         notes.append(f"PLANTED agreement: the draft is right after {acceptance:.0%} of the tokens; see planted.py.")
     table = (f"Peers on {preset}", HEADER, cells(rows), notes)
-    write_results(out, describe_run(preset), rows, [], markdown(*table))
+    write_results(fresh, describe_run(preset, given), rows, [], markdown(*table))
+    finish(fresh, out)
     show(*table)
     print(f"wrote results.json, table.md to {out}", file=sys.stderr)
 

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from configs.eval.mini import ASSETS
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.runtime import input_errors, setup_runtime
 
 
@@ -50,7 +50,9 @@ def main(
       starts: warm starts, after one cold.
       calls: warm calls of each kind in one process.
     """
+    given = dict(locals())
     check_counts(starts=starts, calls=calls)
+    fresh = begin(out, given)
     found = [start(target, draft, starts), host(target, draft, calls)]
     rows = [row for part in found for row in part]
     header = ["", "seconds", "CPU seconds"]
@@ -61,7 +63,9 @@ def main(
     load = os.getloadavg()[0]
     notes = [f"Medians. {starts} warm starts after one cold; {calls} warm calls of each kind; load {load:.1f}."]
     table = ("Start-up and host time", header, cells, notes)
-    write_results(out, describe_run(f"{os.path.relpath(target)} {os.path.relpath(draft)}"), rows, [], markdown(*table))
+    run = describe_run(f"{os.path.relpath(target)} {os.path.relpath(draft)}", given)
+    write_results(fresh, run, rows, [], markdown(*table))
+    finish(fresh, out)
     show(*table)
 
 

@@ -21,7 +21,7 @@ from jaxspec.decoding.weighting import Adaptive
 from jaxspec.decoding.weighting_rules import PRESETS, RULES, parse_weighting
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.regret import measure_regret
-from jaxspec.evaluation.report import describe_run, markdown, show, write_results
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import regret_table
 from jaxspec.runtime import input_errors
 
@@ -45,10 +45,13 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     swept = [parse_weighting(text) for text in options.rules]
     swept += [replace(rule, window=h) for rule in swept if isinstance(rule, Adaptive) for h in options.windows]
+    given = vars(config) | vars(options)
+    out = begin(options.out, given)
     models = load_models(config, options.views)
     rows, records = measure_regret(config, *models, views=options.views, rules=list(dict.fromkeys(map(str, swept))))
     table = regret_table(config, rows)
-    write_results(options.out, describe_run(preset), rows, records, markdown(*table))
+    write_results(out, describe_run(preset, given), rows, records, markdown(*table))
+    finish(out, options.out)
     show(*table)
     print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)
 

@@ -1,13 +1,20 @@
-"""Records on disk and tables for people: `results.json`, `records.jsonl`, `table.md`, and the terminal."""
+"""Records on disk and tables for people: `results.json`, `records.jsonl`, `table.md`, and the terminal.
+
+A run writes into `OUT.unfinished` (`begin`), and at its end all its files take the place of those in OUT (`finish`).
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import reprlib
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,17 +23,25 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.files import write_text
+from jaxspec.errors import InputError
+from jaxspec.files import check_directory, whole_directory, write_text, writing
 
 PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
+FILES = (
+    *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv", "*-temperature-*.jsonl"),
+    *("block_efficiency.png", "acceptance_by_position.png", "stage_times.png", "weight_trajectory.png", "overlap.png"),
+    *("accepted_over_time.png", "dial.png", "passes.png", "stages.png"),
+)
+"""What runs write, and what the next one with the same options replaces."""
 
 
-def describe_run(preset: str) -> dict[str, Any]:
+def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Where and with what a measurement was made."""
     device = jax.devices()[0]
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "preset": preset,
+        "options": _deciding(options),
         "device": f"{device.device_kind} ({device.platform})",
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -36,11 +51,52 @@ def describe_run(preset: str) -> dict[str, Any]:
     }
 
 
+def begin(out: Path, options: Mapping[str, Any]) -> Path:
+    """Makes the folder for a run to write into until `finish`; one that is stopped leaves there what it has measured.
+
+    Raises InputError where `out` cannot be written, or holds the results of other options.
+    """
+    out = Path(os.path.abspath(out))
+    fresh = out.with_name(f"{out.name}.unfinished")
+    check_directory(out)
+    for folder in (out, fresh):
+        if not (folder / "results.json").exists():
+            continue
+        theirs = _options(folder / "results.json")
+        for name, mine in _deciding(options).items():
+            if theirs.get(name) != mine:
+                told = f"{name} {reprlib.repr(theirs.get(name))}, and now it is {reprlib.repr(mine)}"
+                raise InputError(f"{folder}: holds results of {told}; give another --out, or remove it")
+    with writing(fresh):
+        fresh.mkdir(parents=True, exist_ok=True)
+    return fresh
+
+
+def finish(fresh: Path, out: Path) -> None:
+    """Puts all files of the run in the place of an earlier one's, in one step; what else lies in `out` stays."""
+    with whole_directory(Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)) as place:
+        shutil.copytree(fresh, place, dirs_exist_ok=True)
+    shutil.rmtree(fresh)
+
+
+def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the results, as JSON has it: all but where they are written."""
+    told = json.dumps(dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value))
+    return {name: value for name, value in json.loads(told).items() if name != "out"}
+
+
+def _options(file: Path) -> dict[str, Any]:
+    """The options of an earlier run; none where it does not say."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["run"]["options"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def write_results(
     out: Path, run: dict[str, Any], rows: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]], table: str
 ) -> None:
     """Writes the three files, each of them whole or not at all."""
-    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
     write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
     write_text(out / "table.md", table)

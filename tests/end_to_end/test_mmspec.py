@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from eval import block_efficiency, mmspec
+from jaxspec.errors import InputError
 from jaxspec.evaluation.config import EvalConfig, Row
 from tests.end_to_end import tiny
 
@@ -49,6 +50,8 @@ def test_answers_summary_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for ours, theirs in zip(fast, plain, strict=True):
         assert ours["choices"][0]["token_ids"] == theirs["choices"][0]["token_ids"]
         assert ours["choices"][0]["idxs"] <= theirs["choices"][0]["idxs"]
+    with pytest.raises(InputError, match="out: holds results of gamma 3, and now it is 2; give another --out"):
+        mmspec.main(["tiny", "--out", str(tmp_path / "out"), "--gamma", "2"])
     measured = rows_of(tmp_path / "out/summary.csv")
     assert [(row["method"], row["group"]) for row in measured] == [
         (method, group) for method in ("baseline", "MT") for group in ("ALL", "many", "one")

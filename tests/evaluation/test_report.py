@@ -1,10 +1,14 @@
-"""Tables in the terminal: all of them, however narrow it is."""
+"""Tables in the terminal, all of them however narrow it is; and results, of which a run replaces all or none."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from jaxspec.evaluation.report import show
+from jaxspec.errors import InputError
+from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.report import begin, describe_run, finish, show, write_results
 
 HEADER = ["view", "turn", *(f"set {i}" for i in range(9))]
 ROWS = [[view, turn, *(f"{view}{turn}.{i}0" for i in range(9))] for turn in "12" for view in "MTCP"]
@@ -30,3 +34,39 @@ def test_a_table_that_fits_on_its_side_is_turned(
     monkeypatch.setenv("COLUMNS", "30")
     show("A title", HEADER, ROWS[:2])
     assert "│ set 8 │ M1.80 │ T1.80 │" in capsys.readouterr().out
+
+
+def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[str, ...], stop: bool = False) -> None:
+    fresh = begin(out, options)
+    write_results(fresh, describe_run("tiny", options), [{"row": text}], [], text)
+    for name in figures:
+        (fresh / name).write_text(text)
+    if not stop:
+        finish(fresh, out)
+
+
+def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
+    out, options = tmp_path / "a" / "out", {"rows": (Row("MT", ("M", "T")),), "gamma": 3, "out": tmp_path}
+    run_into(out, options, "first", ("dial.png", "overlap.png"))
+    (out / "README.md").write_text("mine")
+    before = {file.name: file.read_text() for file in out.iterdir()}
+    run_into(out, options, "stopped", ("dial.png",), stop=True)
+    assert {file.name: file.read_text() for file in out.iterdir()} == before
+    assert (tmp_path / "a" / "out.unfinished" / "table.md").read_text() == "stopped"
+    run_into(out, options, "second", ("dial.png",))
+    assert {file.name for file in out.iterdir()} == before.keys() - {"overlap.png"}
+    assert (out / "table.md").read_text() == (out / "dial.png").read_text() == "second"
+    assert (out / "README.md").read_text() == "mine"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_results_of_other_options_are_not_replaced(tmp_path: Path) -> None:
+    for stop in (True, False):  # what a run has left that was stopped, and a whole one
+        run_into(tmp_path / "out", {"gamma": 3, "data": ("a=b",)}, "mine", (), stop)
+        with pytest.raises(InputError, match=r"holds results of data \['a=b'\], and now it is .*; give another --out"):
+            begin(tmp_path / "out", {"gamma": 3, "data": ()})
+    (tmp_path / "out" / "results.json").write_text("[]")
+    with pytest.raises(InputError, match="give another --out"):
+        begin(tmp_path / "out", {"gamma": 3})
+    with pytest.raises(InputError, match="is a file; give a directory"):
+        begin(tmp_path / "out" / "results.json" / "deep", {})
