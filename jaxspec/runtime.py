@@ -152,8 +152,7 @@ def input_errors(program: str) -> Iterator[None]:
             sys.exit(141)
         if error.errno not in _NO_ROOM:
             raise
-        where = error.filename or ("standard output" if _silence_full(sys.stdout) else "a file or standard output")
-        _end(f"{program}: error: {where}: cannot be written: {error.strerror}", 2)
+        _end(f"{program}: error: {error.filename or 'output'}: cannot be written: {error.strerror}", 2)
 
 
 def silence_unread() -> bool:
@@ -173,16 +172,6 @@ def _unread(stream: TextIO) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _silence_full(stream: TextIO) -> bool:
-    """Whether what the stream still holds cannot be written; it is let go then, or it would be tried again at exit."""
-    try:
-        stream.flush()
-    except OSError:
-        _silence(stream)
-        return True
-    return False
-
-
 def _silence(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
@@ -196,4 +185,9 @@ def _end(line: str, code: int) -> NoReturn:
             bar.close()
         clear = "\r\033[K" if sys.stderr.isatty() else ""  # of a progress word that stands there
         print(f"{clear}{line}", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            print(end="", file=stream, flush=True)
+        except OSError:  # or it would be tried again at exit, and told
+            _silence(stream)
     sys.exit(code)

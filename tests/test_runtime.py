@@ -1,0 +1,87 @@
+"""How commands end: in one line, whatever ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxspec.runtime import input_errors
+from tests.conftest import ROOT
+
+BEGIN = "import sys\nfrom jaxspec.runtime import input_errors\nwith input_errors('it'):\n    "
+LINE, LINES = "print('line')", "print('line\\n' * 99999)"  # held until the end, and more than is held
+
+
+def start(body: str, stdout: int, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    return subprocess.Popen(
+        [sys.executable, "-c", BEGIN + body], stdout=stdout, stderr=stderr, text=True, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def ends() -> dict[str, tuple[int, str]]:
+    """(exit code, what was said) of programs that run side by side."""
+    children = {}
+    read, write = os.pipe()
+    os.close(read)
+    for name, body in {"line": LINE, "lines": LINES, "help": "sys.exit(print(1))"}.items():
+        children[name] = start(body, write)
+    os.close(write)
+    with open("/dev/full", "w") as full:
+        children["full"], children["fuller"] = (start(body, full.fileno()) for body in (LINE, LINES))
+        children["all full"] = start(LINE, full.fileno(), full.fileno())
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    children["slow"] = start(LINES, write)
+    os.close(write)
+    found = {name: (child.wait(timeout=60), child.communicate()[1]) for name, child in children.items()}
+    os.close(read)
+    return found
+
+
+@pytest.mark.parametrize("name", ["line", "lines", "help"])
+def test_output_that_nobody_reads_ends_a_program_silently(ends: dict[str, tuple[int, str]], name: str) -> None:
+    assert ends[name] == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("full", "No space left on device"),
+        ("fuller", "No space left on device"),
+        ("slow", "write could not complete without blocking"),
+    ],
+)
+def test_output_without_room_is_one_line(ends: dict[str, tuple[int, str]], name: str, why: str) -> None:
+    assert ends[name] == (2, f"it: error: output: cannot be written: {why}\n")
+
+
+def test_nowhere_to_tell_it(ends: dict[str, tuple[int, str]]) -> None:
+    assert ends["all full"][0] == 2
+
+
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, input_errors("it"):
+        signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "it: interrupted\n"
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(SystemExit) as stop, input_errors("it"):
+        (tmp_path / "full").write_text("much")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "it: error: output: cannot be written: No space left on device\n"
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(FileNotFoundError), input_errors("it"):
+        Path("nowhere").read_text()
