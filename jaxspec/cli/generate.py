@@ -61,8 +61,9 @@ class Generate:
     weights: str | None = None
     """Weight of each view, comma-separated; uniform by default."""
     weighting: str = "static"
-    """How weights learn from what the target verified: static, mt-paper, mt-release, mtcp-paper, mtcp-release, or
-    a rule with its options, as grid:window=16,measure=tvd."""
+    """How weights learn from what the target verified: static; mt-paper and mtcp-paper (MT* and MTCP* as TABED writes
+    them); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse KL); or a rule with its
+    options, as grid:window=16,measure=tvd."""
     gamma: int = 5
     """Drafted tokens a block; of a tree, on its longest path."""
     tree: str | None = None

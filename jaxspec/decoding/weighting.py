@@ -5,18 +5,18 @@ each block every verified place (the accepted drafts and the corrected one, not 
 candidate, and the weights of the next block follow from the scores of the last `window` places of the same row
 alone. Before the first block has been verified they are the given initial weights.
 
-| rule                    | weights of the next block                                          | from          |
-|-------------------------|--------------------------------------------------------------------|---------------|
-| `static`                | the initial ones                                                   | IbED          |
-| `random`                | drawn anew                                                         | TABED, IbED   |
-| `grid`                  | the point of a simplex grid whose mixture cost least               | TABED, MT*    |
-| `inverse_error_power`   | E^(-1/tau), normalised; E is what the view alone cost              | TABED, MTCP*  |
-| `inverse_error_softmax` | softmax(1 / (tau E))                                               | TABED, MTCP*  |
-| `hard_match`            | how often the view's likeliest token was the target's              | TABED         |
-| `adaboost`              | log-odds of the same                                               | TABED         |
-| `hedge`                 | mean of the grid, each point weighted by exp(-rate * its cost)     | here          |
-| `exponentiated_gradient`| the initial ones times exp(rate * summed gradient of the acceptance) | here        |
-| `em`                    | one damped EM step for min_w KL(p, sum_r w_r q_r) a place          | here          |
+| rule                    | weights of the next block                                      | from                      |
+|-------------------------|----------------------------------------------------------------|---------------------------|
+| `static`                | the initial ones                                               | IbED                      |
+| `random`                | drawn anew                                                     | TABED, IbED               |
+| `grid`                  | the point of a simplex grid whose mixture cost least           | TABED's MT*, code's MTCP* |
+| `inverse_error_power`   | E^(-1/tau), normalised; E is what the view alone cost          | TABED's code              |
+| `inverse_error_softmax` | softmax(1 / (tau E))                                           | TABED's paper: MTCP*      |
+| `hard_match`            | how often the view's likeliest token was the target's          | TABED                     |
+| `adaboost`              | log-odds of the same                                           | TABED                     |
+| `hedge`                 | mean of the grid, each point weighted by exp(-rate * its cost) | here                      |
+| `exponentiated_gradient`| the initial ones times exp(rate * summed acceptance gradient)  | here                      |
+| `em`                    | one damped EM step for min_w KL(p, sum_r w_r q_r) a place      | here                      |
 
 In text a rule is its name and what differs from its defaults, as `grid:window=16,measure=tvd`: `str` writes it,
 `parse_weighting` of `weighting_rules`, where the adaptive rules are, reads it.

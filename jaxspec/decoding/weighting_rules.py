@@ -100,9 +100,10 @@ class Hedge(Grid):
 
 @dataclass(frozen=True)
 class InverseErrorPower(Adaptive):
-    """TABED's released rule for many views: w_r proportional to E_r^(-1/tau), E_r what view r alone cost.
+    """TABED's released reading of its formula for many views: w_r proportional to E_r^(-1/tau), E_r what view r alone
+    cost.
 
-    At tau 1 weights are inverse to errors; tau 0 takes the best view.
+    At tau 1 weights are inverse to errors; tau 0 takes the best view. The released scripts run it beside the grid.
     """
 
     measure: Literal["kl", "tvd"] = "kl"
@@ -253,8 +254,13 @@ PRESETS = {
     "mtcp-paper": InverseErrorSoftmax(measure="kl"),
     "mtcp-release": InverseErrorPower(measure="kl"),
 }
-"""MT* (two views) and MTCP* (four) as the TABED paper writes them and as its released code runs them. The paper names
-the grid of MT* but no measure, which is read as KL, its measure elsewhere."""
+"""TABED's rules, each for any number of views.
+
+`mt-paper` and `mtcp-paper` are MT* (views M, T) and MTCP* (M, T, C, P) as the paper's appendix B.2 writes them; it
+names the grid of MT* but no measure, which is read as KL, its measure elsewhere. The scripts of the released code run
+every mixture, MT* and MTCP* alike, with the same three rules: first `mt-release`, the grid; then inverse KL, which is
+`mtcp-release`; then inverse L1 (`inverse_error_power:measure=tvd`). So the released MTCP* is `mt-release` over four
+views. None of its files says which of the three gave the published numbers."""
 
 
 def parse_weighting(text: str) -> Weighting:

@@ -35,13 +35,22 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -
                 ]
             )
     notes = [
-        f"{config.limit} samples a set, batch {config.batch_size}, {config.dtype}, {rows[0]['device']}. "
+        f"{_counts(rows)} samples a set, batch {config.batch_size}, {config.dtype}, {rows[0]['device']}. "
         "avg is the plain mean over sets.",
         "speed-up: decode tokens/s over plain decoding of the same requests in the same run; predicted: Eq. (1) with "
         "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
         "decoding token for token.",
     ]
+    learned = {row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)}
+    if learned:
+        notes.append("Weights: " + ", ".join(f"{name} by {rule}" for name, rule in learned.items()) + ".")
     return title, header, cells, notes
+
+
+def _counts(rows: Sequence[dict[str, Any]]) -> str:
+    """The number of samples, or the least and the most where sets differ."""
+    counts = {row["samples"] for row in rows}
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def draft_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -> Table:

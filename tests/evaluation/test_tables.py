@@ -1,0 +1,39 @@
+"""What tables say of their rows."""
+
+from __future__ import annotations
+
+from configs.eval.llava15 import config as LLAVA15
+from configs.eval.mini import config as MINI
+from jaxspec.decoding.weighting_rules import PRESETS, Grid, InverseErrorPower, parse_weighting
+from jaxspec.evaluation.config import EvalConfig
+from jaxspec.evaluation.tables import block_efficiency_table
+
+
+def table(config: EvalConfig):
+    rows = [
+        {"dataset": name, "turn": turn, "row": row.name, "samples": samples, "device": "cpu"}
+        | {"mean_acceptance_length": 2.0, "token_identity_rate": 1.0}
+        for name, samples in zip(config.sets, (3, *[7] * len(config.sets)))
+        for turn in config.turns
+        for row in config.rows
+    ]
+    return block_efficiency_table(config, rows)
+
+
+def test_notes_tell_the_rules_and_the_samples() -> None:
+    *_, notes = table(MINI)
+    assert notes[0].startswith("3 to 7 samples a set")
+    assert notes[-1] == "Weights: MT* by mt-paper, MTCP* by mtcp-paper."
+
+
+def test_published_averages_stand_beside_the_rule_of_the_released_code() -> None:
+    """Its scripts run MT* and MTCP* alike with a grid; inverse KL is another of their rules."""
+    assert PRESETS["mt-release"] == Grid(measure="matches_kl")
+    assert PRESETS["mtcp-release"] == InverseErrorPower(measure="kl")
+    learned = {row.name: row for row in LLAVA15.rows if row.name.endswith("*")}
+    assert list(learned) == ["MT*", "MTCP*"]
+    for row in learned.values():
+        assert row.published
+        assert parse_weighting(row.weighting) == Grid(measure="matches_kl")
+    *_, notes = table(LLAVA15)
+    assert notes[-1] == "Weights: MT* by mt-release, MTCP* by mt-release."
