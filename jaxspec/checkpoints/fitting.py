@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,12 @@ from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
 """What old transformers stored besides parameters; computed here."""
+
+_DEPTHS = ("num_hidden_layers", "depth")
+_WIDTHS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("word_embed_proj_dim", "num_heads", "out_hidden_size", "num_channels", "in_channels", "image_size"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,20 @@ def in_hub_layout(
             problems.append(f"{stored[name].name} and {tensor.name} are the same parameter; remove one")
         stored[name] = tensor
     return stored
+
+
+def oversized(config: Any, stored: Mapping[str, StoredTensor]) -> list[str]:
+    """What config.json asks for and the files cannot hold: looked at before parameters are made up from it."""
+    most = max((math.prod(tensor.shape) for tensor in stored.values()), default=0)
+    limits = dict.fromkeys(_DEPTHS, len(stored)) | dict.fromkeys(_WIDTHS, most)
+    parts = [config, *(getattr(config, name, None) for name in ("text_config", "vision_config"))]
+    return [
+        f"config.json says {name} {getattr(part, name)}, and the files hold {len(stored)} tensors, of {most} numbers "
+        "at most; fetch both again"
+        for part in parts
+        for name, limit in limits.items()
+        if getattr(part, name, 0) > limit
+    ]
 
 
 def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> list[str]:

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,11 +26,20 @@ import numpy as np
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from jaxspec.checkpoints.border import check_files
-from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, slots_of, tensor_name
+from jaxspec.checkpoints.border import check_files, first_line
+from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, oversized, slots_of, tensor_name
 from jaxspec.checkpoints.processors import IMAGE_BESIDE, TOKENIZER_BESIDE, save_processors
-from jaxspec.checkpoints.tensor_files import INDEX, SINGLE, StoredTensor, list_directory, what_lies_in
+from jaxspec.checkpoints.tensor_files import (
+    INDEX,
+    SINGLE,
+    Box,
+    StoredTensor,
+    check_finite,
+    list_directory,
+    what_lies_in,
+)
 from jaxspec.config import ModelConfig, text_config
+from jaxspec.config.schema import check_fields
 from jaxspec.errors import InputError
 from jaxspec.files import check_directory, whole_directory
 from jaxspec.models import family_of
@@ -44,6 +54,8 @@ _PARTS = (
 """What a checkpoint consists of, besides the shards of its weights."""
 _TOLD = 4
 """Problems that an error spells out; of the others it gives the count."""
+_DEEPEST = 32
+"""Levels of objects and lists in a JSON file."""
 _NOT_KEPT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("quantization_config", "compression_config", "vocab_size", "use_cache"),
@@ -112,7 +124,9 @@ def survey(path: Path) -> Survey:
         return Survey(path, None, {tensor.name: tensor for tensor in tensors}, problems)
     whole = not problems
     stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
-    if stored:
+    too_large = oversized(config, stored) if stored else []
+    problems += too_large
+    if stored and not too_large:
         misfit = misfits(config, slots_of(config)[0], stored)
         # With a shard unread, what is missing was told already.
         problems += misfit if whole else [problem for problem in misfit if not problem.endswith(" is missing")]
@@ -150,9 +164,18 @@ def load(
     slots, tree = slots_of(config)
     targets = tree.flatten_up_to(shardings) if shardings is not None else [None] * len(slots)
     work = tqdm(zip(slots, targets), f"load {path.name}", len(slots), unit="tensor", delay=2)
-    with PeakMemory() as memory:
-        leaves = [_read(found.tensors[name], slots[name], dtype, target) for name, target in work]
+    checks: list[Future[None]] = []
+    with PeakMemory() as memory, ThreadPoolExecutor(1) as beside:
+
+        def read(tensor: StoredTensor, box: Box | None = None) -> np.ndarray:
+            held = tensor.read(box)
+            checks.append(beside.submit(check_finite, tensor, held))  # while the next one is read
+            return held
+
+        leaves = [_read(found.tensors[name], slots[name], dtype, target, read) for name, target in work]
         jax.block_until_ready(leaves)
+    for check in checks:
+        check.result()
     shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
@@ -282,6 +305,7 @@ def read_raw_config(path: Path) -> dict[str, Any]:
 def _parse(path: Path, raw: dict[str, Any]) -> ModelConfig:
     if "model_type" not in raw:
         raise InputError(f"{path / 'config.json'}: no model_type; is this a model's directory?")
+    check_fields("config.json", {"model_type": raw["model_type"]})
     return family_of(raw["model_type"]).config.from_hf(raw)
 
 
@@ -302,10 +326,16 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object that a JSON file holds."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file}: not readable as JSON ({error}); fetch it again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not readable as JSON ({first_line(error)}); fetch it again") from error
     if not isinstance(raw, dict):
         raise InputError(f"{file}: holds a {type(raw).__name__}, not an object; fetch it again")
+    parts: list[Any] = [raw]
+    for _ in range(_DEEPEST):
+        lists = [part.values() if isinstance(part, dict) else part for part in parts if isinstance(part, dict | list)]
+        parts = [part for inner in lists for part in inner]
+    if parts:
+        raise InputError(f"{file}: nested over {_DEEPEST} deep; fetch it again")
     return raw
 
 
@@ -316,16 +346,22 @@ def _line(path: Path, problems: list[str]) -> str:
     return line if line.startswith(str(path)) else f"{path}: {line}"
 
 
-def _read(tensor: StoredTensor, slot: Slot, dtype: jnp.dtype | None, sharding: Any | None) -> jax.Array:
-    """Reads what this process's devices hold of a tensor, once, and gives each device its part."""
+def _read(
+    tensor: StoredTensor,
+    slot: Slot,
+    dtype: jnp.dtype | None,
+    sharding: Any | None,
+    read: Callable[..., np.ndarray],
+) -> jax.Array:
+    """Reads (with `read`) what this process's devices hold of a tensor, once, and gives each device its part."""
     back = np.argsort(slot.order)
     if sharding is None:
-        whole = tensor.read()
+        whole = read(tensor)
         return jax.device_put(whole.astype(dtype or whole.dtype, copy=False).transpose(back))
     pieces = sharding.addressable_devices_indices_map(slot.shape).values()
     spans = [[part.indices(size)[:2] for part, size in zip(piece, slot.shape)] for piece in pieces]
     box = [slice(min(s[axis][0] for s in spans), max(s[axis][1] for s in spans)) for axis in range(len(slot.shape))]
-    held = tensor.read([box[axis] for axis in slot.order]).transpose(back)
+    held = read(tensor, [box[axis] for axis in slot.order]).transpose(back)
 
     def part(index: Any) -> np.ndarray:
         inner = [part.indices(size)[:2] for part, size in zip(index, slot.shape)]

@@ -32,9 +32,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxspec.checkpoints.fitting import slots_in, tensor_name
+from jaxspec.checkpoints.fitting import oversized, slots_in, tensor_name
 from jaxspec.checkpoints.huggingface import read_raw_config, written_whole
-from jaxspec.checkpoints.tensor_files import FLOATS, SINGLE, list_file
+from jaxspec.checkpoints.tensor_files import FLOATS, SINGLE, check_finite, list_file
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
@@ -72,8 +72,10 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
     if not is_kv_head(path):
         raise InputError(f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory")
     config = KVHeadConfig.from_dict(read_raw_config(path))
-    slots, tree = slots_in(abstract_head(config))
     stored = {tensor.name: tensor for tensor in list_file(path / SINGLE)}
+    if too_large := oversized(config, stored):
+        raise InputError(f"{path}: {too_large[0]}")
+    slots, tree = slots_in(abstract_head(config))
     wrong = [f"{name} is missing" for name in slots.keys() - stored.keys()]
     wrong += [f"{name} is unexpected" for name in stored.keys() - slots.keys()]
     for name in slots.keys() & stored.keys():
@@ -86,6 +88,7 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
         raise InputError(f"{path}: {len(wrong)} tensors do not fit config.json, first: {min(wrong)}; export it again")
     leaves = []
     for name, slot in slots.items():
-        tensor = stored[name].read().transpose(np.argsort(slot.order))
-        leaves.append(jnp.asarray(tensor, dtype or tensor.dtype))
+        tensor = stored[name].read()
+        check_finite(stored[name], tensor)
+        leaves.append(jnp.asarray(tensor.transpose(np.argsort(slot.order)), dtype or tensor.dtype))
     return config, jax.tree.unflatten(tree, leaves)

@@ -25,6 +25,9 @@ _DEPENDS_ON = (
 )
 """Fields of a decoder that a head relies on."""
 
+_MOST_POOLED = 1 << 24
+"""Numbers in a pooling matrix."""
+
 
 @dataclass(frozen=True)
 class KVHeadConfig:
@@ -65,6 +68,11 @@ class KVHeadConfig:
             raise InputError(
                 f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an image; "
                 "give 1 or more, and at most the tokens"
+            )
+        if self.image_tokens * self.image_slots > _MOST_POOLED:
+            raise InputError(
+                f"KV head: {self.image_slots} slots for {self.image_tokens} tokens take matrices of over "
+                f"{_MOST_POOLED} numbers; give fewer"
             )
 
     @property

@@ -10,6 +10,9 @@ from jaxspec.config.text import LlamaConfig, Qwen2Config, RotaryConfig, decoder_
 from jaxspec.config.vision import VisionConfig
 from jaxspec.errors import InputError
 
+_MOST_TILES = 100
+"""Of an image. The released models take 36 at most."""
+
 
 @dataclass(frozen=True)
 class LlavaConfig:
@@ -31,11 +34,6 @@ class LlavaConfig:
     """What a `vision_config` without one is."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.vision_feature_layer, int):
-            raise InputError(
-                f"{self.model_type} config: vision_feature_layer {self.vision_feature_layer!r} is not supported; "
-                "give one layer, such as -2"
-            )
         layers = self.vision_config.num_hidden_layers
         if self.vision_feature_layer not in range(-layers - 1, layers + 1):
             raise InputError(
@@ -76,7 +74,8 @@ class LlavaConfig:
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         known = known_fields(cls, raw, leave_out=("text_config", "vision_config"))
-        known["image_token_index"] = raw.get("image_token_index", raw.get("image_token_id", cls.image_token_index))
+        if raw.get("image_token_id") is not None:
+            known.setdefault("image_token_index", raw["image_token_id"])
         if raw.get("text_config") is not None:
             known["text_config"] = decoder_config({"model_type": cls._decoder} | raw["text_config"])
         if raw.get("vision_config") is not None:
@@ -104,19 +103,21 @@ class LlavaNextConfig(LlavaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            pinpoints = tuple((int(height), int(width)) for height, width in self.image_grid_pinpoints)
-        except (TypeError, ValueError):
+            pinpoints = tuple((height, width) for height, width in self.image_grid_pinpoints)
+        except ValueError:
+            pinpoints = ()
+        if not pinpoints:
             raise InputError(
                 f"{self.model_type} config: image_grid_pinpoints {str(self.image_grid_pinpoints)[:60]!r} must be pairs "
                 "of height and width; fix config.json"
-            ) from None
+            )
         object.__setattr__(self, "image_grid_pinpoints", pinpoints)
         side = self.vision_config.image_size
         for height, width in pinpoints:
-            if height % side or width % side or not height * width:
+            if height % side or width % side or height * width > _MOST_TILES * side**2:
                 raise InputError(
-                    f"{self.model_type} config: image_grid_pinpoints must be whole tiles of {side} pixels, "
-                    f"and {height}x{width} is not; fix config.json"
+                    f"{self.model_type} config: image_grid_pinpoints must be at most {_MOST_TILES} whole tiles of "
+                    f"{side} pixels, and {height}x{width} is not; fix config.json"
                 )
         if self.image_tokens != self.vision_config.side**2:
             raise InputError(
@@ -161,7 +162,7 @@ class LlavaOnevisionConfig(LlavaNextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not re.fullmatch(r"anyres_max_[1-9]\d*", self.vision_aspect_ratio):
+        if not re.fullmatch(r"anyres_max_[1-9]\d{0,2}", self.vision_aspect_ratio):
             raise InputError(
                 f"llava_onevision config: vision_aspect_ratio {self.vision_aspect_ratio!r} is not supported; "
                 "use 'anyres_max_9' or another number"

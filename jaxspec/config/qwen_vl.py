@@ -79,12 +79,10 @@ class QwenVisionConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> QwenVisionConfig:
+        known = known_fields(cls, raw)
         theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         if theta != 10000.0:
             raise InputError(f"vision config: rope_theta {theta} is not supported; Qwen2.5-VL's tower has 10000")
-        known = known_fields(cls, raw)
-        if "fullatt_block_indexes" in known:
-            known["fullatt_block_indexes"] = tuple(known["fullatt_block_indexes"])
         return cls(**known)
 
     def to_hf(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
+from jaxspec.config.schema import check_fields
 from jaxspec.errors import InputError
 
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {
@@ -52,6 +53,11 @@ class RopeScaling:
                 f"text config: rope_type {self.rope_type!r} is not supported; supported: "
                 + ", ".join(map(repr, _ROPE_KEYS))
             )
+        if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise InputError(
+                f"text config: low_freq_factor {self.low_freq_factor} is not below high_freq_factor "
+                f"{self.high_freq_factor}; fix config.json"
+            )
         if not self.attention_factor:
             factor = self.factor if self.rope_type == "yarn" else 1.0
             object.__setattr__(self, "attention_factor", _yarn_magnitude(factor, 1.0))
@@ -59,11 +65,11 @@ class RopeScaling:
     @classmethod
     def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
         """Reads a rotary dictionary of either transformers version; `positions` is the model's context."""
-        kind = raw.get("rope_type", raw.get("type", "default"))
+        known = known_fields(cls, raw)
+        kind = raw.get("rope_type") or raw.get("type") or "default"
         kind = "default" if kind == "mrope" else kind
-        known = {key: value for key, value in known_fields(cls, raw).items() if key in _ROPE_KEYS.get(kind, ())}
-        if raw.get("mrope_section"):
-            known["mrope_section"] = tuple(raw["mrope_section"])
+        read = (*_ROPE_KEYS.get(kind, ()), "mrope_section")
+        known = {key: value for key, value in known.items() if key in read}
         if kind in ("llama3", "yarn"):
             known.setdefault("original_max_position_embeddings", positions)
         if kind == "yarn":
@@ -107,10 +113,7 @@ class TextConfig:
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Reads the dictionary of the family's transformers class."""
-        known = known_fields(cls, raw)
-        if isinstance(known.get("eos_token_id"), list):
-            known["eos_token_id"] = tuple(known["eos_token_id"])
-        return cls(**known)
+        return cls(**known_fields(cls, raw))
 
     def to_hf(self) -> dict[str, Any]:
         """The dictionary that the family's transformers class reads, versions 4 and 5."""
@@ -154,6 +157,11 @@ class RotaryConfig(TextConfig):
                 f"text config: num_key_value_heads {self.num_key_value_heads} does not divide "
                 f"num_attention_heads {self.num_attention_heads}; fix config.json"
             )
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise InputError(
+                f"text config: head_dim {self.head_dim} of hidden_size {self.hidden_size} and num_attention_heads "
+                f"{self.num_attention_heads} must be even, for rotary positions; fix config.json"
+            )
         sections = self.rope_scaling.mrope_section
         if sections and (len(sections) != 3 or sum(sections) != self.head_dim // 2):
             raise InputError(
@@ -172,15 +180,16 @@ class RotaryConfig(TextConfig):
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         """Reads the family's dictionary, with the rotary keys of transformers 4 or of transformers 5."""
+        known = known_fields(cls, raw)
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-        positions = raw.get("max_position_embeddings") or cls.max_position_embeddings
-        flat = dict(raw, rope_scaling=RopeScaling.from_hf(rope, positions))
+        positions = known.get("max_position_embeddings", cls.max_position_embeddings)
+        known["rope_scaling"] = RopeScaling.from_hf(rope, positions)
         if rope.get("rope_theta") is not None:
-            flat["rope_theta"] = rope["rope_theta"]
+            known["rope_theta"] = rope["rope_theta"]
         # Unlike elsewhere, null is not the class's default here: Qwen2's is 32, Mistral's 8.
-        if flat.get("num_key_value_heads", 0) is None:
-            flat["num_key_value_heads"] = 0
-        return super().from_hf(flat)
+        if raw.get("num_key_value_heads", 0) is None:
+            known["num_key_value_heads"] = 0
+        return cls(**known)
 
     def to_hf(self) -> dict[str, Any]:
         """The family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
@@ -261,7 +270,7 @@ class Qwen2Config(RotaryConfig):
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         config = super().from_hf(raw)
         layers = range(config.num_hidden_layers)
-        first = raw.get("max_window_layers", 28)
+        first = 28 if raw.get("max_window_layers") is None else raw["max_window_layers"]
         kinds = raw.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in layers]
         if raw.get("use_sliding_window") and "sliding_attention" in kinds:
             _refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
@@ -346,6 +355,7 @@ def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
 
     Raises InputError where it is none of Llama's shape.
     """
+    check_fields("text config", raw)
     kinds = {kind.model_type: kind for kind in (LlamaConfig, MistralConfig, Qwen2Config)}
     model_type = raw.get("model_type") or LlamaConfig.model_type
     if model_type not in kinds:
@@ -356,11 +366,11 @@ def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
 
 
 def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The entries of `raw` that are fields; null means the default, except where a field may be None."""
+    """The entries of `raw` that are fields, lists as tuples; null means the default, unless a field may be None.
+
+    Raises InputError for an entry, field or not, that `jaxspec.config.schema` does not allow.
+    """
+    check_fields(re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower(), raw)
     types = {f.name: str(f.type) for f in fields(cls) if f.name not in leave_out}
     known = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
-    for name, value in known.items():
-        if types[name] == "int" and (not isinstance(value, int) or isinstance(value, bool)):
-            part = re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower()
-            raise InputError(f"{part}: {name} {value!r} is not supported; give one whole number")
-    return known
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}

@@ -58,12 +58,11 @@ class VisionConfig:
                 f"vision config: model_type {self.model_type!r} is not supported; "
                 f"supported: {', '.join(map(repr, _VISION_DEFAULTS))}"
             )
-        for name in ("image_size", "patch_size"):
-            if not isinstance(getattr(self, name), int):
-                raise InputError(
-                    f"vision config: {name} {getattr(self, name)!r} is not supported; "
-                    "pages and patches are squares: give one number"
-                )
+        if self.image_size < self.patch_size or self.hidden_size % self.num_attention_heads:
+            raise InputError(
+                f"vision config: image_size {self.image_size} must hold a patch of {self.patch_size}, and "
+                f"num_attention_heads {self.num_attention_heads} divide hidden_size {self.hidden_size}; fix config.json"
+            )
         if self.hidden_act not in ("quick_gelu", "gelu", "gelu_pytorch_tanh"):
             raise InputError(
                 f"vision config: hidden_act {self.hidden_act!r} is not supported; "
@@ -82,7 +81,8 @@ class VisionConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> VisionConfig:
-        return cls(**_VISION_DEFAULTS.get(raw.get("model_type", cls.model_type), {}) | known_fields(cls, raw))
+        known = known_fields(cls, raw)
+        return cls(**_VISION_DEFAULTS.get(known.get("model_type", cls.model_type), {}) | known)
 
     def to_hf(self) -> dict[str, Any]:
         other = "vision_use_head" if self.class_token else "projection_dim"

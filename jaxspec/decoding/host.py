@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -58,11 +59,11 @@ class Request:
         check_counts(max_new_tokens=self.max_new_tokens)
         if not 0 <= self.temperature <= HOTTEST:
             raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more, up to {HOTTEST:g}")
-        if self.top_k < 0:
-            raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or more")
+        if not isinstance(self.top_k, Integral) or self.top_k < 0:
+            raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or a whole number")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
-        if not 0 <= self.seed < 2**32:
+        if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
 
 

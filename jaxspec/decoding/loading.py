@@ -19,6 +19,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, page_processor
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
+from jaxspec.config.schema import check_fields
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
@@ -173,6 +174,7 @@ def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
     if not file.is_file():
         return config
     stop = huggingface.read_json(file).get("eos_token_id")
+    check_fields(str(file), {"eos_token_id": stop})
     text = replace(text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop)
     return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
 

@@ -91,6 +91,36 @@ def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"image_tokens": 10**9}, "image_tokens 1000000000 is not supported; give one whole number from 0 to 65536"),
+        ({"image_tokens": 65_536, "image_slots": 65_536}, "matrices of over 16777216 numbers"),
+        ({"slot_bias": "yes"}, "slot_bias 'yes' is not supported"),
+        ({"text_config": {"num_hidden_layers": 1000}}, "num_hidden_layers 1000, and the files hold"),
+    ],
+)
+def test_configurations_that_cannot_be_are_named(entries: Any, told: str, tmp_path: Path) -> None:
+    """Before anything is allocated for them."""
+    saved(tmp_path / "head")
+    file = tmp_path / "head" / "config.json"
+    raw = json.loads(file.read_text())
+    raw["text_config"] |= entries.pop("text_config", {})
+    file.write_text(json.dumps(raw | entries))
+    with pytest.raises(InputError) as error:
+        load_kv_head(tmp_path / "head")
+    assert told in str(error.value)
+
+
+def test_weights_of_a_head_are_numbers(tmp_path: Path) -> None:
+    saved(tmp_path / "head")
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    tensors["norm.weight"][-1] = np.inf
+    save_file(tensors, tmp_path / "head" / "model.safetensors")
+    with pytest.raises(InputError, match=r"norm\.weight holds NaN or infinity"):
+        load_kv_head(tmp_path / "head")
+
+
 def test_other_directories_are_no_heads(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give a head's directory"):
         load_kv_head(tmp_path / "nowhere")

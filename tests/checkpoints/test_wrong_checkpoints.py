@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.huggingface import load, save
 from jaxspec.checkpoints.inspection import inspect
+from jaxspec.decoding.loading import with_stop_tokens
 from jaxspec.errors import InputError
 from tests.end_to_end import tiny
 
@@ -146,6 +148,26 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "image size": (config("vision_config", image_size=[28, 28]), "image_size [28, 28] is not supported; give one"),
     "patch size": (config("vision_config", patch_size=[14, 14]), "patch_size [14, 14] is not supported; give one"),
     "number as text": (config("text_config", hidden_size="32"), "hidden_size '32' is not supported; give one"),
+    "type": (config(model_type=["llava"]), "model_type ['llava'] is not supported; give one text"),
+    "decoder's type": (config("text_config", model_type={}), "model_type {} is not supported; give one text"),
+    "part": (config(text_config=[1]), "text_config [1] is not supported; give one object"),
+    "rotary part": (config("text_config", rope_scaling="x"), "rope_scaling 'x' is not supported; give one object"),
+    "rotary base": (config("text_config", rope_parameters={"rope_theta": -1.0}), "give one number from 1 to 1e+15"),
+    "rotary factor": (config("text_config", rope_parameters={"factor": math.inf}), "factor inf is not supported"),
+    "zero": (config("text_config", num_attention_heads=0), "num_attention_heads 0 is not supported; give one whole"),
+    "negative": (config("text_config", vocab_size=-1), "vocab_size -1 is not supported; give one whole number from 1"),
+    "odd heads": (config("text_config", head_dim=7), "head_dim 7 of hidden_size 32"),
+    "no number": (config("text_config", rms_norm_eps=math.nan), "rms_norm_eps nan is not supported; give one number"),
+    "switch": (config("text_config", attention_bias="no"), "attention_bias 'no' is not supported; give one truth"),
+    "true end": (config("text_config", eos_token_id=True), "eos_token_id True is not supported; give one whole number"),
+    "ends": (config("text_config", eos_token_id=[2, -1]), "eos_token_id [2, -1] is not supported"),
+    "half an image": (config(image_token_index=4.5), "image_token_index 4.5 is not supported"),
+    "no patch": (config("vision_config", patch_size=60), "image_size 28 must hold a patch of 60"),
+    "deep": (lambda path: (path / "config.json").write_text("[" * 100_000), "not readable as JSON (maximum recursion"),
+    "nested": (lambda path: (path / "config.json").write_text('{"a":' * 40 + "1" + "}" * 40), "nested over 32 deep"),
+    "many layers": (config("text_config", num_hidden_layers=1000), "num_hidden_layers 1000, and the files hold 64"),
+    "too many layers": (config("text_config", num_hidden_layers=10_000), "give one whole number from 1 to 1024"),
+    "wide": (config("text_config", intermediate_size=1 << 22), "intermediate_size 4194304, and the files hold 64"),
 }
 
 
@@ -188,3 +210,28 @@ def test_inspection_tells_every_problem(good, tmp_path):
         assert any(words in problem for problem in problems), problems
     assert sum("asks for" in problem for problem in problems) == 4
     assert not any(problem.endswith("is missing") for problem in problems)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
+def test_weights_are_numbers(dtype, number, good, tmp_path):
+    """The largest finite ones too, but no infinity."""
+    path = shutil.copytree(good, tmp_path / "model")
+    shard = first_shard(path)
+    tensors = {name: tensor.astype(dtype) for name, tensor in load_file(shard).items()}
+    name = max(tensors)
+    tensors[name].flat[-1] = -np.finfo(np.float16).max if dtype == np.float16 else -3e38
+    save_file(tensors, shard)
+    load(path)
+    tensors[name].flat[-1] = number
+    save_file(tensors, shard)
+    with pytest.raises(InputError, match=f"{shard.name}: {name} holds NaN or infinity"):
+        load(path)
+
+
+@pytest.mark.parametrize("stop", [True, -1, 2.5, "2", [2, None], {}])
+def test_generation_settings(stop, good, tmp_path):
+    path = shutil.copytree(good, tmp_path / "model")
+    edit(path / "generation_config.json", lambda raw: raw.update(eos_token_id=stop))
+    with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id .* is not supported"):
+        with_stop_tokens(tiny.CONFIG, path)

@@ -309,3 +309,10 @@ def test_requests_without_anything_to_read(engine: Engine) -> None:
     with pytest.raises(InputError, match="requests: none"):
         engine.memory_report([])
     assert engine.generate([]) == []
+
+
+@pytest.mark.parametrize("option", [{"top_k": 1.5}, {"top_k": -1}, {"seed": 0.5}, {"temperature": float("nan")}])
+def test_options_that_are_none_are_refused(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(InputError, match=f"{name}: "):
+        Request(Prompt(np.ones(1, np.int32)), **option)

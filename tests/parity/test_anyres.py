@@ -212,7 +212,7 @@ def test_defaults_are_those_of_transformers(kind):
     ("kind", "raw", "message"),
     [
         (LlavaNextConfig, {"image_grid_pinpoints": [[336, 600]]}, "whole tiles of 336 pixels, and 336x600 is not"),
-        (LlavaNextConfig, {"image_grid_pinpoints": "(1x1),...,(6x6)"}, "must be pairs of height and width"),
+        (LlavaNextConfig, {"image_grid_pinpoints": "(1x1),...,(6x6)"}, "give a list of lists of whole numbers"),
         (LlavaNextConfig, {"vision_feature_select_strategy": "full"}, "use 'default' with CLIP towers"),
         (LlavaOnevisionConfig, {"vision_feature_select_strategy": "default"}, "and 'full' with SigLIP's"),
         (LlavaOnevisionConfig, {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio 'pad' is not supported"),
