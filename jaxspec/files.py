@@ -25,7 +25,7 @@ def write_error(error: BaseException) -> str | None:
 
 
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
+def writing(path: Path | str, then: str = "try again") -> Iterator[None]:
     """Turns what keeps `path` from being written, such as a full disk, into an InputError."""
     try:
         yield
@@ -35,7 +35,7 @@ def writing(path: Path | str) -> Iterator[None]:
         reason = write_error(error)
         if reason is None:
             raise
-        raise InputError(f"{path}: cannot be written: {reason}; mend that, or give another path") from error
+        raise InputError(f"{path}: cannot be written: {reason}; mend that, and {then}") from error
 
 
 @contextmanager

@@ -85,3 +85,20 @@ def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_other_errors_pass() -> None:
     with pytest.raises(FileNotFoundError), input_errors("it"):
         Path("nowhere").read_text()
+
+
+def test_ctrl_c_while_modules_are_read_is_one_line() -> None:
+    code = """
+import signal, sys
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "tyro":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+from jaxspec.cli import main
+main(["--help"])
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "jaxspec: interrupted\n")

@@ -21,6 +21,7 @@ class MetricsLog:
 
     def __init__(self, directory: Path, config: TrainConfig, start: int) -> None:
         """Goes on from step `start`: what an interrupted run wrote beyond it is taken back."""
+        self._directory = directory
         self._file: Any = None
         self._others: list[Any] = []
         if jax.process_index():
@@ -38,21 +39,24 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for part in (self._file, *self._others):
-            if part is not None:
-                part.close()
+            if part is None:
+                continue
+            try:
+                with writing(self._directory, "the same command goes on"):
+                    part.close()
+            except InputError:
+                if kind is None:  # or it tries again what could not be written, and that was told
+                    raise
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line of a step's metrics, on disk when this returns."""
         if self._file is None:
             return
-        try:
+        with writing(self._file.name, "the same command goes on"):
             self._file.write(json.dumps({**values, "step": step}) + "\n")
             self._file.flush()
-        except OSError as error:
-            where = f"{self._file.name}: cannot be written: {error.strerror}"
-            raise InputError(f"{where}; mend that, and the same command goes on") from error
         for part in self._others:
             part.write(step, values)
 

@@ -97,5 +97,5 @@ def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
 
 def save(path: Path, config: ModelConfig, params: Params, words: Any | None = None) -> Path:
     sees = image_processor() if isinstance(config, LlavaConfig) else None
-    huggingface.save(path, config, params, tokenizer=words or tokenizer(), image_processor=sees)
+    huggingface.save(path, config, params, tokenizer=words or tokenizer(), image_processor=sees, overwrite=True)
     return path

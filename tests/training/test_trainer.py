@@ -18,6 +18,7 @@ from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.measured import MeasuredStep
+from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.optimizer import make_optimizer
 from jaxspec.training.step import init_state
 from jaxspec.training.trainer import fit
@@ -392,3 +393,21 @@ def test_a_directory_that_cannot_be_written(place, tmp_path):
     with pytest.raises(InputError, match=f"cannot write {place}/run/checkpoints: ") as refused:
         fit(STAGE, params(), loss_fn, batches, Path(place) / "run")
     assert "\n" not in str(refused.value)
+
+
+def log_steps(directory, config):
+    with MetricsLog(directory, config, 0) as log:
+        for step in range(9):
+            log.write(step, {"loss": 1.0, "accuracy": 0.5, "rate": 1e-3})
+
+
+@pytest.mark.parametrize("board", [False, True])
+def test_a_full_disk_between_checkpoints_is_one_line(board, tmp_path):
+    """Metrics that cannot be written end the run, and closing their files does not raise anew."""
+    if board:
+        pytest.importorskip("tensorboardX", reason="install the `tensorboard` extra")
+    with pytest.raises(InputError) as refused, full_disk(1 << 8):
+        log_steps(tmp_path, replace(STAGE, tensorboard=board))
+    file = tmp_path / "metrics.jsonl"
+    assert str(refused.value).startswith(f"{file}: cannot be written: File too large; ")
+    assert len(file.read_text()) <= 1 << 8
