@@ -24,6 +24,7 @@ from jaxspec.data.sources import open_source
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.runtime import input_errors, parse_dtype, setup_runtime
+from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 
 
@@ -78,8 +79,9 @@ def main(options: Options) -> Path | None:
     dtype = options.dtype or ("float32" if jax.default_backend() == "cpu" else None)
     precision = None if dtype is None else parse_dtype(dtype)
     setup_runtime(dtype)
+    asked, asks = model_fingerprint(options.target), f"{options.data}, {data_fingerprint(source)}"
     work = Regeneration(
-        options.target, options.data, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
+        asked, asks, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
     )
     config = EngineConfig(
         options.views,

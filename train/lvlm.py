@@ -21,6 +21,7 @@ from jaxspec.models import init_params
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatches
+from jaxspec.training.fingerprints import params_fingerprint
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.trainer import Evaluate, fit
 from jaxspec.typing import Params
@@ -69,7 +70,7 @@ def train_lvlm(
     )
     params = {**init_params(config, jax.random.key(train.seed)), "vision_tower": tower}
     places = partial(shardings, config, params)
-    inputs = {"model": asdict(config), "pages": asdict(pages)}
+    inputs = {"model": asdict(config), "pages": asdict(pages), "tower": params_fingerprint(tower)}
     loss_fn = tuning_loss(model.model)
     params = fit(train, params, loss_fn, batches, directory, places=places, evaluate=evaluate, inputs=inputs)
     if jax.process_index() == 0:

@@ -29,6 +29,7 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
 from jaxspec.training.conversations import ConversationBatches
+from jaxspec.training.fingerprints import data_fingerprint
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.objectives import score
 from jaxspec.training.trainer import fit
@@ -74,7 +75,8 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
 
     start = init_params(stage.model, jax.random.key(seed))
     inputs = {
-        "model": asdict(stage.model), "part": stage.part, "buckets": BUCKETS, "data": (str(data), len(samples))
+        "model": asdict(stage.model), "part": stage.part, "buckets": BUCKETS,
+        "data": (str(data), len(samples), data_fingerprint(samples)),
     }  # fmt: skip
     params = fit(stage.train, start, loss_fn, batches, directory, inputs=inputs)
     if jax.process_index() == 0:

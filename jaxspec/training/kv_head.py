@@ -30,6 +30,7 @@ from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, state
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import ConversationBatches, iterate
+from jaxspec.training.fingerprints import model_fingerprint
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.placement import process_share
 from jaxspec.training.recipes import Stage, open_data, steps_before, told_apart
@@ -207,7 +208,7 @@ def train_kv_head(
         params = {"head": head, "target": target.params}
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         inputs = {
-            "target": recipe.target,
+            "target": model_fingerprint(recipe.target),
             "head": asdict(config),
             "anchoring": asdict(recipe.anchoring),
             "buckets": recipe.buckets,

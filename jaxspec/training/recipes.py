@@ -28,6 +28,7 @@ from jaxspec.models import init_params
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatches, iterate
+from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
 from jaxspec.training.objectives import HELD_BY, Distillation, simulated, teacher_params, tuning_loss
 from jaxspec.training.placement import process_share
 from jaxspec.training.trainer import fit
@@ -167,8 +168,8 @@ def _train(
         evaluate = simulated(draft.model, [told(step) for step in range(HELD_OUT)], view)
     loss_fn = tuning_loss(draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation)
     inputs = {
-        "target": recipe.target,
-        "start": recipe.start if isinstance(recipe.start, str) else asdict(recipe.start),
+        "target": model_fingerprint(recipe.target),
+        "start": model_fingerprint(recipe.start) if isinstance(recipe.start, str) else asdict(recipe.start),
         "sees": recipe.sees,
         "view": recipe.view,
         "buckets": recipe.buckets,
@@ -183,9 +184,10 @@ def _train(
     return {name: part for name, part in trained.items() if name != HELD_BY}
 
 
-def told_apart(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[str, float, int]]:
-    """(name, weight, samples) of each data set of a stage: a run goes on with the same ones only."""
-    return [(name, weight, len(source)) for (name, weight), (source, _) in zip(stage.data, parts, strict=True)]
+def told_apart(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[str, float, int, str]]:
+    """(name, weight, samples, fingerprint) of each data set of a stage: a run goes on with the same ones only."""
+    named = zip(stage.data, parts, strict=True)
+    return [(name, weight, len(source), data_fingerprint(source)) for (name, weight), (source, _) in named]
 
 
 def steps_before(stages: Sequence[Stage], stage: Stage) -> dict[str, int]:

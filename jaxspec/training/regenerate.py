@@ -32,9 +32,9 @@ class Regeneration:
     """What decides the answers. It is kept beside them, and chunks of another are refused."""
 
     target: str
-    """Name of the target, for the record."""
+    """Name of the target, and fingerprint."""
     data: str
-    """Name of the data set that is asked."""
+    """Name of the data set that is asked, and fingerprint."""
     samples: int
     """The first so many of the source."""
     temperature: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def log(path: Path) -> list[dict[str, float]]:
 
 
 def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
-    made = recipe(folder, held_out="talk")
+    shutil.copytree(folder / "target", tmp_path / "target")
+    made = recipe(folder, target=str(tmp_path / "target"), held_out="talk")
     start = start_draft(made, LoadedModel.load(made.target))
     draft = train_draft(made, tmp_path, {"talk": folder / "talk"})
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), start.params, draft.params)
@@ -67,6 +69,14 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
         train_draft(replace(made, view="P1"), tmp_path, {"talk": folder / "talk"})
     with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20.*, and now it is .*'talk', 2.0, 20"):
         train_draft(replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {"talk": folder / "talk"})
+    prepare("talk", tmp_path, [Talk()[i + 1] for i in range(20)])
+    with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, and now it is .*'talk', 1.0, 20, 'fing"):
+        train_draft(made, tmp_path, {"talk": tmp_path / "talk"})
+    shutil.rmtree(tmp_path / "target")
+    tiny.save(tmp_path / "target", tiny.CONFIG, jax.tree.map(lambda leaf: -leaf, tiny.random_params(tiny.CONFIG)))
+    (tmp_path / "align/train_config.json").unlink()
+    with pytest.raises(InputError, match=rf"target '{tmp_path}/target, fing.*, and now it is '{tmp_path}/target, fing"):
+        train_draft(made, tmp_path, {"talk": folder / "talk"})
 
 
 def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +131,10 @@ def test_the_command_prepares_when_all_shards_are_there(
             main(replace(options, name="talk_t0", **{name: 0}))
     with pytest.raises(InputError, match="is not i/n"):
         main(replace(options, shard="2/2"))
+    shutil.rmtree(tmp_path / "talk")
+    prepare("talk", tmp_path, [Talk()[i + 1] for i in range(7)])
+    with pytest.raises(InputError, match=r"holds answers of data '.*/talk, fingerprint \w+', and now it is '.*/talk, "):
+        main(options)
 
 
 def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path) -> None:
