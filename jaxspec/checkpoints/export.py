@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.huggingface import check_destination, load, locate, read_json, read_raw_config, save
-from jaxspec.checkpoints.model_card import model_name, write_model_card
+from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
+from jaxspec.checkpoints.model_card import model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
-from jaxspec.config import ModelConfig, text_config
+from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
@@ -41,11 +42,11 @@ def export(
     target: Target | None = None,
     text_only: bool = False,
     overwrite: bool = False,
-) -> ModelConfig:
+) -> ModelConfig | KVHeadConfig:
     """Writes a checkpoint anew, with what lies beside it, for transformers 4.57 and 5; the configuration written.
 
     Tokeniser, processor, chat template and generation settings are written along, and so is a model card. Entries of
-    config.json that this library does not read are kept.
+    config.json that this library does not read are kept. A KV head becomes one file, for this library alone.
 
     Args:
       target: pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
@@ -58,6 +59,10 @@ def export(
     """
     path = locate(source, revision)
     check_destination(Path(os.path.abspath(Path(destination).expanduser())), overwrite, path)
+    if is_kv_head(path):
+        if target is not None or text_only:
+            raise InputError(f"{path}: a KV head, which has neither words nor towers; leave vocab-of and text-only out")
+        return _export_head(path, destination, dtype, overwrite)
     found = load(path)
     config, params, raw = found.config, found.params, read_raw_config(found.path)
     if text_only:
@@ -102,6 +107,17 @@ def export(
         beside=beside,
         overwrite=overwrite,
     )
+    return config
+
+
+def _export_head(source: Path, destination: str | Path, dtype: jnp.dtype | None, overwrite: bool) -> KVHeadConfig:
+    config, params = load_kv_head(source)
+    name = model_name(destination)
+
+    def beside(path: Path) -> None:
+        write_head_card(path, config, params, name, source)
+
+    save_kv_head(destination, config, params, dtype, beside=beside, overwrite=overwrite)
     return config
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.huggingface import survey
+from jaxspec.checkpoints.huggingface import read_raw_config, survey
+from jaxspec.checkpoints.kv_head import is_kv_head, list_kv_head
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
-from jaxspec.config import text_config
+from jaxspec.checkpoints.tensor_files import StoredTensor
+from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, family_of
 
@@ -31,7 +35,8 @@ class Inspection:
     """Name in safetensors -> bytes stored so."""
     image_tokens: int | None
     """Prompt slots that one image takes, where all images take the same."""
-    chat_template: bool
+    chat_template: bool | None
+    """None of a KV head, which is asked what its target is."""
     files: dict[str, int]
     """File of weights -> bytes."""
     problems: list[str]
@@ -39,14 +44,13 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Looks at a local directory."""
+    """Looks at a local directory, of a model or of a KV head."""
+    with suppress(InputError):  # told below
+        if is_kv_head(path):
+            return _inspect_head(path)
     found = survey(path)
     problems = list(found.problems)
     config, template = found.config, False
-    parameters, dtypes = Counter[str](), Counter[str]()
-    for name, tensor in found.tensors.items():
-        parameters[_part(name)] += math.prod(tensor.shape)
-        dtypes[tensor.dtype] += tensor.nbytes
     try:
         if config is not None:
             template = bool(load_tokenizer(path).chat_template)
@@ -57,20 +61,49 @@ def inspect(path: Path) -> Inspection:
             load_image_processor(path)
     except InputError as error:
         problems.append(str(error))
-    files = sorted({tensor.file for tensor in found.tensors.values()})
     return Inspection(
         path=str(path),
         family=config and (family_of(config.model_type).title or config.model_type),
         model_type=config and config.model_type,
-        parameters=dict(parameters),
         context=config and text_config(config).max_position_embeddings,
         vocabulary=config and text_config(config).vocab_size,
-        dtypes=dict(dtypes),
         image_tokens=getattr(config, "image_tokens", None),
         chat_template=template,
-        files={file.name: file.stat().st_size for file in files},
         problems=problems,
+        **_stored(found.tensors, _part),
     )
+
+
+def _inspect_head(path: Path) -> Inspection:
+    config: KVHeadConfig | None = None
+    tensors: dict[str, StoredTensor] = {}
+    try:
+        config = KVHeadConfig.from_dict(read_raw_config(path))
+        tensors, problems = list_kv_head(path, config)
+    except InputError as error:
+        problems = [str(error)]
+    return Inspection(
+        path=str(path),
+        family=f"KV head for {config.target_name!r}" if config else "KV head",
+        model_type=KVHeadConfig.model_type,
+        context=config and config.text_config.max_position_embeddings,
+        vocabulary=config and config.text_config.vocab_size,
+        image_tokens=config.image_slots if config and config.pools else None,
+        chat_template=None,
+        problems=problems,
+        **_stored(tensors, lambda name: name.split(".")[0]),
+    )
+
+
+def _stored(tensors: dict[str, StoredTensor], part: Callable[[str], str]) -> dict[str, dict[str, int]]:
+    """What is said of the tensors themselves."""
+    parameters, dtypes = Counter[str](), Counter[str]()
+    for name, tensor in tensors.items():
+        parameters[part(name)] += math.prod(tensor.shape)
+        dtypes[tensor.dtype] += tensor.nbytes
+    files = sorted({tensor.file for tensor in tensors.values()})
+    sizes = {file.name: file.stat().st_size for file in files}
+    return {"parameters": dict(parameters), "dtypes": dict(dtypes), "files": sizes}
 
 
 def _part(name: str) -> str:

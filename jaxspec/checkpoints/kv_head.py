@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.fitting import oversized, slots_in, tensor_name
 from jaxspec.checkpoints.huggingface import read_raw_config, written_whole
-from jaxspec.checkpoints.tensor_files import FLOATS, SINGLE, check_finite, list_file
+from jaxspec.checkpoints.tensor_files import FLOATS, SINGLE, StoredTensor, check_finite, list_file
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
@@ -56,26 +57,33 @@ def named_tensors(params: Params) -> dict[str, np.ndarray]:
 
 
 def save_kv_head(
-    path: str | Path, config: KVHeadConfig, params: Params, dtype: Any = jnp.bfloat16, *, overwrite: bool = False
+    path: str | Path,
+    config: KVHeadConfig,
+    params: Params,
+    dtype: Any | None = jnp.bfloat16,
+    *,
+    beside: Callable[[Path], None] | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Writes the directory whole: beside `path`, and renamed. Raises InputError as `huggingface.save`."""
+    """Writes the directory whole: beside `path`, and renamed; None keeps each tensor's dtype.
+
+    `beside` writes more files, and InputError is raised, as in `huggingface.save`.
+    """
     with written_whole(Path(os.path.abspath(Path(path).expanduser())), overwrite) as fresh:
         (fresh / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
-        tensors = {name: tensor.astype(dtype) for name, tensor in named_tensors(params).items()}
+        tensors = {name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()}
         save_file(tensors, fresh / SINGLE, metadata={"format": "pt"})
         (fresh / SINGLE).chmod((fresh / "config.json").stat().st_mode)
+        if beside is not None:
+            beside(fresh)
 
 
-def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
-    """Reads what `save_kv_head` wrote; None keeps the file's dtype. InputError where anything does not fit."""
-    path = Path(path).expanduser()
-    if not is_kv_head(path):
-        raise InputError(f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory")
-    config = KVHeadConfig.from_dict(read_raw_config(path))
+def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTensor], list[str]]:
+    """The tensors of a head's file, unread, and how they do not fit its configuration."""
     stored = {tensor.name: tensor for tensor in list_file(path / SINGLE)}
     if too_large := oversized(config, stored):
         raise InputError(f"{path}: {too_large[0]}")
-    slots, tree = slots_in(abstract_head(config))
+    slots, _ = slots_in(abstract_head(config))
     wrong = [f"{name} is missing" for name in slots.keys() - stored.keys()]
     wrong += [f"{name} is unexpected" for name in stored.keys() - slots.keys()]
     for name in slots.keys() & stored.keys():
@@ -84,8 +92,19 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
             wrong.append(f"{name} is {list(found.shape)}, config.json asks for {list(slots[name].file_shape)}")
         if found.dtype not in FLOATS:
             wrong.append(f"{name} is {found.dtype}; supported: {', '.join(FLOATS)}")
+    return stored, sorted(wrong)
+
+
+def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
+    """Reads what `save_kv_head` wrote; None keeps the file's dtype. InputError where anything does not fit."""
+    path = Path(path).expanduser()
+    if not is_kv_head(path):
+        raise InputError(f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory")
+    config = KVHeadConfig.from_dict(read_raw_config(path))
+    stored, wrong = list_kv_head(path, config)
     if wrong:
-        raise InputError(f"{path}: {len(wrong)} tensors do not fit config.json, first: {min(wrong)}; export it again")
+        raise InputError(f"{path}: {len(wrong)} tensors do not fit config.json, first: {wrong[0]}; export it again")
+    slots, tree = slots_in(abstract_head(config))
     leaves = []
     for name, slot in slots.items():
         tensor = stored[name].read()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxspec.config import LlavaOnevisionConfig, ModelConfig, QwenVLConfig, text_config
+from jaxspec.config import KVHeadConfig, LlavaOnevisionConfig, ModelConfig, QwenVLConfig, text_config
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.typing import Params
@@ -57,7 +57,6 @@ def write_model_card(
       generation: what generation_config.json holds.
     """
     text, sees = text_config(config), LanguageModel(config).sees
-    licence = licence_of(source)
     facts = {
         "family": f"{family_of(config.model_type).title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}",
@@ -70,30 +69,17 @@ def write_model_card(
         facts["image tokens"] = f"{tokens} an image"
     if target is not None:
         facts["draft for"] = f"`{target.name}`"
-    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
     shown = "--image photo.jpg " if sees else ""
     asked = f'{shown}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
     commands = f"jaxspec generate --target path/to/this {asked}"
     told = "On CPUs, where both compute in float32, this writes what the Python above does." if encoder else ""
     if target is not None:
-        there = target.name if "/" in target.name else f"path/to/{target.name}"
         view = "" if sees else " --views T"
-        commands += f"\njaxspec generate --target {there} --draft path/to/this{view} {asked}"
+        commands += f"\njaxspec generate --target {_place(target.name)} --draft path/to/this{view} {asked}"
         told = told.replace("this", "the first command") + " The second speculates with this model."
+    front = f"library_name: transformers\npipeline_tag: {'image-text-to-text' if sees else 'text-generation'}"
     (path / "README.md").write_text(
-        f"""---
-library_name: transformers
-license: {licence or "other"}
-pipeline_tag: {"image-text-to-text" if sees else "text-generation"}
----
-
-# {name}
-
-| | |
-|---|---|
-{rows}
-
-Licence: {f"{licence}, as its source says" if licence else "unknown; write the licence of the source here"}.
+        f"""{_head(name, source, facts, front)}
 
 ## In transformers (4.57 or 5)
 
@@ -113,6 +99,58 @@ Licence: {f"{licence}, as its source says" if licence else "unknown; write the l
         + "\n",
         encoding="utf-8",
     )
+
+
+def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str, source: Path) -> None:
+    """Writes what a KV head is, for which target, and how to draft with it."""
+    text, sees = config.text_config, config.image_tokens > 0
+    facts = {
+        "family": "KV head: a draft that reads its target's key-value cache",
+        "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}",
+        "decoder": f"{text.num_hidden_layers} layer{'s' * (text.num_hidden_layers > 1)} of width {text.hidden_size}",
+        "trained for": f"blocks of {config.gamma} drafted tokens",
+        "made from": f"`{model_name(source)}`",
+        "draft for": f"`{config.target_name}` (configuration {config.target_hash})",
+    }
+    if config.pools:
+        facts["image slots"] = f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
+    asked = f'{"--image photo.jpg " * sees}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
+    (path / "README.md").write_text(
+        f"""{_head(name, source, facts, "library_name: jaxspec")}
+
+## In jaxspec
+
+```sh
+jaxspec generate --target {_place(config.target_name)} --draft path/to/this {asked}
+```
+
+transformers has no such model.
+""",
+        encoding="utf-8",
+    )
+
+
+def _place(name: str) -> str:
+    """A model as a command's argument: a hub id, or where its directory lies."""
+    return name if "/" in name else f"path/to/{name or 'its/target'}"
+
+
+def _head(name: str, source: Path, facts: Mapping[str, str], front: str) -> str:
+    """The card's front matter, title, table and licence."""
+    licence = licence_of(source)
+    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    return f"""---
+license: {licence or "other"}
+{front}
+---
+
+# {name}
+
+| | |
+|---|---|
+{rows}
+
+Licence: {f"{licence}, as its source says" if licence else "unknown; write the licence of the source here"}."""
 
 
 def _snippet(sees: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import Target, export
+from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.terminal import progress
@@ -25,7 +26,8 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 @dataclass(frozen=True)
 class Export:
-    """Writes a checkpoint as a Hugging Face directory that transformers 4.57 and 5 load, with a model card."""
+    """Writes a checkpoint as a Hugging Face directory that transformers 4.57 and 5 load, with a model card; or a KV
+    head."""
 
     source: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
@@ -53,7 +55,8 @@ def run(args: Export) -> str:
     target = None
     if args.vocab_of is not None:
         path = huggingface.locate(args.vocab_of)
-        check_words(load_tokenizer(path), load_tokenizer(source))
+        if not is_kv_head(source):  # which `export` refuses
+            check_words(load_tokenizer(path), load_tokenizer(source))
         target = Target(model_name(path), text_config(huggingface.read_config(path)).vocab_size)
     progress(f"exporting {source}")
     config = export(

@@ -45,11 +45,11 @@ def _table(found: Inspection) -> Table:
     rows = {
         "family": f"{found.family} ({found.model_type})" if known else "?",
         "parameters": _sum(found.parameters, "{:,}".format),
-        "context": f"{found.context:,} positions" if known else "?",
-        "vocabulary": f"{found.vocabulary:,} tokens" if known else "?",
+        "context": "?" if found.context is None else f"{found.context:,} positions",
+        "vocabulary": "?" if found.vocabulary is None else f"{found.vocabulary:,} tokens",
         "dtype": ", ".join(f"{name} {human_bytes(size)}" for name, size in found.dtypes.items()),
         "image tokens": "-" if found.image_tokens is None else f"{found.image_tokens} an image",
-        "chat template": "yes" if found.chat_template else "no",
+        "chat template": {None: "-", True: "yes", False: "no"}[found.chat_template],
         "files": _sum(found.files, human_bytes),
         "loads": "no" if found.problems else "yes",
     }

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxspec.checkpoints.huggingface import locate
+from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig, LlavaConfig
 from jaxspec.data.sources import mixture
 from jaxspec.decoding.host import prompt_encoder
@@ -183,7 +185,7 @@ def train_kv_head(
         raise InputError(
             f"target {recipe.target}: a {target.config.model_type}, and KV heads are trained for LLaVAs; give one"
         )
-    config = KVHeadConfig.of_target(target.config, target_name=Path(recipe.target).name, **recipe.head)
+    config = KVHeadConfig.of_target(target.config, target_name=model_name(locate(recipe.target)), **recipe.head)
     start = jax.random.key(recipe.stages[0].train.seed)
     head = init_head(config, text_params(target.config, target.params), start)
 

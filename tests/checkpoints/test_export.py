@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, Lla
 
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary, with_words  # noqa: E402
 from jaxspec.checkpoints.huggingface import load  # noqa: E402
+from jaxspec.checkpoints.kv_head import load_kv_head  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
@@ -235,3 +236,42 @@ def test_inspect_by_command(source, tmp_path, capsys):
             main(["inspect", str(broken), *more])
         assert stop.value.code == 2
         assert "no model.safetensors" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def head(tmp_path):
+    pair.save_head(tmp_path / "head", pair.CONFIG, pair.random_params(pair.CONFIG))
+    return tmp_path / "head"
+
+
+def test_inspect_a_kv_head(head, capsys):
+    main(["inspect", str(head), "--json"])
+    spoken = json.loads(capsys.readouterr().out)
+    assert (spoken["family"], spoken["model_type"]) == ("KV head for 'target'", "jaxspec_kv_head")
+    assert (spoken["context"], spoken["image_tokens"], spoken["chat_template"]) == (pair.CONTEXT, 1, None)
+    assert set(spoken["parameters"]) == {"layers", "norm", "kv_projector", "slot_bias"}
+    main(["inspect", str(head)])
+    assert "KV head for 'target' (jaxspec_kv_head)" in capsys.readouterr().out
+    for file, told in (("model.safetensors", "unreadable"), ("config.json", "lacks text_config")):
+        (head / file).write_text('{"model_type": "jaxspec_kv_head"}')
+        with pytest.raises(SystemExit) as stop:
+            main(["inspect", str(head), "--json"])
+        assert stop.value.code == 2
+        assert told in json.loads(capsys.readouterr().out)["problems"][0]
+
+
+def test_export_a_kv_head(head, source, tmp_path, capsys):
+    """The same tensors, in another type where one is asked for, and a card that names the target."""
+    for dtype in (None, "bfloat16"):
+        copy = tmp_path / str(dtype)
+        main(["export", str(head), str(copy), *(["--dtype", dtype] if dtype else [])])
+        assert ": jaxspec_kv_head, " in capsys.readouterr().out
+        config, params = load_kv_head(head, dtype and jnp.dtype(dtype))
+        found, read = load_kv_head(copy)
+        assert found == config
+        equal(read, params)
+        assert "| draft for | `target` (configuration " in (copy / "README.md").read_text()
+    for option in (["--text-only"], ["--vocab-of", str(source)]):
+        with pytest.raises(SystemExit):
+            main(["export", str(head), str(tmp_path / "other"), *option])
+        assert "a KV head, which has neither words nor towers" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def photo(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("photo")
 def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a template of their own: the one that is used here is written along, and so is BOS."""
-    target, draft, text = (tmp_path / name for name in ("target", "draft", "text"))
+    target, draft, head, text = (tmp_path / name for name in ("target", "draft", "head", "text"))
     main(["export", str(ASSETS / "target"), str(target)])
     theirs, ours = answers(target, capsys)
     assert len(theirs) > 20
@@ -66,6 +66,8 @@ def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     alone, spoken = answers(draft, capsys, target=target)[1]
     assert spoken == theirs
     assert alone != theirs
+    main(["export", str(ASSETS / "kv_head"), str(head)])
+    assert answers(head, capsys, target=target) == ("", [theirs])
     main(["export", str(ASSETS / "target"), str(text), "--text-only"])
     theirs, ours = answers(text, capsys)
     assert theirs
