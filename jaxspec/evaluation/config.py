@@ -77,6 +77,12 @@ class EvalConfig:
     captioner: str | None = None
     """What captions images for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
 
+    @property
+    def pair(self) -> str:
+        """The models for titles: of a directory its last two parts, so that figures tell no one's folders."""
+        names = ["/".join(Path(place).parts[-2:]) for place in (self.target, self.draft)]
+        return f"target {names[0]}, draft {names[1]}"
+
     def engine(self, row: Row) -> EngineConfig:
         """How one row of the table decodes."""
         return EngineConfig(

@@ -1,13 +1,7 @@
 """Figures of measured rows and traced answers (need the `plots` extra; without it nothing is drawn).
 
-| function                | figure of the papers                                           |
-|-------------------------|----------------------------------------------------------------|
-| `block_efficiency`      | tokens per target pass, the tables as bars                     |
-| `acceptance_by_position`| how far into a block drafts hold                               |
-| `stage_times`           | where a block's time goes (TABED Fig. 9)                       |
-| `weight_trajectory`     | weights of the views along one answer (TABED Fig. 3, 4)        |
-| `overlap`               | what each view got right that others did not (TABED Fig. 5)    |
-| `accepted_over_time`    | accepted tokens along the answers (IbED Fig. 11)               |
+`TITLES` names them; `stage_times` is TABED's Figure 9, `weight_trajectory` 3 and 4, `overlap` 5, and
+`accepted_over_time` is IbED's Figure 11.
 """
 
 from __future__ import annotations
@@ -25,8 +19,19 @@ from jaxspec.files import whole
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's bright scheme: told apart by colour-blind readers too."""
+MARKERS = "os^Dv<>P*X"
 WIDTH = 11.0
 """Inches of bars beside each other, before a panel is broken in two."""
+
+TITLES = {
+    "block_efficiency": "Tokens per target pass (dotted: plain decoding)",
+    "acceptance_by_position": "How far into a block drafts hold: accepted at each place, given that all before were",
+    "stage_times": "Where the time of one block goes: all draft passes, and the target's pass that verifies them",
+    "weight_trajectory": "Weights of the views, each row along the answer over which its weights move most",
+    "overlap": "Which views had the target's token as their likeliest",
+    "accepted_over_time": "Accepted drafts along the answers, from first token (0) to last (1)",
+}
+"""Figures by file name, and what they show."""
 
 Record = dict[str, Any]
 
@@ -46,7 +51,17 @@ def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Recor
         "overlap": lambda: overlap(records),
         "accepted_over_time": lambda: accepted_over_time(records),
     }
-    return [path for name, draw in drawings.items() if (path := save(draw(), out / f"{name}.png"))]
+    titled = {name: _titled(draw(), f"{TITLES[name]}\n{config.pair}") for name, draw in drawings.items()}
+    written = [save(figure, out / f"{name}.png") for name, figure in titled.items()]
+    return [path for path in written if path is not None]
+
+
+def _titled(figure: Any, title: str) -> Any:
+    """The figure, where there is one, with a title above all panels."""
+    if figure is not None:
+        figure.set_figheight(figure.get_figheight() + 0.5)
+        figure.suptitle(title, fontsize=9)
+    return figure
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
@@ -71,23 +86,24 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
         if group[0] == sets[0]:
             axis.set_title(f"turn {turn}", loc="left", fontsize=10)
         axis.set_xticks(range(len(group)), group)
-    _legend(figure, axes[0], min(len(names), 8))
+    _legend(figure, axes[0])
     return figure
 
 
 def acceptance_by_position(rows: Sequence[Record]) -> Any:
     """Lines: the share of tokens accepted at each place of the block, given that all before them were."""
     figure, (axis,) = panels(1, 6.0, 3.2)
-    for i, name in enumerate(dict.fromkeys(row["row"] for row in rows)):
+    names = list(dict.fromkeys(row["row"] for row in rows))
+    for i, name in enumerate(names):
         by_place = zip(*(r["conditional_acceptance_rate_per_position"] for r in rows if r["row"] == name))
         known = [[rate for rate in place if rate is not None] for place in by_place]
         means = [float(np.mean(place)) if place else np.nan for place in known]
-        axis.plot(range(1, len(means) + 1), means, marker="o", markersize=4, label=name, **_line(i))
+        axis.plot(np.arange(1, len(means) + 1) + _aside(i, len(names)), means, label=name, **_line(i))
     axis.set_xlabel("place in the block")
     axis.set_ylabel("accepted, given all before were")
     axis.set_ylim(0, 1)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    _legend(figure, axis, 5)
+    _legend(figure, axis)
     return figure
 
 
@@ -107,37 +123,45 @@ def stage_times(rows: Sequence[Record]) -> Any:
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
     axis.set_xlabel("milliseconds of one block")
-    _legend(figure, axis, 3)
+    _legend(figure, axis)
     return figure
 
 
 def weight_trajectory(records: Sequence[Record]) -> Any:
-    """Lines: each view's weight along one answer; ground green where drafts were accepted, red at corrections.
+    """Lines: each view's weight along one answer; ground green where drafts were accepted, red at the target's own.
 
-    A panel a weighting that learns, all on the sample with the most blocks.
+    A panel a weighting that learns, on the answer over which its weights move most.
     """
-    learning = [r for r in _traced(records) if np.ptp(np.asarray(r["trace"]["weights"]), axis=0).max() > 1e-6]
+    learning = [record for record in _traced(records) if movement(record) > 1e-6]
     names = list(dict.fromkeys(record["row"] for record in learning))[:6]
     if not names:
         return None
-    longest = max((r for r in learning if r["row"] == names[0]), key=lambda r: len(r["trace"]["place"]))
-    figure, axes = panels(len(names), 8.0, 1.7)
-    for axis, name in zip(axes, names):
-        same = [r for r in learning if r["row"] == name and r["sample"] == longest["sample"]]
-        record = next((r for r in same if r["turn"] == longest["turn"]), None)
-        if record is None:
-            continue
-        trace = record["trace"]
-        for x, place in enumerate(trace["place"]):
-            axis.axvspan(x - 0.5, x + 0.5, color=COLOURS[2] if place >= 0 else COLOURS[1], alpha=0.15, linewidth=0)
-        for i, (view, weights) in enumerate(zip(record["views"], np.asarray(trace["weights"]).T)):
-            axis.step(range(len(weights)), weights, where="mid", label=view, color=COLOURS[i % len(COLOURS)])
-        axis.set_title(f"{name}, {record['sample']}, turn {record['turn']}", loc="left", fontsize=9)
-        axis.set_ylim(-0.03, 1.03)
+    shown = [max((record for record in learning if record["row"] == name), key=movement) for name in names]
+    views = list(dict.fromkeys(view for record in shown for view in record["views"]))
+    figure, axes = panels(len(shown), 8.0, 1.7)
+    grounds = {"accepted draft": COLOURS[2], "the target's own token": COLOURS[1]}
+    for axis, record in zip(axes, shown):
+        places = record["trace"]["place"]
+        for x, place in enumerate(places):
+            axis.axvspan(x - 0.5, x + 0.5, color=list(grounds.values())[place < 0], alpha=0.15, linewidth=0)
+        for view, weights in zip(record["views"], np.asarray(record["trace"]["weights"]).T):
+            axis.step(range(len(weights)), weights, where="mid", **_band(views.index(view), len(views)))
+        axis.set_title(f"{record['row']}, {record['sample']}, turn {record['turn']}", loc="left", fontsize=9)
+        axis.set_xlim(-0.5, len(places) - 0.5)
+        axis.set_ylim(-0.06, 1.06)
         axis.set_ylabel("weight")
-        axis.legend(frameon=False, fontsize=8, ncols=4, loc="upper right")
+    for i, view in enumerate(views):
+        axes[0].plot([], [], label=view, **_band(i, len(views)))
+    for words, colour in grounds.items():
+        axes[0].fill_between([], [], color=colour, alpha=0.3, linewidth=0, label=words)
     axes[-1].set_xlabel("token of the answer")
+    _legend(figure, axes[0])
     return figure
+
+
+def movement(record: Record) -> float:
+    """How much a traced answer's weights vary over its tokens: their standard deviations, of all views together."""
+    return float(np.std(np.asarray(record["trace"]["weights"]), axis=0).sum())
 
 
 def overlap(records: Sequence[Record]) -> Any:
@@ -175,7 +199,8 @@ def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
     if not traced:
         return None
     figure, (axis,) = panels(1, 6.0, 3.0)
-    for i, name in enumerate(dict.fromkeys(record["row"] for record in traced)):
+    names = list(dict.fromkeys(record["row"] for record in traced))
+    for i, name in enumerate(names):
         accepted, all_tokens = np.zeros(bins), np.zeros(bins)
         for record in traced:
             places = np.asarray(record["trace"]["place"])
@@ -184,11 +209,11 @@ def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
                 np.add.at(accepted, at, places >= 0)
                 np.add.at(all_tokens, at, 1)
         share = accepted / np.maximum(all_tokens, 1)
-        axis.plot((np.arange(bins) + 0.5) / bins, share, label=name, **_line(i))
+        axis.plot((np.arange(bins) + 0.5 + _aside(i, len(names))) / bins, share, label=name, **_line(i))
     axis.set_xlabel("place in the answer")
     axis.set_ylabel("share of accepted drafts")
     axis.set_ylim(0, 1)
-    _legend(figure, axis, 5)
+    _legend(figure, axis)
     return figure
 
 
@@ -203,14 +228,26 @@ def _style(i: int) -> Record:
 
 
 def _line(i: int) -> Record:
-    """The i-th line: dashed once the colours have all been used."""
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": ("-", "--", ":")[i // len(COLOURS) % 3]}
+    """The i-th line: dashed once the colours have all been used, and with a marker of its own."""
+    dashes, marker = ("-", "--", ":")[i // len(COLOURS) % 3], MARKERS[i % len(MARKERS)]
+    return {"color": COLOURS[i % len(COLOURS)], "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1}
 
 
-def _legend(figure: Any, axis: Any, columns: int) -> None:
-    """Above the panels, where it hides nothing."""
+def _aside(i: int, count: int) -> float:
+    """How far the i-th of so many lines stands beside its place, so that those of equal values are seen."""
+    return 0.4 * ((i + 0.5) / count - 0.5)
+
+
+def _band(i: int, count: int) -> Record:
+    """The i-th of so many lines, the first the thickest: one that lies below others shows its edges."""
+    return {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.2 + 1.1 * (count - 1 - i)}
+
+
+def _legend(figure: Any, axis: Any) -> None:
+    """Below the panels, where it hides nothing, in as many columns as there is room for."""
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside upper center")
+    room = figure.get_figwidth() / (0.65 + 0.06 * max(map(len, labels)))
+    figure.legend(handles, labels, frameon=False, fontsize=8, ncols=max(1, int(room)), loc="outside lower center")
 
 
 def panels(count: int, width: float, height: float, alike: bool = True) -> tuple[Any, list[Any]]:

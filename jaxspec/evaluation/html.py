@@ -1,4 +1,5 @@
-"""One self-contained HTML page a run: the table, the figures, and answers coloured by who drafted each token."""
+"""One self-contained HTML page a run: the table, what its words mean, the figures, and answers coloured by who
+drafted each token."""
 
 from __future__ import annotations
 
@@ -11,12 +12,35 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from jaxspec.data.images import to_rgb
+from jaxspec.evaluation.figures import TITLES
 from jaxspec.evaluation.tables import Table
 from jaxspec.files import write_text
 
 Record = dict[str, Any]
 SHOWN = 3
 """Samples of each set and turn whose text is shown."""
+
+WORDS = {
+    "draft, target": "The draft is a small model that guesses tokens; the target is the large one whose answer it is. "
+    "It checks the guesses, so that the answer is what it would have written alone.",
+    "block, gamma": "The draft guesses gamma tokens in a row, a block; one pass of the target then checks all of them. "
+    "Those up to the first wrong one are accepted.",
+    "tokens per target pass": "Also called block efficiency: how many tokens of the answer a pass of the target gives, "
+    "from 1, as in plain decoding, to gamma + 1. Numbers under the names of sets are these.",
+    "correction, bonus": "What the target itself writes in each pass: the right token in place of the first wrong "
+    "guess, or one more where the whole block was right.",
+    "M, T, C, P": "Views, which are what the draft is shown of the prompt: all of it with its images (M); text only "
+    "(T); captions in place of images (C); images pooled to fewer tokens (P).",
+    "kv, KV head": "A draft that is one layer and reads the target's own keys and values, not the prompt.",
+    "MT, MTCP": "Mixtures: the views of one draft run side by side, and it guesses from the weighted mean of what they "
+    "say. Weights are fixed where a row is called static, and learned from checked tokens where it has a star.",
+    "turn 1, turn 2": "The first question, and a second one after the target's own answer to the first.",
+    "speed-up, predicted": "Tokens a second over those of plain decoding, measured in the same run; and what Eq. (1) "
+    "of the papers makes of the times of one pass of the draft (T_q), of the target (T_p), and of the target over a "
+    "block (T_p(J+1), J being gamma). Below 1 it is slower.",
+    "identical": "How many answers equal those of plain decoding token for token.",
+}
+"""What the page says, for readers who do not know the field."""
 
 
 def write_html(
@@ -41,7 +65,8 @@ def write_html(
         cells=cells,
         notes=notes,
         run=run,
-        figures=[(figure.stem.replace("_", " "), _data(figure.read_bytes())) for figure in figures],
+        words=WORDS,
+        figures=[(TITLES[figure.stem], _data(figure.read_bytes())) for figure in figures],
         samples=_samples(records, questions),
     )
     write_text(path, html)

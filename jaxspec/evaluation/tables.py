@@ -35,8 +35,8 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[dict[str, Any]]) -
                 ]
             )
     notes = [
-        f"{_counts(rows)} samples a set, batch {config.batch_size}, {config.dtype}, {rows[0]['device']}. "
-        "avg is the plain mean over sets.",
+        f"{config.pair}. {_counts(rows)} samples a set, batch {config.batch_size}, {config.dtype}, "
+        f"{rows[0]['device']}. avg is the plain mean over sets.",
         "speed-up: decode tokens/s over plain decoding of the same requests in the same run; predicted: Eq. (1) with "
         "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
         "decoding token for token.",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxspec.evaluation import figures
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.html import SHOWN, token_class, write_html
@@ -39,10 +41,37 @@ def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, An
 @pytest.mark.parametrize("trace", [True, False])
 def test_every_figure_that_can_be_drawn_is(tmp_path: Path, trace: bool) -> None:
     pytest.importorskip("matplotlib")
-    figures = draw_all(CONFIG, *made_up(trace), tmp_path)
+    drawn = draw_all(CONFIG, *made_up(trace), tmp_path)
     untraced = ["block_efficiency", "acceptance_by_position", "stage_times"]
-    assert [f.stem for f in figures] == untraced + ["weight_trajectory", "overlap", "accepted_over_time"] * trace
-    assert sorted(tmp_path.iterdir()) == sorted(figures)
+    assert [f.stem for f in drawn] == untraced + ["weight_trajectory", "overlap", "accepted_over_time"] * trace
+    assert sorted(tmp_path.iterdir()) == sorted(drawn)
+
+
+def test_each_figure_names_the_models_and_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.update({path.stem: figure}))
+    draw_all(replace(CONFIG, target="/home/me/big", draft="org/small"), *made_up(), tmp_path)
+    assert list(drawn) == list(figures.TITLES)
+    for name, figure in drawn.items():
+        assert figure.get_suptitle() == f"{figures.TITLES[name]}\ntarget me/big, draft org/small"
+        assert all(axis.get_legend() is None for axis in figure.axes)  # but below them all
+        for axis in figure.axes:
+            styles = [(line.get_linewidth(), *line.get_xdata()) for line in axis.get_lines() if len(line.get_xdata())]
+            assert len(set(styles)) == len(styles), "lines of equal values lie on each other"
+    (legend,) = drawn["weight_trajectory"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["M", "T", "accepted draft", "the target's own token"]
+
+
+def test_weights_are_shown_where_they_move_most() -> None:
+    pytest.importorskip("matplotlib")
+    _, records = made_up()
+    long = {"pieces": PIECES * 9, "place": [0] * 45, "agree": [None] * 45, "weights": [[0.5, 0.5], [0.6, 0.4]] * 22}
+    for record in records:
+        if record["row"] == "MT*" and record["sample"] != "saga-2":
+            record["trace"] = long
+    axis = figures.weight_trajectory(records).axes[-1]
+    assert axis.get_title("left") == "MT*, saga-2, turn 1"
 
 
 def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
@@ -55,6 +84,7 @@ def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     assert "A &lt; B" in page
     assert "<b>" not in re.sub(r"<br>", "", page)
     assert "&lt;image&gt;" in page
+    assert all(word in page for word in ("block efficiency", "gamma", "captions in place of images", "Eq. (1)"))
     assert page.count('class="sample"') == len(CONFIG.sets) * len(CONFIG.turns) * SHOWN
     assert not re.search(r'(src|href)="(?!data:)', page), "one file, nothing fetched"
 

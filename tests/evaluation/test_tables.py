@@ -22,7 +22,7 @@ def table(config: EvalConfig):
 
 def test_notes_tell_the_rules_and_the_samples() -> None:
     *_, notes = table(MINI)
-    assert notes[0].startswith("3 to 7 samples a set")
+    assert notes[0].startswith("target mini/target, draft mini/draft. 3 to 7 samples a set")
     assert notes[-1] == "Weights: MT* by mt-paper, MTCP* by mtcp-paper."
 
 
