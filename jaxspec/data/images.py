@@ -42,8 +42,13 @@ class StoredImage:
 def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
     try:
         with Image.open(source) as image:
+            if image.format == "EPS":
+                raise InputError(f"image {name}: EPS is a program, and none is run; convert it to PNG")
+            _check_size(image.size, name)  # which its header tells, before megabytes become gigabytes
             image.load()
             upright = ImageOps.exif_transpose(image)
+    except InputError:
+        raise
     except Exception as error:  # decoders raise anything of files that are broken
         raise InputError(
             f"image {name}: not readable as an image ({type(error).__name__}); convert it to PNG"
@@ -58,23 +63,21 @@ def image_hash(image: Image.Image) -> str:
 
 LONGEST = 200
 """Qwen2.5-VL's limit too."""
+MOST_PIXELS = 89_478_485
+"""Above these, 89 million, Pillow warns of decompression bombs."""
 
 
 def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
     """A PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel.
 
-    Raises InputError for other arrays, images whose pixels have no known range, and strips that are longer than 200
-    times their width: scaled to a page's shorter edge they would be gigabytes.
+    Raises InputError for other arrays, images whose pixels have no known range or are over 89 million, and strips that
+    are longer than 200 times their width: scaled to a page's shorter edge they would be gigabytes.
     """
     if isinstance(image, StoredImage):
         return image.load()
     if not isinstance(image, Image.Image):
         image = _of_array(np.asarray(image), name)
-    width, height = image.size
-    if 0 in image.size:
-        raise InputError(f"image {name}: its size is {width}x{height}; give one with pixels in it")
-    if max(image.size) > LONGEST * min(image.size):
-        raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide; cut it")
+    _check_size(image.size, name)
     if image.mode.startswith("I;16"):  # `convert` would clip, not scale
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -84,6 +87,16 @@ def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
         page.alpha_composite(image.convert("RGBA"))
         image = page
     return image.convert("RGB")
+
+
+def _check_size(size: tuple[int, int], name: str) -> None:
+    width, height = size
+    if 0 in size:
+        raise InputError(f"image {name}: its size is {width}x{height}; give one with pixels in it")
+    if max(size) > LONGEST * min(size):
+        raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide; cut it")
+    if width * height > MOST_PIXELS:
+        raise InputError(f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; scale it down")
 
 
 def _of_array(array: np.ndarray, name: str) -> Image.Image:
