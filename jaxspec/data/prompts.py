@@ -18,7 +18,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from jaxspec.checkpoints.border import first_line
 from jaxspec.config import LvlmConfig, ModelConfig
+from jaxspec.data.templates import render
 from jaxspec.errors import InputError
 
 PLACEHOLDER = "<image>"
@@ -213,8 +215,6 @@ class PromptEncoder:
 
         The last turn's images go where the template puts them, unless the question has placeholders of its own.
         """
-        import jinja2
-
         placed = [*said[:-1], self._place(said[-1], images)]
         forms: list[list[Any]] = [placed, [[{"type": "text", "text": text}] for text in placed]]
         if placed[-1] != said[-1]:
@@ -225,9 +225,11 @@ class PromptEncoder:
         for contents in forms:
             messages = [{"role": role, "content": part} for role, part in zip(cycle(("user", "assistant")), contents)]
             try:
-                text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            except (jinja2.TemplateError, TypeError, ValueError) as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                text = render(self.tokenizer, messages)
+            except InputError:
+                raise
+            except Exception as error:  # a template divides by zero, a filter meets what it does not expect
+                reason = first_line(error)
                 continue
             # A template that wants lists of parts renders nothing of a string, and does not complain.
             shown = text.replace(PLACEHOLDER, self._image_text).count(self._image_text)

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
+from jaxspec.data import templates
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from tests.end_to_end import tiny
@@ -162,3 +163,33 @@ def test_templates_that_do_not_work(template, reason):
     with pytest.raises(InputError, match=reason) as caught:
         PromptEncoder(tokenizer(template)).prompt("Who?")
     assert "\n" not in str(caught.value)
+
+
+LOOPS = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 1 / 0 }}", "cannot render turns of user and assistant (division by zero)"),
+        ("{{ messages[7]['role'] }}", "cannot render turns of user and assistant ("),
+        ("{{ messages | map('nothing') | list }}", "cannot render turns of user and assistant ("),
+        ("{{ '' | attr(3) }}", "cannot render turns of user and assistant ("),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot render turns of user and assistant (maximum rec"),
+        ("{% for", "cannot render turns of user and assistant ("),
+        (LOOPS, "takes over 0.05 s; mend the tokeniser's"),
+        ("{% macro f(n) %}{{ f(n - 1) + f(n - 1) if n }}{% endmacro %}{{ f(99) }}", "takes over 0.05 s"),
+        ("{{ 10 ** 10 ** 10 }}", "computes with **, as no chat needs to"),
+        ("{{ 'a' * 9_999_999_999 }}", "computes with 9_999_999_999, as no chat needs to"),
+    ],
+)
+def test_templates_end(template, words, monkeypatch):
+    monkeypatch.setattr(templates, "SECONDS", 0.05)
+    with pytest.raises(InputError) as caught:
+        PromptEncoder(tokenizer(template)).prompt("Who?")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_stars_in_a_templates_text():
+    assert "**bold**" in PromptEncoder(tokenizer("Be **bold**, 10000000." + CHATML))._opening("Who?")
