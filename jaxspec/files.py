@@ -17,11 +17,11 @@ from jaxspec.errors import InputError
 
 
 def write_error(error: BaseException) -> str | None:
-    """What the operating system said, if that is the cause; TensorStore and safetensors give its number in words."""
+    """What the operating system said, if that is the cause; TensorStore, safetensors and ArrayRecord hand it on."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    code = re.search(r"os[ _]error(?:_code=')?\D?(\d+)", str(error))
-    return code and os.strerror(int(code[1]))
+    found = re.search(r"os[ _]error(?:_code=')?\D?(\d+)|\b(?:open|write|close|fsync)\(\) failed: ([^;]+)", str(error))
+    return found and (found[2] or os.strerror(int(found[1])))
 
 
 @contextmanager
@@ -42,10 +42,11 @@ def writing(path: Path | str, then: str = "try again") -> Iterator[None]:
 def whole(path: Path) -> Iterator[Path]:
     """A file to write, beside `path`, that becomes it when the block ends well, and is removed otherwise.
 
-    Raises InputError where it cannot be written.
+    Its folder is made. Raises InputError where it cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield fresh
             fresh.replace(path)

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from jaxspec.data.images import StoredImage
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
+from jaxspec.files import writing
 
 SPLIT = "train"
 
@@ -116,11 +117,10 @@ def prepare(
 
     fresh = [place for place in folder.parents if not place.exists()]
     try:
-        builder = Conversations(name, out, counted(), metadata)
         tfds.disable_progress_bar()
         # TFDS tells sizes that it does not know, and makes a folder for downloads.
-        with redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
-            builder.download_and_prepare(download_dir=nowhere)
+        with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
+            Conversations(name, out, counted(), metadata).download_and_prepare(download_dir=nowhere)
     except BaseException:
         with suppress(OSError):  # where a log of what was skipped lies, the folder stays
             for place in fresh:

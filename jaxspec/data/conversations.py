@@ -31,6 +31,7 @@ from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_images
 from jaxspec.data.rows import Row, json_list, rows_and_errors
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError, check_counts
+from jaxspec.files import writing
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 ASKED = ("question", "instruction", "prompt")
@@ -51,12 +52,13 @@ class Skipped:
 
     def start(self) -> None:
         """Reading begins: what an earlier run logged is removed."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.log.unlink(missing_ok=True)
+        with writing(self.log):
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self.log.unlink(missing_ok=True)
 
     def add(self, name: str, reason: InputError) -> None:
         self.count += 1
-        with self.log.open("a", encoding="utf-8") as log:
+        with writing(self.log), self.log.open("a", encoding="utf-8") as log:
             log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
         if self.count > self.limit:
             raise InputError(

@@ -99,7 +99,6 @@ def _read(file: Path) -> Caption | None:
 
 
 def _write(file: Path, caption: Caption) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n")
 
 

@@ -268,7 +268,6 @@ def save(figure: Any, path: Path) -> Path | None:
         return None
     import matplotlib.pyplot as plt
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as fresh:
         figure.savefig(fresh, dpi=150, format="png")
     plt.close(figure)

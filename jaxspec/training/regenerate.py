@@ -103,7 +103,6 @@ def losses(work: Regeneration, folder: Path) -> dict[str, int]:
 
 
 def _claim(folder: Path, work: Regeneration) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     path, mine = folder / "work.json", asdict(work)
     if path.exists():
         theirs = json.loads(path.read_text())

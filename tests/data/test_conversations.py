@@ -16,6 +16,7 @@ from jaxspec.data.conversations import Skipped, conversation, readable
 from jaxspec.data.rows import Row
 from jaxspec.data.sources import Picturebook, mixture, open_source
 from jaxspec.errors import InputError
+from tests.disk import full_disk
 from train.prepare import Book, Llava, Text, main
 
 
@@ -176,6 +177,16 @@ def test_errors_of_folders(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(InputError, match="no such folder"):
         list(readable(tmp_path / "mix.json", Skipped(0, tmp_path / "log"), tmp_path / "photos"))
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    """The shards are the ArrayRecord writer's, and the log of what is skipped is this library's."""
+    with full_disk(1 << 12), pytest.raises(InputError, match=r"pages/1\.0\.0: cannot be written: File too large; "):
+        main(Book(2, "pages", out=tmp_path))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "mix.skipped.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"mix\.skipped\.jsonl: cannot be written: Is a directory; "):
+        main(Llava(lines(tmp_path / "text.jsonl"), "mix", out=tmp_path))
 
 
 def test_a_video_has_a_frame(tmp_path: Path) -> None:
