@@ -59,7 +59,7 @@ def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Recor
 def _titled(figure: Any, title: str) -> Any:
     """The figure, where there is one, with a title above all panels."""
     if figure is not None:
-        figure.set_figheight(figure.get_figheight() + 0.5)
+        figure.set_figheight(figure.get_figheight() + 0.3)
         figure.suptitle(title, fontsize=9)
     return figure
 
@@ -101,7 +101,6 @@ def acceptance_by_position(rows: Sequence[Record]) -> Any:
         axis.plot(np.arange(1, len(means) + 1) + _aside(i, len(names)), means, label=name, **_line(i))
     axis.set_xlabel("place in the block")
     axis.set_ylabel("accepted, given all before were")
-    axis.set_ylim(0, 1)
     axis.xaxis.get_major_locator().set_params(integer=True)
     _legend(figure, axis)
     return figure
@@ -212,7 +211,6 @@ def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
         axis.plot((np.arange(bins) + 0.5 + _aside(i, len(names))) / bins, share, label=name, **_line(i))
     axis.set_xlabel("place in the answer")
     axis.set_ylabel("share of accepted drafts")
-    axis.set_ylim(0, 1)
     _legend(figure, axis)
     return figure
 
@@ -246,8 +244,9 @@ def _band(i: int, count: int) -> Record:
 def _legend(figure: Any, axis: Any) -> None:
     """Below the panels, where it hides nothing, in as many columns as there is room for."""
     handles, labels = axis.get_legend_handles_labels()
-    room = figure.get_figwidth() / (0.65 + 0.06 * max(map(len, labels)))
-    figure.legend(handles, labels, frameon=False, fontsize=8, ncols=max(1, int(room)), loc="outside lower center")
+    columns = max(1, int(figure.get_figwidth() / (0.65 + 0.06 * max(map(len, labels)))))
+    figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(labels) // columns))
+    figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
 
 
 def panels(count: int, width: float, height: float, alike: bool = True) -> tuple[Any, list[Any]]:
