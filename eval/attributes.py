@@ -34,7 +34,7 @@ def main(
       dtype: what the model computes in.
     """
     check_counts(per_kind=per_kind)
-    setup_runtime(dtype)
+    setup_runtime()
     engine = Engine(LoadedModel.load(model, jnp.dtype(dtype)), None, EngineConfig(batch_size=32))
     accuracy = probe_accuracy(engine, per_kind)
     cells = [[kind, f"{100 * share:.1f}%"] for kind, share in accuracy.items()]

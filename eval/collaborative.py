@@ -40,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
         config.samples(name, config.limit)  # what cannot be read is told before models load
     given = vars(config) | vars(options)
     out = begin(options.out, given)
-    setup_runtime(config.dtype)
+    setup_runtime()
     run = describe_run(preset, given)
     rows: list[dict[str, Any]] = []
     dial: list[dict[str, Any]] = []

@@ -38,6 +38,7 @@ from jaxspec.evaluation.exactness import whole_row
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.timing import time_passes
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, pack
+from jaxspec.models.layers import apply
 from jaxspec.runtime import input_errors, setup_runtime
 from jaxspec.training.losses import draft_loss
 from jaxspec.typing import Array, Params
@@ -89,7 +90,7 @@ def training_step(config: KVHeadConfig) -> Callable[..., Any]:
         places = anchors[..., None] + jnp.arange(embeds.shape[2])
         rows = HeadRows(text, jnp.zeros((len(text), 0, config.image_tokens), jnp.int32))
         out: Any = jax.checkpoint(
-            lambda own: KVHead(config).apply({"params": own}, embeds, anchors, places, k, v, rows)
+            lambda own: apply(KVHead(config), own, embeds, anchors, places, k, v, rows)
         )(params)
         ones = jnp.ones(places.shape, jnp.int32)
         if embeds.shape[2] > config.gamma:  # causal: the output head runs over J-th parts too
@@ -131,7 +132,7 @@ def main(
         if length < gamma + 2:
             raise InputError(f"lengths: {length} tokens have no whole block of {gamma}; give {gamma + 2} or more")
     fresh = begin(out, given)
-    setup_runtime("float32")
+    setup_runtime()
     config = KVHeadConfig.of_target(TARGET, pooling="drop", gamma=gamma)
     head = init_head(config, None, jax.random.key(0))
     output = jnp.asarray(np.random.default_rng(1).normal(size=(TARGET.text_config.hidden_size, 1024)), jnp.float32)
@@ -180,11 +181,12 @@ def decoding(repeats: int) -> list[dict[str, Any]]:
     buckets = replace(preset, image_buckets=(1,)).engine(preset.rows[0])
     engine = Engine(target, None, replace(buckets, views=("kv",)))
     sample = test_set("describe", 1)[0]
-    requests = [Request(engine.encoder.prompt(sample.turns[0][0], sample.images), 96)]
+    prompt = engine.encoder.prompt(sample.turns[0][0], sample.images)
+    requests = [Request(prompt, 96)]
     times = time_passes(engine, requests)
     assert isinstance(engine.program, Speculator)
     state = engine.prefill(requests)
-    _, _, shown = whole_row(target, requests[0].prompt, [])
+    _, _, shown = whole_row(target, prompt, [])
     rows = head_rows(head.config, [shown], 128, 1)
     packing = jax.jit(lambda own, cache: pack(head.config, own, cache, rows, state.drafter.head.slots))
     return [

@@ -59,7 +59,7 @@ def main(
     given = dict(locals())
     fresh = begin(out, given)
     config: LatencyConfig = replace(load_preset("latency", preset), clock=clock)
-    setup_runtime(config.dtype)
+    setup_runtime()
     limits = probe(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side, clock=clock)
     pair = Pair(config)
     rows = []

@@ -94,7 +94,7 @@ def main(
         raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
     fresh = begin(out, given)
-    setup_runtime("float32")
+    setup_runtime()
     with tempfile.TemporaryDirectory() as folder:
         paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
         target, draft = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)

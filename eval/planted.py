@@ -36,7 +36,7 @@ def main(out: Path = Path("runs/planted"), partner: float = 0.8, draft: float = 
       partner: share of the cycle's tokens after which the partner is right.
       draft: likewise, the draft.
     """
-    setup_runtime("float32")
+    setup_runtime()
     sizes = load_preset("latency", "pair55m")
     shares = {"target": (sizes.target, 1.0), "partner": (sizes.target, partner), "draft": (sizes.draft, draft)}
     for seed, (name, (config, right)) in enumerate(shares.items()):

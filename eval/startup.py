@@ -102,7 +102,7 @@ def _children() -> float:
 
 def host(target: str, draft: str, calls: int) -> list[dict[str, Any]]:
     """Seconds of a call beyond those of the device."""
-    setup_runtime("float32")
+    setup_runtime()
     exact = jnp.dtype("float32")
     models = LoadedModel.load(target, exact), LoadedModel.load(draft, exact)
     engine = Engine(*models, EngineConfig(new_buckets=(16,)))

@@ -25,20 +25,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EAGAIN)
 
 
-def setup_runtime(dtype: str | None = None) -> None:
-    """Keeps compiled programs on disk, makes float32 exact, and silences transformers' notices.
-
-    Args:
-      dtype: what the models compute in; None, as their files say. TPUs and GPUs multiply float32 matrices in
-        fewer bits unless told otherwise, and then a block of tokens does not score as its tokens one by one.
-    """
+def setup_runtime() -> None:
+    """Keep compiled programs on disk, unless the process keeps them elsewhere, and silence transformers' notices."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
     if "transformers" in sys.modules:
         sys.modules["transformers"].logging.set_verbosity_error()
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
-    if dtype in (None, "float32"):
-        jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def parse_dtype(name: str) -> jnp.dtype:

@@ -73,12 +73,14 @@ def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array,
 
 
 def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Float[Array, "B V"]:
-    """What an ensemble of views says, sum_r w_r q_r (IbED, TABED Eq. 2); where weights are negative (AdaBoost's may
-    be, if asked for), its positive part."""
-    mixed = jnp.einsum("RBV,BR->BV", view_probs, weights)
-    positive = jnp.maximum(mixed, 0.0)
-    signed = (weights < 0).any(-1, keepdims=True)
-    return jnp.where(signed, positive / positive.sum(-1, keepdims=True), mixed)
+    """Return what an ensemble of views says, sum_r w_r q_r (IbED, TABED Eq. 2), normalised.
+
+    Tokens are drawn from it and accepted against it, so that it has to be one distribution to the last bit: it is no
+    product of matrices, which accelerators round to fewer bits. Where weights are negative (AdaBoost's may be, if
+    asked for), it is the positive part.
+    """
+    mixed = jnp.maximum((view_probs * weights.T[..., None]).sum(0), 0.0)
+    return mixed / mixed.sum(-1, keepdims=True)
 
 
 def _narrowed(

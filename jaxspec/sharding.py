@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
@@ -143,6 +143,23 @@ def mesh_of(params: Params) -> Mesh | None:
     sharding = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
+
+
+def small_sharding(params: Params) -> Sharding | None:
+    """Return where small parameters lie that are read with these: on each device of their mesh, or on their device."""
+    mesh = mesh_of(params)
+    return replicated(mesh) if mesh else next((getattr(x, "sharding", None) for x in jax.tree.leaves(params)), None)
+
+
+def put(params: Params, place: Sharding | None) -> Params:
+    """Return the parameters at a place; those that lie there already are the same arrays."""
+    return jax.tree.map(lambda x: x if getattr(x, "sharding", None) == place else jax.device_put(x, place), params)
+
+
+def platform_of(params: Params) -> str:
+    """Return the platform that parameters lie on, such as "cpu"; of mere shapes and numpy arrays, JAX's default."""
+    sharding = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
+    return jax.default_backend() if sharding is None else next(iter(sharding.device_set)).platform
 
 
 def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:

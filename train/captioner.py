@@ -34,7 +34,7 @@ def main(
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
     join_cluster(cluster)
-    setup_runtime(train.dtype)
+    setup_runtime()
     tower = huggingface.load(tower_of, dtype=jnp.dtype("float32")).params["vision_tower"]
     train_lvlm(CAPTIONER, train, mini.CAPTIONER_PAGES, tower, runs / "captioner", out)
 

@@ -16,14 +16,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import jax
 import tyro
 
 from jaxspec.data.builders import data_folder, prepare
 from jaxspec.data.sources import open_source
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.runtime import input_errors, parse_dtype, setup_runtime
+from jaxspec.runtime import input_errors, parse_dtype
 from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 
@@ -76,9 +75,7 @@ def main(options: Options) -> Path | None:
     folder, prepared = options.out / f"{options.name}.answers", data_folder(options.name, options.out)
     if prepared.exists() and not folder.exists():
         raise InputError(f"{prepared}: holds other data, that no answers here were made for; give another --name")
-    dtype = options.dtype or ("float32" if jax.default_backend() == "cpu" else None)
-    precision = None if dtype is None else parse_dtype(dtype)
-    setup_runtime(dtype)
+    precision = None if options.dtype is None else parse_dtype(options.dtype)
     asked, asks = model_fingerprint(options.target), f"{options.data}, {data_fingerprint(source)}"
     work = Regeneration(
         asked, asks, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk

@@ -48,7 +48,7 @@ def main(
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
     join_cluster(cluster)
-    setup_runtime(train.dtype)
+    setup_runtime()
     seen = tower.main(tower_train, runs / "tower")
     evaluate = None if target is None else held_out(target)
     train_lvlm(DRAFT, train, mini.DRAFT_PAGES, seen, runs / "draft", out, evaluate)

@@ -71,7 +71,7 @@ def main(
     plan = RECIPES[recipe]
     changed = {"target": target, "buckets": buckets}
     plan = replace(plan, **{key: value for key, value in changed.items() if value is not None})
-    setup_runtime("float32")
+    setup_runtime()
     options = {**plan.head, **vars(head)}
     stages, places = parse_data(data, plan.stages)
     anchoring = plan.anchoring if loss is None else replace(plan.anchoring, loss=loss)

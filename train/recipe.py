@@ -76,7 +76,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     recipe = replace(recipe, stages=stages)
     dtype = parse_dtype(options.dtype)
     join_cluster(options.cluster)
-    setup_runtime("float32" if jax.default_backend() == "cpu" else None)
+    setup_runtime()
     runs = options.runs or Path("runs/train") / name
     draft = train_draft(recipe, runs, places)
     out = options.out or runs / "hf"

@@ -32,7 +32,7 @@ def main(
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
     """
     join_cluster(cluster)
-    setup_runtime(train.dtype)
+    setup_runtime()
     seen = tower.main(tower_train, runs / "tower")
     train_lvlm(TARGET, train, mini.TARGET_PAGES, seen, runs / "target", out)
 

@@ -54,7 +54,7 @@ def main(
     if name not in STAGES:
         raise InputError(f"model {name!r}: no such stage in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}")
     join_cluster(cluster)
-    setup_runtime(STAGES[name].train.dtype)
+    setup_runtime()
     train(STAGES[name], data, runs / name)
 
 

@@ -21,6 +21,7 @@ from configs.models.mini import TOWER
 from configs.train import mini
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
+from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
 from jaxspec.runtime import input_errors
 from jaxspec.training.batches import Batch
@@ -45,7 +46,7 @@ def batch_of(step: int, train: TrainConfig) -> Batch:
 
 def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
     """Mean cross entropy over tokens of all heads, and each head's accuracy."""
-    states, _ = VisionTower(TOWER).apply({"params": params["vision_tower"]}, batch["pixels"])
+    states, _ = apply(VisionTower(TOWER), params["vision_tower"], batch["pixels"])
     tokens = states[LAYER][:, 1:]
     loss, metrics = jnp.zeros(()), {}
     for name, classes in LABEL_CLASSES.items():

@@ -41,7 +41,7 @@ def run(args: Generate) -> str:
         if path not in loaded:
             progress(f"loading {path}")
             first = next(iter(loaded.values()), None)
-            loaded[path] = LoadedModel.load(path, dtype, tiles=args.tiles, beside=first)
+            loaded[path] = LoadedModel.load(path, dtype, tiles=args.tiles, beside=first, panels=args.panels)
     collaboration = Collaboration([loaded[path] for path in paths], config)
     request = replace(request, prompt=encoded(args, collaboration.encoder, images))
     say(collaboration.memory_report([request]))

@@ -27,7 +27,7 @@ from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
-from jaxspec.runtime import capped_gamma, setup_runtime
+from jaxspec.runtime import capped_gamma
 from jaxspec.sharding import make_mesh
 
 
@@ -87,6 +87,8 @@ class Generate:
     """Branch, tag or commit of the target, where that is a hub id."""
     draft_revision: str | None = None
     """Likewise of the draft."""
+    panels: bool = True
+    """On CPUs, where it makes blocks faster, hold the decoders a second time in another layout."""
     model_parallel: int = 1
     """Devices that the target is split over; the draft is on each."""
     collaborate: str | None = None
@@ -154,7 +156,8 @@ def run(args: Generate) -> str:
     for name, path, place in zip(("target", "draft"), paths, (mesh, None)):
         progress(f"loading {name} {path}")
         first = loaded[0] if loaded else None
-        loaded.append(LoadedModel.load(path, dtype, tiles=args.tiles, beside=first, mesh=place))
+        model = LoadedModel.load(path, dtype, tiles=args.tiles, beside=first, mesh=place, panels=args.panels)
+        loaded.append(model)
     if head is not None:
         loaded[0] = loaded[0].with_head(head)
     captioner = None
@@ -225,10 +228,8 @@ def request_of(args: Generate) -> Request:
 
 
 def computes_in(args: Generate) -> jnp.dtype | None:
-    """The dtype of all models; None is what their files hold. Sets jax up for it."""
-    name = args.dtype or ("float32" if jax.default_backend() == "cpu" else None)
-    setup_runtime(name)
-    return name and jnp.dtype(name)
+    """The dtype of all models; None is what `LoadedModel.load` takes by itself."""
+    return args.dtype and jnp.dtype(args.dtype)
 
 
 def encoded(args: Generate, encoder: PromptEncoder, images: Sequence[Any]) -> Prompt:

@@ -56,6 +56,31 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
     return to_rgb(upright, name)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """An image of known size, whose pixels are decoded when a batch reads them, and not kept."""
+
+    source: Any
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, image: Any) -> Picture:
+        """Take what `to_rgb` takes; what can be told without decoding is checked."""
+        if isinstance(image, Picture):
+            return image
+        if isinstance(image, StoredImage) and image.size is not None:
+            return cls(image, *image.size)
+        if not isinstance(image, Image.Image):
+            image = to_rgb(image)
+        _check_kind(image, "given in memory")
+        return cls(image, image.height, image.width)
+
+    def rgb(self) -> Image.Image:
+        """Return the image as RGB."""
+        return to_rgb(self.source)
+
+
 def image_hash(image: Image.Image) -> str:
     """SHA-256 (hex) of an RGB image: of "WIDTHxHEIGHT:" and the pixels' bytes, row by row."""
     return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
@@ -77,11 +102,9 @@ def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
         return image.load()
     if not isinstance(image, Image.Image):
         image = _of_array(np.asarray(image), name)
-    _check_size(image.size, name)
+    _check_kind(image, name)
     if image.mode.startswith("I;16"):  # `convert` would clip, not scale
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise InputError(f"image {name}: pixels of mode {image.mode}, of any range; convert it to 8 bits a channel")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         page = Image.new("RGBA", image.size, "white")
         page.alpha_composite(image.convert("RGBA"))
@@ -97,6 +120,13 @@ def _check_size(size: tuple[int, int], name: str) -> None:
         raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide; cut it")
     if width * height > MOST_PIXELS:
         raise InputError(f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; scale it down")
+
+
+def _check_kind(image: Image.Image, name: str) -> None:
+    """Raise InputError for sizes and modes that `to_rgb` refuses; nothing is decoded."""
+    _check_size(image.size, name)
+    if image.mode in ("I", "F"):
+        raise InputError(f"image {name}: pixels of mode {image.mode}, of any range; convert it to 8 bits a channel")
 
 
 def _of_array(array: np.ndarray, name: str) -> Image.Image:

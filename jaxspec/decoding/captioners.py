@@ -47,8 +47,7 @@ def load_captioner(
 
     Args:
       text: one of `FORMS`. `blip:` reads BLIP and BLIP-2.
-      dtype: what a `jax:` captioner computes in; None, as its files say.
-      beside: see `LoadedModel.load`.
+      dtype, beside: of a `jax:` captioner, see `LoadedModel.load`.
     """
     kind, where, how = check_captioner(text)
     if kind == "file":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import jax
 import numpy as np
@@ -20,17 +20,19 @@ from jaxspec.decoding.host import (
     IMAGE_BUCKETS,
     NEW_BUCKETS,
     PROMPT_BUCKETS,
+    EncodedRequest,
     Held,
     Request,
     Result,
     check_batch_size,
+    decoded_images,
+    encode,
     image_units,
     in_batches,
     prompt_encoder,
     prompt_row,
     sampling_options,
     timed,
-    with_rgb,
 )
 from jaxspec.decoding.loading import LoadedModel, check_vocabulary, check_words, image_inputs
 from jaxspec.decoding.memory import MemberSizes, MembersReport, plan_members
@@ -151,29 +153,35 @@ class Collaboration:
         self.params = {"models": tuple(m.params for m in self.models), "combination": combination}
         self.program = make_program(self.config.method, members, gammas, self.config.proposer)
 
-    def generate(self, requests: Sequence[Request]) -> list[Result[MemberCounts]]:
-        """Decodes the requests, batching those that fall into one bucket; results in the order given."""
-        requests, rows = self._read(requests)
+    @overload
+    def generate(self, requests: Request | str) -> Result[MemberCounts]: ...
+    @overload
+    def generate(self, requests: Sequence[Request | str]) -> list[Result[MemberCounts]]: ...
+    def generate(self, requests: Request | str | Sequence[Request | str]) -> Any:
+        """Decode requests, or questions, batching those of one bucket; results in the order given, or one of one."""
+        if isinstance(requests, Request | str):
+            return self.generate([requests])[0]
+        read, rows = self._read(requests)
         results: dict[int, Result[MemberCounts]] = {}
-        every = [self._sizes(*both) for both in zip(requests, rows, strict=True)]
+        every = [self._sizes(*both) for both in zip(read, rows, strict=True)]
         for sizes, chosen in in_batches(every, self.config.batch_size):
-            done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
+            done = self._run(sizes, [read[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
-        return [results[i] for i in range(len(requests))]
+        return [results[i] for i in range(len(read))]
 
-    def prefill(self, requests: Sequence[Request]) -> CollaborativeState:
+    def prefill(self, requests: Sequence[Request | str]) -> CollaborativeState:
         """The state after prefill of requests of one bucket, as one batch."""
-        requests, rows = self._read(requests)
-        sizes = self._sizes(requests[0], rows[0])
-        return run_prefill(self.program, self.params, *self._inputs(requests, rows, sizes), sizes.new)
+        read, rows = self._read(requests)
+        sizes = self._sizes(read[0], rows[0])
+        return run_prefill(self.program, self.params, *self._inputs(read, rows, sizes), sizes.new)
 
-    def memory_report(self, requests: Sequence[Request]) -> MembersReport:
+    def memory_report(self, requests: Sequence[Request | str]) -> MembersReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
-        requests, rows = self._read(requests)
-        sizes = [self._sizes(*both) for both in zip(requests, rows, strict=True)]
+        read, rows = self._read(requests)
+        sizes = [self._sizes(*both) for both in zip(read, rows, strict=True)]
         units = tuple(map(max, zip(*(size.units for size in sizes), strict=True)))
         largest = MemberSizes(max(size.length for size in sizes), units, max(size.new for size in sizes))
-        batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
+        batch = bucket(min(len(read), self.config.batch_size), BATCH_BUCKETS, "batch")
         panels = {id(model): model.panel_bytes(self._rows_of_a_pass(batch)) for model in self.models}
         return plan_members(self.program, self.params, batch, largest, sum(panels.values()))
 
@@ -199,9 +207,9 @@ class Collaboration:
                 raise InputError(f"views: model {number} cannot be shown {view.name}, {mend}; use T")
         return views
 
-    def _read(self, requests: Sequence[Request]) -> tuple[list[Request], list[list[Row]]]:
+    def _read(self, requests: Sequence[Request | str]) -> tuple[list[EncodedRequest], list[list[Row]]]:
         """The requests as they will be decoded, and the prompt of each as each model reads it."""
-        checked = [with_rgb(request) for request in requests]
+        checked = encode(self.encoder, requests)
         rows = [
             [prompt_row(self.encoder, m, view, request.prompt) for m, view in zip(self.models, self.views)]
             for request in checked
@@ -216,7 +224,7 @@ class Collaboration:
                     )
         return checked, rows
 
-    def _sizes(self, request: Request, rows: list[Row]) -> MemberSizes:
+    def _sizes(self, request: EncodedRequest, rows: list[Row]) -> MemberSizes:
         config = self.config
         units = (
             image_units(m, request.prompt, config.image_buckets) if view.reads_images else 0
@@ -229,12 +237,12 @@ class Collaboration:
         )
 
     def _inputs(
-        self, requests: list[Request], rows: list[list[Row]], sizes: MemberSizes
+        self, requests: list[EncodedRequest], rows: list[list[Row]], sizes: MemberSizes
     ) -> tuple[Prompts, Sampling]:
         """The requests as numpy arrays, padded to the sizes with rows that emit nothing."""
         batch = bucket(len(rows), BATCH_BUCKETS, "batch")
         spare = batch - len(rows)
-        pictures = [request.prompt.images for request in requests] + [()] * spare
+        pictures = decoded_images(requests, spare)
         prompts = tuple(
             MemberPrompts(
                 stack_rows([[row] for row in [*forms, *[forms[-1]] * spare]], sizes.length)[0],
@@ -244,7 +252,9 @@ class Collaboration:
         )
         return prompts, sampling_options(requests, self.lead.config, batch)
 
-    def _run(self, sizes: MemberSizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[MemberCounts]]:
+    def _run(
+        self, sizes: MemberSizes, requests: list[EncodedRequest], rows: list[list[Row]]
+    ) -> list[Result[MemberCounts]]:
         prompts, options = self._inputs(requests, rows, sizes)
         hold = partial(Held, self.program, None)
         whole, looped = hold(self.params), hold(self.loop_params(len(options.temperature)))

@@ -9,7 +9,7 @@ AASD's: a KV head reads the target's own cache. It is one more view, the last, o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import KVHead, joined, pack, take_over
+from jaxspec.models.layers import apply
 from jaxspec.sampling import Sampling, draw, filtered, fit_vocabulary, likeliest, mix, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft
@@ -168,7 +169,7 @@ class ViewDrafter:
             return model.extend(own, tokens, cache, mask)
         embeds = model.embed(own, PromptRows(tokens, cache.length), None)
         before = hidden_before(cache, tokens.shape[1], mask)
-        fused: Any = KVHead(self.head).apply({"params": params["head"]}, embeds, before, method="fuse")
+        fused = apply(KVHead(self.head), params["head"], embeds, before, method="fuse")
         return model.advance(own, fused, cache, mask)
 
     def _together(

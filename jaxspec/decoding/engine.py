@@ -6,11 +6,12 @@ temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -24,16 +25,18 @@ from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.growth import grow, rooms
 from jaxspec.decoding.host import (
     BATCH_BUCKETS,
+    EncodedRequest,
     Held,
     Request,
     Result,
+    decoded_images,
+    encode,
     image_units,
     in_batches,
     prompt_encoder,
     prompt_row,
     sampling_options,
     timed,
-    with_rgb,
 )
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
@@ -59,7 +62,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
-from jaxspec.sharding import mesh_of, on_mesh, replicated
+from jaxspec.sharding import mesh_of, on_mesh, put, small_sharding
 from jaxspec.typing import Params
 
 __all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
@@ -76,6 +79,11 @@ class RowStats:
     drafted_at: np.ndarray
     accepted_at: np.ndarray
     histogram: np.ndarray
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only token."""
+        return self.emitted / self.steps if self.steps else math.nan
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
@@ -117,7 +125,6 @@ class Engine:
         self.params = {"target": self.target.params}
         self._known: dict[int, tuple[Held, Held]] = {}
         self.mesh = mesh_of(self.target.params)
-        self._everywhere = self.mesh and replicated(self.mesh)
         target = self.target.model
         head = self._take_head() if len(views) > len(self._views) else None
         shares, reader = False, head and head.text_config
@@ -165,8 +172,7 @@ class Engine:
     def _take_draft(self, draft: LoadedModel) -> bool:
         """Checks the draft and takes its parameters; whether it reads the target's image features."""
         check_pair(self.target, draft, self._views)
-        if self.mesh is not None:
-            draft = replace(draft, params=jax.device_put(draft.params, self._everywhere))
+        draft = replace(draft, params=put(draft.params, small_sharding(self.target.params)))
         self.draft = draft = draft.sharing_tower(self.target)
         shares = same_tower(self.target, draft)
         # With a shared tower the features come from the target's.
@@ -180,36 +186,43 @@ class Engine:
             raise InputError("view kv: the target has no KV head; give one, or leave the view out")
         if self._views and self.draft is None:
             raise InputError(f"views: {','.join(self.config.views)} shows prompts, and there is no draft; use kv alone")
-        self.params["head"] = jax.device_put(head.params, self._everywhere)
+        self.params["head"] = put(head.params, small_sharding(self.target.params))
         return head.config
 
-    def generate(self, requests: Sequence[Request]) -> list[Result[RowStats]]:
-        """Decodes the requests, batching those that fall into one bucket; results in the order given."""
-        requests, captions, rows = self._read(requests)
+    @overload
+    def generate(self, requests: Request | str) -> Result[RowStats]: ...
+    @overload
+    def generate(self, requests: Sequence[Request | str]) -> list[Result[RowStats]]: ...
+    def generate(self, requests: Request | str | Sequence[Request | str]) -> Any:
+        """Decode requests, or questions, batching those of one bucket; results in the order given, or one of one."""
+        if isinstance(requests, Request | str):
+            return self.generate([requests])[0]
+        read, captions, rows = self._read(requests)
         results: dict[int, Result[RowStats]] = {}
-        every = [self._sizes(*both) for both in zip(requests, rows, strict=True)]
-        for sizes, chosen in in_batches(every, len(requests) if self._refills else self.config.batch_size):
-            done = self._run(sizes, [requests[i] for i in chosen], [rows[i] for i in chosen])
+        every = [self._sizes(*both) for both in zip(read, rows, strict=True)]
+        for sizes, chosen in in_batches(every, len(read) if self._refills else self.config.batch_size):
+            done = self._run(sizes, [read[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
         spent = [sum(caption.ms for caption in told) for told in captions]
-        return [replace(results[i], caption_ms=spent[i]) for i in range(len(requests))]
+        return [replace(results[i], caption_ms=spent[i]) for i in range(len(read))]
 
     def check(self, request: Request) -> None:
-        """Raises InputError where the request is too long for the target or the buckets."""
-        requests, _, rows = self._read([request])
-        self._sizes(requests[0], rows[0])
+        """Raises InputError where the request is too long for the target or the buckets, or an image is none."""
+        (read,), _, (rows,) = self._read([request])
+        decoded_images([read], 0)
+        self._sizes(read, rows)
 
-    def prefill(self, requests: Sequence[Request]) -> DecodeState:
+    def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
-        requests, _, rows = self._read(requests)
-        sizes = self._largest(requests, rows)
-        held = Held(self.program, self.mesh, self._params(requests))
-        return timed(run_prefill, held, *self._inputs(requests, rows, sizes), static=(sizes.new,))[0]
+        read, _, rows = self._read(requests)
+        sizes = self._largest(read, rows)
+        held = Held(self.program, self.mesh, self._params(read))
+        return timed(run_prefill, held, *self._inputs(read, rows, sizes), static=(sizes.new,))[0]
 
-    def memory_report(self, requests: Sequence[Request]) -> MemoryReport:
+    def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
-        requests, _, rows = self._read(requests)
-        sizes = self._largest(requests, rows)
+        read, _, rows = self._read(requests)
+        sizes = self._largest(read, rows)
         batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
         rows = self._rows_of_a_pass(batch)
         panels = sum(model.panel_bytes(rows) for model in self._loaded().values())
@@ -218,34 +231,36 @@ class Engine:
         before = rooms(sizes.new, self._block)[:-1] if self._grows else []
         return plan_memory(self.program, self.params, batch, sizes, panels, fresh, max(before, default=0))
 
-    def _largest(self, requests: list[Request], rows: list[list[Row]]) -> Sizes:
+    def _largest(self, requests: list[EncodedRequest], rows: list[list[Row]]) -> Sizes:
         sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
         if not sizes:
             raise InputError("requests: none are given; give one or more")
         return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
 
-    def _read(self, requests: Sequence[Request]) -> tuple[list[Request], list[list[Caption]], list[list[Row]]]:
+    def _read(
+        self, requests: Sequence[Request | str]
+    ) -> tuple[list[EncodedRequest], list[list[Caption]], list[list[Row]]]:
         """The requests as they will be decoded, the captions of each one's images, and its prompt in each form."""
-        checked = [self._checked(request) for request in requests]
+        checked = [self._checked(request) for request in encode(self.encoder, requests)]
         images = [image for request in checked for image in request.prompt.images]
         if self._captioned:
             assert self.captioner is not None
-            made = iter(self.captioner.caption(images))
+            made = iter(self.captioner.caption([image.rgb() for image in images]))
         else:
             made = iter([Caption("")] * len(images))
         captions = [list(islice(made, len(request.prompt.images))) for request in checked]
         return checked, captions, [self._rows(*both) for both in zip(checked, captions, strict=True)]
 
-    def _checked(self, request: Request) -> Request:
-        """The request with its images as RGB; of a recorded target, no longer than the recorded answer."""
+    def _checked(self, request: EncodedRequest) -> EncodedRequest:
+        """The request; to a recorded target, for no more tokens than the recorded answer has."""
         if isinstance(self.target, RecordedTarget):
             if request.temperature > 0:
                 raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
             known = len(self.target.answer(request.prompt))
             request = replace(request, max_new_tokens=min(request.max_new_tokens, known))
-        return with_rgb(request)
+        return request
 
-    def _rows(self, request: Request, captions: list[Caption]) -> list[Row]:
+    def _rows(self, request: EncodedRequest, captions: list[Caption]) -> list[Row]:
         """The prompt as the target reads it, then in each view."""
         forms = [(self.target, VIEWS["M" if self.target.images else "T"])]
         if self.draft is not None:
@@ -255,7 +270,7 @@ class Engine:
         self._check_context(request, rows)
         return rows
 
-    def _check_context(self, request: Request, rows: list[Row]) -> None:
+    def _check_context(self, request: EncodedRequest, rows: list[Row]) -> None:
         limit = text_config(self.target.config).max_position_embeddings
         need = len(rows[0]) + request.max_new_tokens
         if need > limit:
@@ -273,7 +288,7 @@ class Engine:
                     f"draft's {limit} trained positions; leave the view out or use context 'drop_view' or 'extrapolate'"
                 )
 
-    def _sizes(self, request: Request, rows: list[Row]) -> Sizes:
+    def _sizes(self, request: EncodedRequest, rows: list[Row]) -> Sizes:
         sizes = Sizes(
             length=bucket(max(len(row) for row in rows), self.config.prompt_buckets, "prompt tokens"),
             units=image_units(self.target, request.prompt, self.config.image_buckets),
@@ -288,13 +303,13 @@ class Engine:
             images=bucket(len(request.prompt.images), self.config.image_buckets, "images of one prompt"),
         )
 
-    def _shown(self, request: Request, row: Row) -> np.ndarray:
+    def _shown(self, request: EncodedRequest, row: Row) -> np.ndarray:
         """Which image each slot of the target's row shows, -1 for text."""
         images, reader = request.prompt.images, self.target.images
         slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
         return which_image(row, [len(part.sources) for part in slots])
 
-    def _run(self, sizes: Sizes, requests: list[Request], rows: list[list[Row]]) -> list[Result[RowStats]]:
+    def _run(self, sizes: Sizes, requests: list[EncodedRequest], rows: list[list[Row]]) -> list[Result[RowStats]]:
         """Decodes requests of one bucket, `batch_size` at once; if there are more, the next take free rows."""
         most = self.config.batch_size
         batch, options = self._inputs(requests[:most], rows[:most], sizes)
@@ -395,7 +410,7 @@ class Engine:
     def _rows_of_a_pass(self, batch: int) -> int:
         return batch * max(self.program.spare_slots, 1)
 
-    def _params(self, requests: list[Request]) -> Params:
+    def _params(self, requests: list[EncodedRequest]) -> Params:
         """The parameters; those of a recorded target are the answers to these requests."""
         if not isinstance(self.target, RecordedTarget):
             return self.params
@@ -403,12 +418,12 @@ class Engine:
         return self.params | {"target": self.target.table([request.prompt for request in requests], batch)}
 
     def _inputs(
-        self, requests: list[Request], rows: list[list[Row]], sizes: Sizes, least: int = 1
+        self, requests: list[EncodedRequest], rows: list[list[Row]], sizes: Sizes, least: int = 1
     ) -> tuple[PromptBatch, Sampling]:
         """The requests as numpy arrays, padded to the sizes and to `least` rows with rows that emit nothing."""
         spare = bucket(max(len(rows), least), BATCH_BUCKETS, "batch") - len(rows)
         rows = rows + [rows[-1]] * spare
-        pictures = [request.prompt.images for request in requests] + [()] * spare
+        pictures = decoded_images(requests, spare)
         prompts = stack_rows(rows, sizes.length)
         batch = PromptBatch(prompts[0], image_inputs(self.target, pictures, sizes.units))
         if isinstance(self.program, Speculator):

@@ -6,7 +6,7 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from PIL.Image import Image
 
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.data.images import to_rgb
+from jaxspec.data.images import Picture
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import Row, View, rewrite
@@ -32,11 +33,11 @@ Size = TypeVar("Size", bound=Hashable)
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512)
+IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 LARGEST = 2**31 - 1
-"""Of int32."""
+"""The largest int32."""
 HOTTEST = 1e30
 """Highest temperature: logits over it are still numbers in float32."""
 
@@ -45,7 +46,8 @@ HOTTEST = 1e30
 class Request:
     """One prompt and how to decode it."""
 
-    prompt: Prompt
+    prompt: Prompt | str
+    """Token ids from an engine's `encoder`, or a question, which the engine puts into the model's chat template."""
     max_new_tokens: int = 128
     temperature: float = 0.0
     """0 is greedy."""
@@ -54,8 +56,15 @@ class Request:
     top_p: float = 1.0
     """1 keeps all tokens."""
     seed: int = 0
+    images: Sequence[Any] = ()
+    """Images of a question, PIL's or uint8 arrays [Y, X, 3]; they stand where it says `<image>`, or in front of it."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.prompt, Prompt | str):
+            kind = type(self.prompt).__name__
+            raise InputError(f"prompt: a {kind}; give a string, or what engine.encoder.prompt(question, images) makes")
+        if len(self.images) and not isinstance(self.prompt, str):
+            raise InputError("images: the prompt is token ids, and has images of its own; give them to the encoder")
         check_counts(max_new_tokens=self.max_new_tokens)
         if not 0 <= self.temperature <= HOTTEST:
             raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more, up to {HOTTEST:g}")
@@ -95,10 +104,30 @@ class Result(Generic[Stats]):
     ones. Neither in `prefill_ms` nor in `decode_ms`."""
 
 
-def with_rgb(request: Request) -> Request:
-    """The request with its images as RGB."""
-    images = tuple(to_rgb(image) for image in request.prompt.images)
-    return replace(request, prompt=replace(request.prompt, images=images))
+@dataclass(frozen=True)
+class EncodedRequest(Request):
+    """A request as it will be decoded: its prompt is token ids and images of known size."""
+
+    prompt: Prompt
+
+
+def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[EncodedRequest]:
+    """Return requests, or questions, encoded. Images are decoded later, by the batch."""
+    encoded = []
+    for one in requests:
+        request = Request(one) if isinstance(one, str) else one
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            prompt = encoder.prompt(prompt, tuple(request.images))
+        values = {f.name: getattr(request, f.name) for f in fields(Request)}
+        values |= {"prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))), "images": ()}
+        encoded.append(EncodedRequest(**values))
+    return encoded
+
+
+def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:
+    """Return each request's images as RGB, and none for `spare` rows more."""
+    return [[picture.rgb() for picture in request.prompt.images] for request in requests] + [[]] * spare
 
 
 def in_batches(sizes: Sequence[Size], most: int) -> Iterator[tuple[Size, list[int]]]:
@@ -170,9 +199,11 @@ class Held:
     """Or what else the program reads first."""
 
     @cached_property
-    def kind(self) -> int:
-        """The same number for one program on one mesh and all parameters of the same names, shapes and dtypes."""
-        return _KINDS.setdefault((self.program, self.mesh, _shapes(self.params)), len(_KINDS))
+    def kind(self) -> object:
+        """One object for one program on one mesh and all parameters of the same names, shapes, dtypes and places."""
+        places = tuple([getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(self.params)])
+        # Not a count of those known: two threads would count alike.
+        return _KINDS.setdefault((self.program, self.mesh, _shapes(self.params), places), object())
 
 
 def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, ...] = ()) -> Any:
@@ -190,12 +221,13 @@ CPU a program takes some hundreds."""
 _EXECUTABLES: dict[Any, Any] = {}
 """Those used last at the end."""
 
-_KINDS: dict[Any, int] = {}
+_KINDS: dict[Any, object] = {}
 
 
 def executable(step: Any, held: Held, *args: Any) -> Any:
-    """`step` compiled for what is held and these shapes. Ahead of time, so that no timing contains it."""
-    key = (step, held.kind, _shapes(args))
+    """Return `step` compiled for what is held, these shapes and JAX's settings; ahead of time, so that no timing
+    contains it."""
+    key = (step, held.kind, _shapes(args), *jax.config.values.values())
     found = _EXECUTABLES.pop(key, None)
     if found is None:
         if _mappings() > MAPPINGS:
@@ -203,14 +235,15 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
                 del _EXECUTABLES[oldest]
             jax.clear_caches()  # which hold them too
             gc.collect()
-        with on_mesh(held.mesh):
+        # In 32 bits whatever the process computes in: ids, counts and distributions are no wider.
+        with on_mesh(held.mesh), jax.enable_x64(False):
             found = step.lower(held.program, held.params, *args).compile()
     _EXECUTABLES[key] = found
     return found
 
 
 def _shapes(args: Any) -> tuple[Any, ...]:
-    """What a program is compiled for: structure, shapes and dtypes, and values that are no arrays."""
+    """Return what a program is compiled for: structure, shapes and dtypes, and values that are no arrays."""
     leaves, tree = jax.tree.flatten(args)
     return tree, tuple([(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves])
 

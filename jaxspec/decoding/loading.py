@@ -26,7 +26,8 @@ from jaxspec.models import LanguageModel, abstract_params, family_of, split_towe
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
 from jaxspec.models.panels import ROWS, panelled, panels_pay
-from jaxspec.sharding import mesh_of, shardings
+from jaxspec.runtime import setup_runtime
+from jaxspec.sharding import mesh_of, platform_of, shardings
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
@@ -54,6 +55,8 @@ class LoadedModel:
     """What reading it took; None for models that were not read."""
     head: LoadedHead | None = None
     """A KV head made for it, as a target; it drafts in the view kv."""
+    panels: bool = True
+    """Whether a loop on a CPU may hold its decoder once more, as `jaxspec.models.panels` does for speed."""
 
     @classmethod
     def load(
@@ -64,14 +67,22 @@ class LoadedModel:
         tiles: bool = True,
         beside: LoadedModel | None = None,
         mesh: Mesh | None = None,
+        panels: bool = True,
     ) -> LoadedModel:
-        """Reads a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
+        """Read a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
+
+        It computes in `dtype`: by default in float32 on CPUs, which are no faster in 16 bits, else in what its files
+        hold. The process's compiled programs are kept on disk from then on, unless it keeps them elsewhere.
 
         Without `tiles`, `without_tiles` of it. With `beside`, `sharing_tower` with that model, loaded before.
         With a mesh (`jaxspec.sharding.make_mesh`) the parameters are split over it, and an `Engine` of this target
         runs on it.
         """
+        setup_runtime()
         path = huggingface.locate(path_or_id, revision)
+        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+        if dtype is None and platform == "cpu":
+            dtype = jnp.dtype("float32")
         places = None
         if mesh is not None:
             config = huggingface.read_config(path)
@@ -79,7 +90,7 @@ class LoadedModel:
         found = huggingface.load(path, dtype=dtype, shardings=places)
         processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
         config = with_stop_tokens(found.config, found.path)
-        model = cls(config, found.params, load_tokenizer(found.path), processor, found.report)
+        model = cls(config, found.params, load_tokenizer(found.path), processor, found.report, panels=panels)
         model = model if tiles else model.without_tiles()
         return model if beside is None else model.sharing_tower(beside)
 
@@ -108,7 +119,8 @@ class LoadedModel:
         )
 
     def sharing_tower(self, other: LoadedModel) -> LoadedModel:
-        """The model with the other's arrays as its vision tower, where both are equal and on the same devices.
+        """The model with the other's arrays as its vision tower, where they are its own in the other's dtype, and on
+        the same devices.
 
         Else the model itself. The second copy of the tower is free then.
         """
@@ -137,7 +149,8 @@ class LoadedModel:
         return sum(leaf.size * leaf.dtype.itemsize for path, leaf in shapes.items() if path[-1] == "panels")
 
     def _reads_panels(self, rows: int) -> bool:
-        return jax.default_backend() == "cpu" and rows <= ROWS and self.mesh is None and panels_pay()
+        alone = self.mesh is None and platform_of(self.params) == "cpu"
+        return self.panels and alone and rows <= ROWS and panels_pay()
 
     @cached_property
     def mesh(self) -> Mesh | None:
@@ -210,15 +223,15 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
     """Whether both see the same features, so that images are encoded once."""
     if not same_images(target, draft):
         return False
-    return _equal(*(split_tower(model.config, model.params)[0] for model in (target, draft)))
+    return _equal(*(split_tower(model.config, model.params)[0] for model in (draft, target)))
 
 
 def _equal(ours: Params, theirs: Params) -> bool:
-    """Whether two trees hold the same arrays: same names, types and values."""
+    """Whether two trees hold the same arrays: same names, and same values in their dtypes."""
     if jax.tree.structure(ours) != jax.tree.structure(theirs):
         return False
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    return all(x is y or (x.dtype == y.dtype and bool(jnp.array_equal(x, y))) for x, y in pairs)
+    return all(x is y or bool(jnp.array_equal(x.astype(y.dtype), y)) for x, y in pairs)
 
 
 def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:

@@ -146,7 +146,7 @@ def load_models(
     head = config.kv_head if "kv" in shown else None
     captioner = config.captioner if "C" in shown else None
     check_files(config, head, captioner)
-    setup_runtime(config.dtype)
+    setup_runtime()
     dtype = jnp.dtype(config.dtype)
     if config.target.startswith(PREFIX):
         draft = LoadedModel.load(config.draft, dtype, tiles=config.tiles)

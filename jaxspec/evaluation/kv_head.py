@@ -27,6 +27,7 @@ from jaxspec.evaluation.exactness import whole_row
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, states_before
+from jaxspec.models.layers import apply
 from jaxspec.typing import Array, Bool, Int, Params
 
 
@@ -119,8 +120,8 @@ def _agreement(
     written = PromptRows(tokens[..., :-1].reshape(1, -1), rows.length)
     embeds = model.embed(params["target"], written, None).reshape(*tokens[..., :-1].shape, -1)
     before = states_before(config, seen, at[..., 0])
-    hidden: Any = KVHead(config).apply(
-        {"params": params["head"]}, embeds, at[..., 0], at[..., :-1], cache.k[-1], cache.v[-1], prompts, before
+    hidden = apply(
+        KVHead(config), params["head"], embeds, at[..., 0], at[..., :-1], cache.k[-1], cache.v[-1], prompts, before
     )
     steps = jax.lax.map(lambda x: model.logits(params["target"], x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
     return jnp.moveaxis(steps, 0, 2) == tokens[..., 1:]

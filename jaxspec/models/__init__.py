@@ -30,6 +30,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.anyres import LlavaNextImages, LlavaOnevisionImages
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import ImageInputs, LlavaImages, Pool, PromptRows, merge
+from jaxspec.models.layers import apply
 from jaxspec.models.llava import Llava, LlavaNext
 from jaxspec.models.opt import OPT
 from jaxspec.models.qwen_images import QwenImages
@@ -296,7 +297,7 @@ class LanguageModel:
         return self._text(params, "advance", embeds, cache, tree)
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
-        return build(self.config).apply({"params": params}, *args, **images, method=method)
+        return apply(build(self.config), params, *args, method=method, **images)
 
     def _text(self, params: Params, method: str, *args: Any) -> Any:
-        return build(self.text).apply({"params": text_params(self.config, params)}, *args, method=method)
+        return apply(build(self.text), text_params(self.config, params), *args, method=method)

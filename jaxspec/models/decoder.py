@@ -144,7 +144,7 @@ class CausalLM(nn.Module):
     def setup(self) -> None:
         self.model = Decoder(self.config)
         if not self.config.tie_word_embeddings:
-            self.lm_head = dense(self.config.vocab_size, bias=False)
+            self.lm_head = dense(self.config.vocab_size, bias=False, widens=True)
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""

@@ -33,7 +33,7 @@ from jaxspec.config import KVHeadConfig, ModelConfig, target_hash, text_config
 from jaxspec.errors import InputError
 from jaxspec.models.decoder import Attention, Layer
 from jaxspec.models.inputs import Pool
-from jaxspec.models.layers import INIT, RMSNorm, dense, wide
+from jaxspec.models.layers import INIT, RMSNorm, apply, dense, wide
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 NEVER = np.iinfo(np.int32).max
@@ -245,9 +245,7 @@ def pack(
     A row's `shift` makes up for the slots that it has fewer than the target's, so that new tokens take the positions
     that they have there. All layers of the head begin with the same keys and values.
     """
-    context: Context = KVHead(config).apply(
-        {"params": params}, target.k[-1], target.v[-1], rows, method="context"
-    )  # pyright: ignore[reportAssignmentType]
+    context: Context = apply(KVHead(config), params, target.k[-1], target.v[-1], rows, method="context")
     there = context.since < target.length[:, None]
     length = there.sum(1)
     places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from jaxspec.config import RotaryConfig
 from jaxspec.models.panels import times_panels
 from jaxspec.sharding import constrain
-from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.typing import Array, Bool, Float, Int, Params
 
 QUERY_BLOCK = 512
 """Queries whose scores exist at once: a 4k prompt never holds an S x S matrix."""
@@ -45,6 +45,19 @@ def call_layer(layer: Callable[..., Any], x: Array, *rest: Any) -> Any:
     if not _REMAT.get():
         return layer(x, *rest)
     return nn.remat(lambda layer, x: layer(x, *rest))(layer, x)  # pyright: ignore[reportCallIssue]
+
+
+def apply(module: nn.Module, params: Params, *args: Any, method: str | None = None, **inputs: Any) -> Any:
+    """Return module.method(*args, **inputs) of these parameters, with all bits of float32 in float32 products.
+
+    TPUs and GPUs multiply float32 matrices in fewer bits unless told otherwise, and then a block of tokens does not
+    score as its tokens one by one. `jax_default_matmul_precision` stands where the process sets it.
+    """
+    exact = jax.config.jax_default_matmul_precision is None and any(  # type: ignore[attr-defined]
+        leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params)
+    )
+    with jax.default_matmul_precision("highest") if exact else nullcontext():
+        return module.apply({"params": params}, *args, method=method, **inputs)
 
 
 def wide(dtype: jnp.dtype) -> jnp.dtype:
@@ -90,26 +103,34 @@ class Embed(nn.Embed):
         whole = constrain(self.embedding, "vocab", None)
         return constrain(jnp.take(whole, inputs, axis=0), "batch", None, None)
 
+    def attend(self, query: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Return the product with every embedding, in `wide` precision: what tied heads say."""
+        return jnp.matmul(query, self.embedding.T, preferred_element_type=wide(query.dtype))
+
 
 class Dense(nn.Module):
     """x W + b, where W is `kernel` [D, E] or lies in `panels` [C, D, E/C] (`jaxspec.models.panels`)."""
 
     features: int
     bias: bool
+    widens: bool = False
+    """Whether sums are left in `wide` precision, as logits are, and not rounded to the operands' dtype."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... E"]:
+        out = wide(x.dtype) if self.widens else None
         if self.has_variable("params", "panels"):
-            y = times_panels(x, self.get_variable("params", "panels"))
+            y = times_panels(x, self.get_variable("params", "panels"), out)
         else:
-            y = x @ self.param("kernel", INIT, (x.shape[-1], self.features))
+            kernel = self.param("kernel", INIT, (x.shape[-1], self.features))
+            y = jnp.matmul(x, kernel, preferred_element_type=out)
         if self.bias:
             y += self.param("bias", nn.initializers.zeros, (self.features,))
         return y
 
 
-def dense(features: int, bias: bool, name: str | None = None) -> Dense:
-    return Dense(features, bias, name=name)
+def dense(features: int, bias: bool, widens: bool = False, name: str | None = None) -> Dense:
+    return Dense(features, bias, widens, name=name)
 
 
 def rotary_frequencies(config: RotaryConfig) -> np.ndarray:

@@ -130,4 +130,4 @@ class OPT(CausalLM):
     def setup(self) -> None:
         self.model = Model(self.config)
         if not self.config.tie_word_embeddings:
-            self.lm_head = dense(self.config.vocab_size, bias=False)
+            self.lm_head = dense(self.config.vocab_size, bias=False, widens=True)

@@ -42,10 +42,13 @@ def panelled(params: Params) -> Params:
     return unflatten_dict(dict(arranged(*item) for item in flatten_dict(params).items()))
 
 
-def times_panels(x: Float[Array, "... D"], panels: Float[Array, "C D W"]) -> Float[Array, "... C*W"]:
-    """x times the matrix of these columns, as one product a panel with the same rows."""
+def times_panels(
+    x: Float[Array, "... D"], panels: Float[Array, "C D W"], out: jnp.dtype | None = None
+) -> Float[Array, "... C*W"]:
+    """Return x times the matrix of these columns, summed in dtype `out`: one product a panel with the same rows."""
     rows = jnp.broadcast_to(x.reshape(-1, x.shape[-1]), (len(panels), x.size // x.shape[-1], x.shape[-1]))
-    return jnp.einsum("CTD,CDW->CTW", rows, panels).swapaxes(0, 1).reshape(*x.shape[:-1], -1)
+    product = jnp.einsum("CTD,CDW->CTW", rows, panels, preferred_element_type=out)
+    return product.swapaxes(0, 1).reshape(*x.shape[:-1], -1)
 
 
 @cache

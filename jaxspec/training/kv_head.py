@@ -29,6 +29,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, states_before
+from jaxspec.models.layers import apply
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import Batch
 from jaxspec.training.conversations import ConversationBatches, iterate
@@ -134,7 +135,7 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         rows = HeadRows(batch["head_text"], batch["head_images"])
         before = states_before(config, hidden, batch["anchors"])
         drafted: Any = jax.checkpoint(
-            lambda own: head.apply({"params": own}, embeds, batch["anchors"], block, k, v, rows, before)
+            lambda own: apply(head, own, embeds, batch["anchors"], block, k, v, rows, before)
         )(params["head"])
         seen = _pick(hidden, block)
         return draft_loss(

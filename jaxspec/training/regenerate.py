@@ -134,9 +134,10 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
     turn, left = 0, list(samples)
     while left:
         requests: dict[int, Request] = {}
+        prompts: dict[int, Prompt] = {}
         for i in left:
             try:
-                prompt = _prompt(engine, samples[i], turn, told.get(i))
+                prompts[i] = prompt = _prompt(engine, samples[i], turn, told.get(i))
                 seed = (work.seed + i * TURNS + turn) % 2**32
                 request = Request(prompt, work.max_new_tokens, work.temperature, seed=seed)
                 engine.check(request)
@@ -144,8 +145,8 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
             except InputError as error:
                 rows[i]["refused"] = str(error)
         results = engine.generate(list(requests.values()))
-        for (i, request), result in zip(requests.items(), results, strict=True):
-            told[i] = request.prompt, result.tokens
+        for i, result in zip(requests, results, strict=True):
+            told[i] = prompts[i], result.tokens
             if result.tokens[-1] in ends and result.text:
                 rows[i]["turns"].append((samples[i].turns[turn][0], result.text))
             else:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
 
 from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
+from jaxspec.data.images import Picture, StoredImage
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding import host
 from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
 from tests.end_to_end import tiny
@@ -316,3 +324,74 @@ def test_options_that_are_none_are_refused(option: dict[str, Any]) -> None:
     (name,) = option
     with pytest.raises(InputError, match=f"{name}: "):
         Request(Prompt(np.ones(1, np.int32)), **option)
+
+
+def test_a_string_a_request_or_many(engine: Engine) -> None:
+    page = _page(0)
+    asked = Request(engine.encoder.prompt("What?", [page]), NEW)
+    alone, *several = engine.generate(asked), *engine.generate([Request("What?", NEW, images=[page]), asked])
+    assert {result.tokens for result in (alone, *several)} == {alone.tokens}
+    assert engine.generate("Hi").tokens == engine.generate([Request("Hi")])[0].tokens
+    assert alone.stats.tokens_per_pass == alone.stats.emitted / alone.stats.steps
+    assert math.isnan(engine.generate(Request("Hi", 1)).stats.tokens_per_pass)  # prefill gave it
+    with pytest.raises(InputError, match="prompt: a list; give a string"):
+        Request(["Hi"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="images: the prompt is token ids"):
+        Request(engine.encoder.prompt("Hi"), images=[page])
+
+
+def test_images_are_decoded_batch_by_batch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests wait, no more are decoded than one batch reads."""
+    held, most, rgb = [0], [0], Picture.rgb
+
+    def decoded(picture: Picture) -> Image.Image:
+        image = rgb(picture)
+        held[0] += 1
+        most[0] = max(most[0], held[0])
+        weakref.finalize(image, lambda: held.__setitem__(0, held[0] - 1))
+        return image
+
+    monkeypatch.setattr(Picture, "rgb", decoded)
+    small = Engine(engine.target, engine.draft, replace(CONFIG, batch_size=2))
+    stored = io.BytesIO()
+    Image.fromarray(_page(0)).save(stored, "PNG")
+    page = StoredImage(stored.getvalue(), "page.png", (28, 28))
+    small.generate([Request("Hi", 2, images=[page]) for _ in range(6)])
+    assert most[0] == 2
+
+
+def test_a_tower_is_shared_across_dtypes(target: LoadedModel, draft: LoadedModel) -> None:
+    """A draft whose tower is the target's once it is rounded reads the target's features."""
+    half = replace(target, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params))
+    program = Engine(half, draft, CONFIG).program
+    assert isinstance(program, Speculator)
+    assert program.shares_tower
+    other = loaded(tiny.perturbed(draft.params, 0.1))
+    assert not Engine(half, other, CONFIG).program.shares_tower
+
+
+def test_panels_can_be_left_out(target: LoadedModel) -> None:
+    config = replace(tiny.CONFIG, text_config=replace(tiny.CONFIG.text_config, hidden_size=64, intermediate_size=64))
+    wide = replace(target, config=config, params=jax.device_put(tiny.random_params(config)))
+    assert wide.panel_bytes(1) > 0
+    lean = replace(wide, panels=False)
+    assert lean.panel_bytes(1) == 0
+    assert Engine(lean).memory_report(["Hi"]).panels == 0
+    assert Engine(lean).loop_params(lean.params, 1)["target"] is lean.params
+
+
+def test_the_api_is_set_up_as_the_command_line_is(tmp_path: Path, target: LoadedModel) -> None:
+    """In a process of its own: float32 on CPUs, programs kept on disk, and not a word from transformers."""
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params)
+    path = tiny.save(tmp_path / "model", tiny.CONFIG, half)
+    code = f"""
+import jax
+from jaxspec import LoadedModel
+model = LoadedModel.load({str(path)!r})
+print({{str(x.dtype) for x in jax.tree.leaves(model.params)}}, jax.config.jax_compilation_cache_dir)
+"""
+    environment = {k: v for k, v in os.environ.items() if k not in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME")}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{{'float32'}} {tmp_path}/jaxspec/xla\n"
+    assert done.stderr == ""

@@ -1,0 +1,104 @@
+"""Compiled programs are told apart by all that changes them: placement, JAX's settings, threads that ask at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import Collaboration, CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding import host
+from jaxspec.decoding.host import Held
+from tests.end_to_end import tiny
+
+NEW = 12
+CONFIG = EngineConfig(views=("M", "T"), gamma=3)
+PAGE = np.random.default_rng(0).integers(0, 256, (28, 28, 3), np.uint8)
+REQUESTS = [Request("What?", NEW, images=[PAGE]), Request("Tell me", NEW, temperature=1.0)]
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    params = jax.device_put(tiny.random_params(tiny.CONFIG))
+    return LoadedModel(tiny.CONFIG, params, tiny.tokenizer(), tiny.image_processor())
+
+
+@pytest.fixture(scope="module")
+def draft(target: LoadedModel) -> LoadedModel:
+    return replace(target, params=jax.device_put(tiny.perturbed(target.params, 0.1)))
+
+
+def moved(model: LoadedModel, device: Any) -> LoadedModel:
+    return replace(model, params=jax.device_put(model.params, device))
+
+
+def tokens(engine: Engine | Collaboration) -> list[tuple[int, ...]]:
+    return [result.tokens for result in engine.generate(REQUESTS)]
+
+
+def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> None:
+    """The same programs run on another device, with a draft and a head that were read onto the first."""
+    first, second = Engine(target, draft, CONFIG), Engine(moved(target, jax.devices()[1]), draft, CONFIG)
+    assert tokens(first) == tokens(second) == tokens(first)
+    state = second.prefill(REQUESTS[:1])
+    assert {leaf.device for leaf in jax.tree.leaves((state, second.params))} == {jax.devices()[1]}
+
+
+def test_models_write_together_on_any_device(target: LoadedModel, draft: LoadedModel) -> None:
+    config = CollaborationConfig(gammas=(2, 2))
+    first = Collaboration([target, draft], config)
+    second = Collaboration([moved(model, jax.devices()[1]) for model in (target, draft)], config)
+    assert tokens(first) == tokens(second)
+
+
+@pytest.fixture
+def settings() -> Iterator[Any]:
+    before = {name: jax.config.values[name] for name in ("jax_default_matmul_precision", "jax_enable_x64")}
+    yield jax.config.update
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_a_setting_that_changes_programs_compiles_them_anew(
+    target: LoadedModel, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: dict[Any, Any] = {}
+    monkeypatch.setattr(host, "_EXECUTABLES", compiled)
+    for precision, programs in (("highest", 2), ("highest", 2), ("bfloat16", 4)):
+        settings("jax_default_matmul_precision", precision)
+        Engine(target).generate("Hi")
+        assert len(compiled) == programs
+
+
+@pytest.mark.parametrize(
+    "config", [None, CONFIG, replace(CONFIG, tree="2:5"), replace(CONFIG, weighting="random", adaptive_gamma=True)]
+)
+def test_the_same_tokens_where_the_process_computes_in_64_bits(
+    config: EngineConfig | None, target: LoadedModel, draft: LoadedModel, settings: Any
+) -> None:
+    def decode() -> list[tuple[int, ...]]:
+        return tokens(Engine(target, config and draft, config or EngineConfig()))
+
+    expected = decode()
+    settings("jax_enable_x64", True)
+    assert decode() == expected
+
+
+def test_threads_that_ask_at_once_get_programs_of_their_own() -> None:
+    """Kinds are numbered, or whatever they are, one a set of parameters; switched often, threads come in between."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        shapes = [{"kernel": jnp.zeros((1, n))} for n in range(1, 200)]
+        with ThreadPoolExecutor(8) as pool:
+            kinds = list(pool.map(lambda params: Held("program", None, params).kind, shapes))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(set(map(id, kinds))) == len(shapes)

@@ -1,0 +1,73 @@
+"""What models multiply in: float32 in all its bits, and logits in float32 whatever the weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.panels import panelled
+from jaxspec.typing import Params
+from tests.decoding.tiny import lvlm, text_only
+
+SEES, PARAMS = lvlm(64, 1, seed=0, vocabulary=64)
+MODEL, TEXT = text_only(SEES, PARAMS)
+ROWS = PromptRows(jnp.asarray([[1, 5, 6]], jnp.int32), jnp.asarray([3], jnp.int32))
+
+
+@pytest.fixture
+def unset() -> Iterator[None]:
+    """A process that says nothing of precision, unlike the tests' own."""
+    before = jax.config.values["jax_default_matmul_precision"]
+    jax.config.update("jax_default_matmul_precision", None)
+    yield
+    jax.config.update("jax_default_matmul_precision", before)
+
+
+def half(params: Params) -> Params:
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
+
+def precisions(function: Any, *args: Any) -> set[Any]:
+    """The precisions of all products that a function makes."""
+
+    def products(jaxpr: Any) -> Iterator[Any]:
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "dot_general":
+                precision = eqn.params["precision"]
+                yield precision[0] if isinstance(precision, tuple) else precision
+        for eqn in jaxpr.eqns:
+            for value in eqn.params.values():
+                if hasattr(value, "jaxpr"):
+                    yield from products(value.jaxpr)
+
+    return set(products(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def score(model: LanguageModel) -> Any:
+    return lambda params: model.score(params, ROWS, None)
+
+
+def test_float32_is_multiplied_in_all_its_bits(unset: None) -> None:
+    assert precisions(score(MODEL), TEXT) == {jax.lax.Precision.HIGHEST}
+    assert precisions(score(MODEL), half(TEXT)) == {None}
+    pixels = {"pixels": jnp.zeros((1, 1, 8, 8, 3))}
+    assert precisions(lambda params: SEES.encode(params, pixels), PARAMS) == {jax.lax.Precision.HIGHEST}
+
+
+def test_a_process_may_say_otherwise(unset: None) -> None:
+    with jax.default_matmul_precision("bfloat16"):
+        assert jax.lax.Precision.HIGHEST not in precisions(score(MODEL), TEXT)
+
+
+@pytest.mark.parametrize("form", [lambda params: params, panelled], ids=["plain", "panels"])
+def test_logits_of_half_precision_are_not_rounded(form: Any) -> None:
+    logits = np.asarray(score(MODEL)(form(half(TEXT))))
+    assert logits.dtype == np.float32
+    assert (logits != np.asarray(jnp.asarray(logits).astype(jnp.bfloat16), np.float32)).any()
