@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -106,6 +107,56 @@ def check_directory(path: Path) -> None:
             raise InputError(f"{path}: is a mount point; give a directory in it")
         if path.resolve() in (here := Path.cwd().resolve(), *here.parents):
             raise InputError(f"{path}: holds the working directory; give another, or start from elsewhere")
+
+
+@contextmanager
+def sole(path: Path) -> Iterator[None]:
+    """Holds a lock file, which names this process and host, while the block runs; then it is removed.
+
+    The operating system lets go of it when the process ends, whatever ends it: what a killed one left is told, and
+    taken. Where a file system knows no locks all is taken.
+
+    Raises InputError while another holds it.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file, holder = _hold(path)
+    try:
+        if holder:
+            print(f"{path}: left by {holder}, which is gone; taken", file=sys.stderr)
+        yield
+    finally:
+        if _is_at(file, path):
+            path.unlink()
+        os.close(file)
+
+
+def _hold(path: Path) -> tuple[int, str]:
+    """The open lock file, which is ours now, and who held it before."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        holder = os.pread(file, 200, 0).decode(errors="replace").strip()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            told = "wait until that ends, or give another place"
+            raise InputError(f"{path}: held by {holder or 'another process'}; {told}") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+                raise
+        if _is_at(file, path):  # and was not removed by its holder in between
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            return file, holder
+        os.close(file)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

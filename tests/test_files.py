@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from jaxspec.errors import InputError
-from jaxspec.files import whole, whole_directory, write_text
+from jaxspec.files import sole, whole, whole_directory, write_text
 
 
 def stop_within(path: Path) -> None:
@@ -108,3 +111,45 @@ def test_no_directory_can_take_some_places(tmp_path: Path, monkeypatch: pytest.M
             fill(path, "own")
         assert str(refused.value).startswith(f"{path}: {why}")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "here", "link"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from jaxspec.files import sole
+with sole(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_held_told_and_taken_from_a_killed_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run" / "train.lock"
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    holder = f"process {child.pid} on {socket.gethostname()}"
+    with pytest.raises(InputError, match=f"train.lock: held by {holder}; wait"), sole(path):
+        pytest.fail("two hold it")
+    assert path.read_text() == f"{holder}\n"
+    child.kill()
+    child.communicate()
+    with sole(path):
+        assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+    assert capsys.readouterr().err == f"{path}: left by {holder}, which is gone; taken\n"
+    assert not path.exists()
+
+
+def test_a_lock_that_another_took_is_not_removed(tmp_path: Path) -> None:
+    """Whoever removes a lock by hand may have two runs, but not one that opens the door to a third."""
+    path = tmp_path / "lock"
+    with sole(path):
+        path.unlink()
+        path.write_text("another")
+    assert path.read_text() == "another"
+    with pytest.raises(InputError, match="cannot be written: Is a directory"), sole(tmp_path):
+        pass

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from jaxspec.data.images import StoredImage
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
-from jaxspec.files import writing
+from jaxspec.files import sole, writing
 
 SPLIT = "train"
 
@@ -98,13 +98,9 @@ def prepare(
       total: how many samples there will be, for the progress bar.
       metadata: asked for when all are written; kept beside the data.
 
-    Raises InputError if there are no samples, or the folder exists.
+    Raises InputError if there are no samples, the folder exists, or another run prepares it now.
     """
     folder = data_folder(name, out)
-    if folder.exists():
-        raise InputError(f"{folder}: holds prepared data already; remove it, or give another name")
-    for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
-        shutil.rmtree(left)
     written = 0
 
     def counted() -> Iterator[Sample]:
@@ -117,10 +113,15 @@ def prepare(
 
     fresh = [place for place in folder.parents if not place.exists()]
     try:
-        tfds.disable_progress_bar()
-        # TFDS tells sizes that it does not know, and makes a folder for downloads.
-        with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
-            Conversations(name, out, counted(), metadata).download_and_prepare(download_dir=nowhere)
+        with sole(out / f"{name}.lock"):
+            if folder.exists():
+                raise InputError(f"{folder}: holds prepared data already; remove it, or give another name")
+            for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
+                shutil.rmtree(left)
+            tfds.disable_progress_bar()
+            # TFDS tells sizes that it does not know, and makes a folder for downloads.
+            with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
+                Conversations(name, out, counted(), metadata).download_and_prepare(download_dir=nowhere)
     except BaseException:
         with suppress(OSError):  # where a log of what was skipped lies, the folder stays
             for place in fresh:

@@ -10,18 +10,20 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
-from jaxspec.files import write_text
+from jaxspec.files import sole, write_text
 from jaxspec.training.batches import Batch, BatchIterator, StepBatches, read_ahead
 from jaxspec.training.config import RUNTIME, TrainConfig
 from jaxspec.training.measured import MeasuredStep
@@ -60,7 +62,8 @@ def fit(
         than the configuration's. Every checkpoint tells it, and a run of others is not gone on with.
 
     Raises:
-      InputError: mesh, patterns or directory do not fit, or the directory holds the state of another run.
+      InputError: mesh, patterns or directory do not fit, the directory holds the state of another run, or a run that
+        is not over.
       Preempted: SIGTERM, Ctrl-C or SIGHUP came; all is saved.
       Diverged: the loss is no longer a number; the newest checkpoint is from before.
     """
@@ -69,7 +72,8 @@ def fit(
     trainable, held = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     run: dict[str, Any] = json.loads(json.dumps(asdict(config) | dict(inputs or {})))
-    with Checkpoints(config.checkpoints or directory / "checkpoints", config.keep, run) as checkpoints:
+    saved = config.checkpoints or directory / "checkpoints"
+    with _alone(directory), Checkpoints(saved, config.keep, run) as checkpoints:
         _claim(directory, config, run, checkpoints.newest())
         state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
         state, place = checkpoints.restore(state)
@@ -109,6 +113,23 @@ def fit(
                     _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
                     raise Preempted(preemption.number)
     return merge(on_host(state.params), held)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keeps other trainings out of the directory; of several processes the first does. Raises InputError in all."""
+    with ExitStack() as lock:
+        refused = None
+        if jax.process_index() == 0:
+            try:
+                lock.enter_context(sole(directory / "train.lock"))
+            except InputError as error:
+                refused = error
+        if multihost_utils.broadcast_one_to_all(np.bool_(refused)) and refused is None:
+            refused = InputError(f"{directory}: process 0 cannot train in it, and tells why")
+        if refused:
+            raise refused
+        yield
 
 
 def _claim(directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None) -> None:

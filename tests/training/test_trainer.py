@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -390,9 +392,31 @@ def test_a_directory_that_cannot_be_written(place, tmp_path):
     if place == "a file":
         (tmp_path / "file").write_text("")
         place = tmp_path / "file"
-    with pytest.raises(InputError, match=f"cannot write {place}/run/checkpoints: ") as refused:
-        fit(STAGE, params(), loss_fn, batches, Path(place) / "run")
-    assert "\n" not in str(refused.value)
+    for run, saved, told in (
+        (Path(place) / "run", "", f"{place}/run/train.lock: cannot be written: "),
+        (tmp_path / "run", f"{place}/run", f"cannot write {place}/run: "),
+    ):
+        with pytest.raises(InputError, match=told) as refused:
+            fit(replace(STAGE, checkpoints=saved), params(), loss_fn, batches, run)
+        assert "\n" not in str(refused.value)
+
+
+def test_two_trainings_of_one_directory(tmp_path):
+    """The second is refused, and does no harm to the first."""
+    refused = []
+
+    def again(step):
+        if step == 4:
+            with pytest.raises(InputError) as refusal:
+                fit(STAGE, params(), loss_fn, batches, tmp_path)
+            refused.append(str(refusal.value))
+        return batches(step)
+
+    fit(STAGE, params(), loss_fn, again, tmp_path)
+    assert len(refused) == 1
+    assert f"{tmp_path}/train.lock: held by process {os.getpid()} on {socket.gethostname()};" in refused[0]
+    assert [line["step"] for line in log(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "metrics.jsonl", "train_config.json"}
 
 
 def log_steps(directory, config):
