@@ -30,3 +30,8 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """The mend for an unknown name: the known one that it resembles, or all of them."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"
+
+
+def printable(text: str) -> str:
+    """Return the text with what a terminal would obey, and what no encoding has, written as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

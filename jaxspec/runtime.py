@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError, nearest, printable
 
 DTYPES = ("float32", "bfloat16", "float16")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EAGAIN)
@@ -135,7 +135,7 @@ def input_errors(program: str) -> Iterator[None]:
         finally:
             print(end="", flush=True)  # what is not written yet fails here, where it can be told
     except InputError as error:
-        _end(f"{program}: error: {' '.join(str(error).split())}", 2)
+        _end(f"{program}: error: {printable(' '.join(str(error).split()))}", 2)
     except KeyboardInterrupt:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and it ends without a word
@@ -145,7 +145,8 @@ def input_errors(program: str) -> Iterator[None]:
             sys.exit(141)
         if error.errno not in _NO_ROOM:
             raise
-        _end(f"{program}: error: {error.filename or 'output'}: cannot be written: {error.strerror}", 2)
+        where = printable(str(error.filename or "output"))
+        _end(f"{program}: error: {where}: cannot be written: {error.strerror}", 2)
 
 
 def silence_unread() -> bool:

@@ -278,6 +278,7 @@ def test_a_process_of_its_own(world: Path) -> None:
         (["--views", "C", "--captioner", "nonsense", "--draft", "{}/draft"], "captioner: 'nonsense' is unknown"),
         (["--views", "P0", "--draft", "{}/draft"], "views: 'P0' is unknown"),
         (["--temperature", "1e39"], "temperature: 1e+39"),
+        (["--prompt", "caf\udce9"], r"prompt 'caf\udce9': '\udce9' is half a character; write it in UTF-8"),
     ],
     ids=lambda value: "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else "",
 )

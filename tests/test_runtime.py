@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.errors import InputError
 from jaxspec.runtime import input_errors
 from tests.conftest import ROOT
 
@@ -72,6 +73,12 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     assert stop.value.code == 130
     assert capsys.readouterr().err == "it: interrupted\n"
+
+
+def test_no_terminal_obeys_what_an_error_names(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), input_errors("it"):
+        raise InputError("\x1b[2J.weight\nand caf\u00e9\udce9\u202e: are no names")
+    assert capsys.readouterr().err == "it: error: \\x1b[2J.weight and caf\u00e9\\udce9\\u202e: are no names\n"
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

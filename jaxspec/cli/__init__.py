@@ -24,6 +24,7 @@ def _run(argv: Sequence[str] | None) -> None:
     import tyro
 
     from jaxspec.cli import collaborate, export, generate, inspect
+    from jaxspec.errors import printable
     from jaxspec.runtime import input_errors
 
     with input_errors("jaxspec"):
@@ -36,6 +37,6 @@ def _run(argv: Sequence[str] | None) -> None:
         if isinstance(command, generate.Generate):
             print((collaborate if command.collaborate is not None else generate).run(command))
         elif isinstance(command, export.Export):
-            print(export.run(command))
+            print(printable(export.run(command)))
         elif not inspect.run(command):
             sys.exit(2)

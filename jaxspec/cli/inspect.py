@@ -13,6 +13,7 @@ from rich.text import Text
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.inspection import Inspection, inspect
+from jaxspec.errors import printable
 from jaxspec.runtime import human_bytes, setup_runtime
 
 
@@ -40,7 +41,7 @@ def run(args: Inspect) -> bool:
 
 
 def _table(found: Inspection) -> Table:
-    table = Table(title=Text(found.path), show_header=False)
+    table = Table(title=Text(printable(found.path)), show_header=False)
     known = found.model_type is not None
     rows = {
         "family": f"{found.family} ({found.model_type})" if known else "?",
@@ -54,9 +55,9 @@ def _table(found: Inspection) -> Table:
         "loads": "no" if found.problems else "yes",
     }
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(printable(value)))
     for number, problem in enumerate(found.problems, 1):
-        table.add_row(f"problem {number}", Text(problem, style="red"))
+        table.add_row(f"problem {number}", Text(printable(problem), style="red"))
     return table
 
 

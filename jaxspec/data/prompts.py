@@ -166,6 +166,7 @@ class PromptEncoder:
             raise InputError(f"prompt {question[:60]!r}: {VIDEO}s are not supported; give some frames as images")
         if self.image_token is not None:
             return place_images(question, images)
+        check_text(question)
         if images:
             raise InputError(f"prompt {question[:60]!r}: {images} images, and the target is a text model; give none")
         return question
@@ -250,8 +251,18 @@ class PromptEncoder:
         return self.tokenizer.encode(text.replace(PLACEHOLDER, self._image_text), add_special_tokens=False)
 
 
+def check_text(question: str) -> None:
+    """Raises InputError for half a character: a surrogate, as a command line has them for bytes that are no UTF-8."""
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        half = question[error.start]
+        raise InputError(f"prompt {question[:60]!r}: {half!r} is half a character; write it in UTF-8") from None
+
+
 def place_images(question: str, images: int) -> str:
     """The question with a placeholder an image, put in front if it holds none; else they must be as many."""
+    check_text(question)
     if images and PLACEHOLDER not in question:
         question = f"{PLACEHOLDER}\n" * images + question
     _check(question.count(PLACEHOLDER), images, question)
