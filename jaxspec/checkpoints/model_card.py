@@ -73,10 +73,14 @@ def write_model_card(
     asked = f'{shown}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
     commands = f"jaxspec generate --target path/to/this {asked}"
     told = "On CPUs, where both compute in float32, this writes what the Python above does." if encoder else ""
+    if told and sees:
+        told += "\nWhere torchvision is installed, transformers scales images with it, a little differently."
     if target is not None:
         view = "" if sees else " --views T"
         commands += f"\njaxspec generate --target {_place(target.name)} --draft path/to/this{view} {asked}"
-        told = told.replace("this", "the first command") + " The second speculates with this model."
+        told = told.replace("this", "the first command") + "\nThe second speculates with this model."
+    notes = "\nIts processor wants torchvision, for videos.\n" if isinstance(config, _READ_VIDEOS) else ""
+    notes += f"\n{_assistant(sees)}\n" if target is not None else ""
     front = f"library_name: transformers\npipeline_tag: {'image-text-to-text' if sees else 'text-generation'}"
     (path / "README.md").write_text(
         f"""{_head(name, source, facts, front)}
@@ -86,8 +90,7 @@ def write_model_card(
 ```python
 {_snippet(sees, encoder, generation)}
 ```
-{"Its processor wants torchvision, for videos." if isinstance(config, _READ_VIDEOS) else ""}
-{_assistant(sees) if target is not None else ""}
+{notes}
 ## In jaxspec
 
 ```sh
@@ -190,7 +193,7 @@ def _assistant(sees: bool) -> str:
         if sees
         else "transformers 4.57 refuses a language model as the draft of one that reads images; 5 and jaxspec take it."
     )
-    return f"\n`target.generate(..., assistant_model=model)` speculates with it.\n{known}\n"
+    return f"`target.generate(..., assistant_model=model)` speculates with it.\n{known}"
 
 
 def licence_of(source: Path) -> str | None:
