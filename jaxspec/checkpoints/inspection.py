@@ -58,7 +58,7 @@ def inspect(path: Path) -> Inspection:
         problems.append(str(error))
     try:
         if config is not None and LanguageModel(config).sees:
-            load_image_processor(path)
+            load_image_processor(path, config)
     except InputError as error:
         problems.append(str(error))
     return Inspection(

@@ -16,9 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxspec.checkpoints.border import check_files, reading
+from jaxspec.checkpoints.page_check import check_pages
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.errors import InputError
 
+_LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
+"""A text with letters that a tokeniser may not know."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 _PAGE_SETTINGS = {
     *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
@@ -57,6 +60,8 @@ def load_tokenizer(path: str | Path) -> Any:
     with reading(f"{path}: transformers cannot read the tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template
+    with reading(f"{path}: the tokenizer is read and does not work"):
+        tokenizer.decode([*tokenizer.encode(_LETTERS), *filter(None, (tokenizer.bos_token_id, tokenizer.eos_token_id))])
     return tokenizer
 
 
@@ -73,11 +78,12 @@ def _processor_template(path: Path) -> Any | None:
     return None
 
 
-def load_image_processor(path: str | Path) -> Any:
+def load_image_processor(path: str | Path, config: ModelConfig | None = None) -> Any:
     """The image processor of a checkpoint directory, transformers' own on its Pillow backend.
 
     Called with `images=[...], return_tensors="np"`, it gives `pixel_values` [I, 3, Y, X], channels first.
-    Raises `InputError` where the directory holds none or transformers cannot read it.
+    Raises `InputError` where the directory holds none or transformers cannot read it, and where `config` is given and
+    the processor does not make what that reads.
     """
     import transformers
 
@@ -86,10 +92,13 @@ def load_image_processor(path: str | Path) -> Any:
     wish = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
     with reading(f"{path}: transformers cannot read the image processor"):
         try:
-            return transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False, **wish)
+            processor = transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False, **wish)
         except Exception:
             _check_torchvision()
             raise
+    if config is not None and not isinstance(config, TextConfig):
+        check_pages(path, processor, config)
+    return processor
 
 
 def _check_torchvision() -> None:

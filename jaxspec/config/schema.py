@@ -93,14 +93,15 @@ RULES: dict[str, Rule] = {
 }
 
 
-def check_fields(part: str, raw: Mapping[str, Any]) -> None:
+def check_fields(part: str, raw: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> None:
     """Raises InputError for the first entry that the table does not allow; null is allowed, for it means the default.
 
     Args:
       part: what errors call it, such as "text config".
+      rules: another table.
     """
     for name, value in raw.items():
-        rule = RULES.get(name)
+        rule = rules.get(name)
         if value is not None and rule is not None and not rule.allows(value):
             raise InputError(f"{part}: {name} {_shown(value)} is not supported; give {rule}")
 

@@ -19,7 +19,7 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, page_processor
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
-from jaxspec.config.schema import check_fields
+from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
@@ -88,7 +88,7 @@ class LoadedModel:
             config = huggingface.read_config(path)
             places = shardings(config, abstract_params(config), mesh)
         found = huggingface.load(path, dtype=dtype, shardings=places)
-        processor = load_image_processor(found.path) if LanguageModel(found.config).sees else None
+        processor = load_image_processor(found.path, found.config) if LanguageModel(found.config).sees else None
         config = with_stop_tokens(found.config, found.path)
         model = cls(config, found.params, load_tokenizer(found.path), processor, found.report, panels=panels)
         model = model if tiles else model.without_tiles()
@@ -237,8 +237,9 @@ def _equal(ours: Params, theirs: Params) -> bool:
 def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
     """Refuses a tokeniser whose ids the model has no embeddings for, but for `spare` of them."""
     size = text_config(model.config).vocab_size
-    beyond = sum(i >= size for i in model.tokenizer.get_vocab().values())
-    if beyond > spare:
+    ids = model.tokenizer.get_vocab().values()
+    beyond = sum(i >= size for i in ids)
+    if beyond > spare or max(ids, default=0) > WHOLE:
         raise InputError(
             f"{name} vocabulary: {beyond} tokens of the tokeniser have ids over config.json's vocab_size "
             f"{size}; use the tokeniser that belongs to the model"

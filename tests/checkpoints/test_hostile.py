@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import io
 import json
+import math
 import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,3 +159,56 @@ def test_files_of_no_end(model):
     """A sparse file takes no space on the disk, and all of it in memory."""
     os.truncate(model / "tokenizer.json", 1 << 40)
     assert "tokenizer.json: 1099511627776 bytes, and at most" in refused(model)
+
+
+PAGES: dict[str, tuple[dict[str, Any], str]] = {
+    "no spread": ({"image_std": [0.0, 0.2, 0.2]}, "image_std (0.0, 0.2, 0.2) is not supported; give"),
+    "no mean": ({"image_mean": [math.nan] * 3}, "image_mean (nan, nan, nan) is not supported"),
+    "two channels": ({"image_mean": [0.5, 0.5]}, "image processor: fails on a blank page ("),
+    "huge": ({"size": {"shortest_edge": 48_000}}, "shortest_edge 48000 is not supported"),
+    "huge page": ({"crop_size": 48_000}, "48000 is not supported; give one whole number from 1 to 56"),
+    "no edge": ({"size": {"shortest_edge": 0}}, "shortest_edge 0 is not supported"),
+    "text": ({"size": {"shortest_edge": "28"}}, "shortest_edge '28' is not supported"),
+    "unknown": ({"size": {"edge": 28}}, "transformers cannot read the image processor ("),
+    "other page": ({"crop_size": {"height": 14, "width": 14}}, "gives [3, 14, 14] and the tower reads [3, 28, 28]"),
+    "filter": ({"resample": 77}, "resample 77 is not supported"),
+    "switch": ({"do_resize": "maybe"}, "do_resize 'maybe' is not supported"),
+    "scale": ({"rescale_factor": 1e400}, "rescale_factor inf is not supported"),
+    "class": ({"image_processor_type": 5}, "image processor"),
+}
+
+
+@pytest.mark.parametrize("case", PAGES)
+def test_image_processors_fail_when_they_are_read(case, model):
+    """Not at the first image, and before gigabytes are taken."""
+    entries, words = PAGES[case]
+    edit(model / "preprocessor_config.json", **entries)
+    with pytest.raises(InputError) as caught:
+        load_image_processor(model, tiny.CONFIG)
+    assert words in str(caught.value), str(caught.value)
+    assert str(model) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert any(words in problem for problem in inspect(model).problems)
+
+
+WORDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "model": ("tokenizer.json", {"model": {"type": "Nothing"}}),
+    "unknown word": ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}}),
+    "decoder": ("tokenizer.json", {"decoder": 5}),
+    "added tokens": ("tokenizer.json", {"added_tokens": [{"id": -1}]}),
+    "end": ("tokenizer_config.json", {"eos_token": 5}),
+    "class": ("tokenizer_config.json", {"tokenizer_class": ["x"]}),
+    "length": ("tokenizer_config.json", {"model_max_length": {}}),
+    "special tokens": ("tokenizer_config.json", {"added_tokens_decoder": 7}),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_tokenizers_fail_when_they_are_read(case, model):
+    file, entries = WORDS[case]
+    edit(model / file, **entries)
+    with pytest.raises(InputError, match="the tokenizer") as caught:
+        load_tokenizer(model)
+    assert str(model) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert any("the tokenizer" in problem for problem in inspect(model).problems)
