@@ -75,7 +75,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
 def finish(fresh: Path, out: Path) -> None:
     """Puts all files of the run in the place of an earlier one's, in one step; what else lies in `out` stays."""
     with whole_directory(Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)) as place:
-        shutil.copytree(fresh, place, dirs_exist_ok=True)
+        shutil.copytree(fresh, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*.tmp"))  # a kill's halves
     shutil.rmtree(fresh)
 
 

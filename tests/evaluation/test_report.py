@@ -51,6 +51,7 @@ def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
     (out / "README.md").write_text("mine")
     before = {file.name: file.read_text() for file in out.iterdir()}
     run_into(out, options, "stopped", ("dial.png",), stop=True)
+    (out.with_name("out.unfinished") / ".table.md.7.tmp").write_text("half, of a run that was killed")
     assert {file.name: file.read_text() for file in out.iterdir()} == before
     assert (tmp_path / "a" / "out.unfinished" / "table.md").read_text() == "stopped"
     run_into(out, options, "second", ("dial.png",))

@@ -119,6 +119,12 @@ def train_head(directory: Path, announce: Callable[[int], None]) -> Any:
     return train_kv_head(replace(HEAD, target=str(directory / "target")), directory, {"talk": directory / "talk"})
 
 
+def setup(devices: int = 1) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_default_matmul_precision", "highest")
+    jax.config.update("jax_num_cpu_devices", devices)
+
+
 def main(model: str, directory: str, cluster: str = "") -> None:
     save = Checkpoints.save
 
@@ -127,9 +133,7 @@ def main(model: str, directory: str, cluster: str = "") -> None:
         print("saving", step, flush=True)
 
     Checkpoints.save = announced
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_default_matmul_precision", "highest")
-    jax.config.update("jax_num_cpu_devices", 2 if cluster else 1)
+    setup(2 if cluster else 1)
     join_cluster(cluster)
     train = {"line": train_line, "lvlm": train_lvlm, "head": train_head}[model]
     train(Path(directory), lambda step: print("batch", step, flush=True))

@@ -1,0 +1,167 @@
+"""SIGKILL at random moments, again and again: a training and a writer of tables come to the bits of undisturbed ones.
+
+`kill_trainings` and `kill_tables` do so many kills of each and raise AssertionError for anything lost. A life is a
+process forked from one that has imported all, so that most of it is work; it is killed within the time that the work
+took undisturbed, and now and then before it begins. When one ends by itself the result is compared, and the next run
+begins in an empty folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.evaluation.report import begin, finish, markdown, write_results
+from tests.training import child, tiny
+
+EARLY = 0.1
+"""Share of the kills that do not wait for the work to begin."""
+SETS, VERSIONS = 3, 4
+
+_FORKS = get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.robustness.kills"])
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What was survived."""
+
+    kills: int
+    runs: int
+    """Ended by themselves, all to the same bits."""
+
+
+def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
+    """Kills trainings of two megabytes of parameters, a checkpoint every eight of 80 steps, so many times in all."""
+
+    def check(run: Path) -> Any:
+        lines, steps = tiny.metrics(run), child.LINE.steps
+        assert [line["step"] for line in lines] == [*range(1, steps + 1)], f"{run}: a line of metrics is lost"
+        assert [line["batch"] for line in lines] == [*range(steps)], f"{run}: a batch is lost or seen twice"
+        ended = child.train_line(run, _no_batch)  # a finished run gives what it has saved
+        return np.asarray(ended["line"]["kernel"]).tobytes()
+
+    return _kill(count, seed, folder, _train, check, lambda run: None)
+
+
+def kill_tables(count: int, seed: int, folder: Path) -> Killed:
+    """Kills a script that measures three sets and swaps its tables for those before, four times over."""
+
+    def check(run: Path) -> Any:
+        return {path.name: path.read_bytes() for path in sorted((run / "out").iterdir())}
+
+    return _kill(count, seed, folder, _write_tables, check, _check_tables)
+
+
+def _kill(
+    count: int,
+    seed: int,
+    folder: Path,
+    work: Callable[[str, Connection], None],
+    check: Callable[[Path], Any],
+    look: Callable[[Path], None],
+) -> Killed:
+    """Kills `work` until there were `count` kills and the last run has ended.
+
+    Args:
+      work: writes into a run's folder, and says when it begins.
+      check: what a finished run has made.
+      look: looks at what a kill left.
+    """
+    rng = random.Random(seed)
+    took = _live(work, folder / "straight", None)
+    assert took is not None
+    expected, kills, runs = check(folder / "straight"), 0, 0
+    while kills < count:
+        run = folder / str(runs)
+        while True:
+            moment = rng.uniform(-EARLY, 1) * took if kills < count else None
+            if _live(work, run, moment) is not None:
+                break
+            kills += 1
+            look(run)
+        assert check(run) == expected, f"{run}: another result than undisturbed"
+        runs += 1
+        shutil.rmtree(run)
+    return Killed(kills, runs)
+
+
+def _live(work: Callable[[str, Connection], None], run: Path, moment: float | None) -> float | None:
+    """One life: seconds that its work took, or None if it was killed so many seconds after that began."""
+    run.mkdir(parents=True, exist_ok=True)
+    log, (ours, theirs) = run.with_suffix(".log"), _FORKS.Pipe()
+    life = _FORKS.Process(target=_begin, args=(work, str(run), str(log), theirs))
+    life.start()
+    theirs.close()
+    if moment is None or moment > 0:
+        with suppress(EOFError):  # nothing was left to do
+            ours.recv()
+    start = time.perf_counter()
+    life.join(None if moment is None else abs(moment))
+    if life.is_alive():
+        life.kill()
+    life.join()
+    assert life.exitcode in (0, -signal.SIGKILL), f"{run}: exit {life.exitcode}\n{log.read_text()[-2000:]}"
+    return None if life.exitcode else time.perf_counter() - start
+
+
+def _begin(work: Callable[[str, Connection], None], run: str, log: str, told: Connection) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    work(run, told)
+
+
+def _train(run: str, told: Connection) -> None:
+    child.setup()
+    child.train_line(Path(run), told.send)
+
+
+def _no_batch(step: int) -> None:
+    raise AssertionError("a finished run asked for a batch")
+
+
+def _write_tables(run: str, told: Connection) -> None:
+    """Each version's files say which they are of; a run begins with the version behind the one that is there."""
+    out = Path(run) / "out"
+    told.send(None)
+    for version in range(_version(out) + 1, VERSIONS):
+        options = {"sets": SETS}
+        fresh = begin(out, options)
+        rows, records = [], []
+        for part in range(SETS):
+            rows.append({"set": part, "version": version})
+            records += [{"set": part, "version": version, "tokens": [*range(50)]} for _ in range(300)]
+            table = markdown(f"Version {version}", ["set", "n"], [[str(row["set"]), "300"] for row in rows])
+            write_results(fresh, {"options": options}, rows, records, table)
+        finish(fresh, out)
+
+
+def _version(out: Path) -> int:
+    return json.loads((out / "results.json").read_text())["rows"][0]["version"] if out.exists() else -1
+
+
+def _check_tables(run: Path) -> None:
+    """What lies there is whole, and of one version."""
+    out = run / "out"
+    if out.exists():
+        version = _version(out)
+        rows = json.loads((out / "results.json").read_text())["rows"]
+        records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+        assert len(rows) == SETS, f"{out}: some sets are missing"
+        assert len(records) == SETS * 300, f"{out}: some records are missing"
+        assert {row["version"] for row in rows + records} == {version}, f"{out}: files of several versions"
+        assert (out / "table.md").read_text().startswith(f"# Version {version}\n"), f"{out}: files of several versions"
