@@ -129,10 +129,12 @@ def input_errors(program: str) -> Iterator[None]:
     Exit codes: 2 for an `InputError`, or where there is no room for what is written; 130 for Ctrl-C; and 141, without
     a line, where nobody reads what is printed any more, as after `| head`.
     """
+    before, sys.unraisablehook = sys.unraisablehook, _interrupt_again
     try:
         try:
             yield
         finally:
+            sys.unraisablehook = before
             print(end="", flush=True)  # what is not written yet fails here, where it can be told
     except InputError as error:
         _end(f"{program}: error: {printable(' '.join(str(error).split()))}", 2)
@@ -147,6 +149,14 @@ def input_errors(program: str) -> Iterator[None]:
             raise
         where = printable(str(error.filename or "output"))
         _end(f"{program}: error: {where}: cannot be written: {error.strerror}", 2)
+
+
+def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Sends Ctrl-C once more where it came in a callback, such as jax's of the collector, and Python dropped it."""
+    if dropped.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+    else:
+        sys.__unraisablehook__(dropped)
 
 
 def silence_unread() -> bool:

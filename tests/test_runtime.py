@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ def test_nowhere_to_tell_it(ends: dict[str, tuple[int, str]]) -> None:
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(SystemExit) as stop, input_errors("it"):
         signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,14 +96,35 @@ def test_other_errors_pass() -> None:
         Path("nowhere").read_text()
 
 
+def test_ctrl_c_in_a_callback_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python drops what is raised in one, and jax has one that the collector calls often."""
+
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(SystemExit) as stop, input_errors("it"):
+        _work(Interrupted())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "it: interrupted\n"
+
+
+def _work(held: object) -> None:
+    del held
+    threading.Event().wait(60)
+
+
 def test_ctrl_c_while_modules_are_read_is_one_line() -> None:
+    """An exception there makes jaxlib fail, or crash."""
     code = """
 import signal, sys
 class Interrupted:
     def find_spec(self, name, *_):
-        if name == "tyro":
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if name == "jax":
             signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupted())
 from jaxspec.cli import main
 main(["--help"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -13,20 +15,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
         print(f"jaxspec {__version__}")
         return
-    try:
-        _run(argv)
-    except KeyboardInterrupt:  # while modules are read, which takes seconds; later `input_errors` tells it
-        print("jaxspec: interrupted", file=sys.stderr)
-        sys.exit(130)
+    unread = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if unread:  # modules are read for seconds, and jaxlib's does not survive an exception
+        signal.signal(signal.SIGINT, _leave)
 
-
-def _run(argv: Sequence[str] | None) -> None:
     import tyro
 
     from jaxspec.cli import collaborate, export, generate, inspect
     from jaxspec.errors import printable
     from jaxspec.runtime import input_errors
 
+    if unread:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with input_errors("jaxspec"):
         command = tyro.extras.subcommand_cli_from_dict(
             {"generate": generate.Generate, "export": export.Export, "inspect": inspect.Inspect},
@@ -40,3 +40,8 @@ def _run(argv: Sequence[str] | None) -> None:
             print(printable(export.run(command)))
         elif not inspect.run(command):
             sys.exit(2)
+
+
+def _leave(*_: object) -> None:
+    os.write(sys.stderr.fileno(), b"jaxspec: interrupted\n")
+    os._exit(130)
