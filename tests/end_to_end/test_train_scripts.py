@@ -22,7 +22,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target.main(mini.TARGET_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "target")
     draft.main(mini.DRAFT_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "draft")
     captioner.main(mini.CAPTIONER_DEBUG, path / "hf" / "draft", path, path / "hf" / "captioner")
-    kv_head.main("debug", runs=path)
+    kv_head.main("debug", buckets=(96, 160), runs=path)
     return path
 
 
@@ -35,6 +35,7 @@ def test_each_stage_took_its_steps_once(runs: Path) -> None:
 
 def test_a_kv_head_lies_with_its_run_and_reports_as_drafts_do(runs: Path) -> None:
     assert load_kv_head(runs / "kv_head" / "hf", np.float32)[0].pooling == "linear"
+    assert json.loads((runs / "kv_head" / "train_config.json").read_text())["buckets"] == [96, 160]
     line = json.loads((runs / "kv_head" / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["tokens_per_block"] >= 1
     assert 0 <= line["acceptance"] <= 1

@@ -131,6 +131,11 @@ def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pyte
         script.main(words)
 
 
+def test_longer_buckets_make_room() -> None:
+    made, _ = script._parse("mini_text", load_preset(script.KIND, "mini_text"), ["--buckets", "96", "160"])
+    assert made.buckets == (96, 160)
+
+
 def test_data_that_is_named() -> None:
     stages, places = parse_data(("talk=/a", "x=/b"), (FIRST,), held_out="x")
     assert stages == (FIRST,)
