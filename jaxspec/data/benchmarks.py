@@ -196,16 +196,16 @@ def few_shot_samples(
     if shots is None:
         have = ", ".join(other.name for other in BENCHMARKS.values() if other.shots)
         raise InputError(f"shots: {name} is asked without worked examples; sets with them are {have}")
-    shown: dict[Any, list[str]] = {}
+    shown: dict[str, list[str]] = {}
     for row in _rows(known, shots.split, examples, filesystem):
-        group = shown.setdefault(row.values.get(shots.by), [])
+        group = shown.setdefault(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
             question, answer = _sample(known, 0, row).turns[0]
             group.append(f"Question: {question}\nAnswer: {answer}\n\n")
         elif not shots.by:
             break
     for number, row in enumerate(_rows(known, known.split, path, filesystem)):
-        group = shown.get(row.values.get(shots.by), [])
+        group = shown.get(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
             kind = f" of {shots.by} {row.values.get(shots.by)!r}" if shots.by else ""
             place = examples or f"{known.hub}, split {shots.split}"
@@ -249,7 +249,7 @@ def _sample(known: Benchmark, number: int, row: Row) -> Sample:
     if known.options:
         options = _texts(row.values.get(known.options))
         if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
-            raise InputError(f"{row.place}: answer {answers} is no index into the {len(options)} options")
+            raise InputError(f"{row.place}: answer {answers!r:.60} is no index into the {len(options)} options")
         asked = "\n".join([asked, *(f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options))])
         answers = [options[int(answers[0])]]
     try:

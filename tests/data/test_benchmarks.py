@@ -167,6 +167,10 @@ def test_examples_that_are_not_there(tmp_path: Path) -> None:
         next(few_shot_samples("gsm8k", few, few))
     with pytest.raises(InputError, match="4 rows of subject 'law'"):
         list(few_shot_samples("mmlu", facts, facts))
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(json.dumps(FACTS[0] | {"subject": ["art"]}))
+    with pytest.raises(InputError, match=r"1 rows of subject \['art'\]"):
+        list(few_shot_samples("mmlu", odd, odd))
     with pytest.raises(InputError, match=r"humaneval is asked without worked examples; .* gsm8k, mmlu, cnn-dm"):
         next(few_shot_samples("humaneval", few))
 
