@@ -48,7 +48,7 @@ class Llava:
     images: Path | None = None
     """The folder that image paths start from; by default the file's own, or `images/` in it."""
     outside: bool = False
-    """Take images that lie outside of that folder too, by `..`, by links or by whole paths."""
+    """Take images that lie outside of that folder too, by `..` or by whole paths. Links in it are always followed."""
     frames: int = 8
     """Most frames of a video."""
     skip: int = 100

@@ -273,14 +273,15 @@ def stored_image(row: Row, column: str, value: Any) -> StoredImage:
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         image = StoredImage(value["bytes"], place)
     elif isinstance(value, str) and row.folder is not None:
-        places = (row.folder / value, row.folder / "images" / value)
-        file = next(filter(os.path.isfile, places), None)
+        places = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
+        file = next((Path(file) for file in places if os.path.isfile(file)), None)
         if file is None:
             raise InputError(
                 f"{place}: no such image file {value!r:.60} in {row.folder} or its images/; check the path"
             )
-        if row.confined and not file.resolve().is_relative_to(row.folder.resolve()):
-            raise InputError(f"{place}: image file {value!r:.60} lies outside of {row.folder}; allow it with --outside")
+        if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
+            where = f"image file {value!r:.60} lies outside of {row.folder}"
+            raise InputError(f"{place}: {where}; link to it from there, or prepare it with --outside")
         image = StoredImage(_bytes(file, place), f"{place} ({value})")
     else:
         kind = type(value).__name__

@@ -41,8 +41,8 @@ class Row:
     values: dict[str, Any]
     folder: Path | None
     """What image paths in the row are relative to; None on the hub."""
-    confined: bool = False
-    """Image paths may not lead out of the folder."""
+    confined: bool = True
+    """Image paths may not lead out of the folder; links in it, which its owner laid, may."""
 
 
 ANY = re.compile(".*")

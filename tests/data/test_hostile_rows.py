@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from jaxspec.data.conversations import Skipped, readable
+from jaxspec.data.own import own_samples
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
 from train.prepare import Llava, Text, main
@@ -123,14 +124,24 @@ def test_images_outside_of_their_folder_are_taken_where_that_is_allowed(tmp_path
     folder.mkdir()
     for path in (tmp_path / "secret.png", folder / "in.png"):
         Image.new("RGB", (3, 3)).save(path)
-    (folder / "link.png").symlink_to(tmp_path / "secret.png")
-    names = ["in.png", "../secret.png", str(tmp_path / "secret.png"), "link.png", str(folder / "in.png")]
-    rows = [json.dumps({"id": name, "question": "Is it?", "answer": "It is.", "image": name}) for name in names]
-    path = as_lines(tmp_path, rows)
-    skipped = Skipped(3, tmp_path / "skipped.jsonl")
-    assert [sample.id for sample in readable(path, skipped, folder)] == [names[0], names[4]]
-    assert skipped.log.read_text().count(f"lies outside of {folder}; allow it with --outside") == 3
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")  # as in the hub's cache
+    (folder / "far").symlink_to(tmp_path / "data")
+    inside = ["in.png", str(folder / "in.png"), "link.png", "../photos/in.png"]
+    outside = ["../secret.png", str(tmp_path / "secret.png"), "images/../../secret.png"]
+    names = [*inside, *outside, "far/../secret.png"]
+    rows = [{"id": i, "question": "Is it?", "answer": "It is.", "image": name} for i, name in enumerate(names)]
+    path = as_lines(tmp_path, [json.dumps(row) for row in rows])
+    skipped = Skipped(4, tmp_path / "skipped.jsonl")
+    assert [sample.id for sample in readable(path, skipped, folder)] == ["0", "1", "2", "3"]
+    log = skipped.log.read_text()
+    assert log.count(f"lies outside of {folder}; link to it from there, or prepare it with --outside") == 3
+    assert "no such image file 'far/../secret.png'" in log  # not what the link's own parent holds
+    as_lines(tmp_path, [json.dumps(row) for row in rows[:-1]])
     main(Llava(path, "all", folder, outside=True, skip=0, out=tmp_path))
+    own = [json.dumps({"id": "a", "image": name, "turns": ["What?"]}) for name in outside]
+    for line in own:
+        with pytest.raises(InputError, match="lies outside of"):
+            next(own_samples("mine", as_lines(tmp_path, [line]), folder))
 
 
 def test_the_command_skips_them(tmp_path: Path) -> None:
