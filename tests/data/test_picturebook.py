@@ -319,7 +319,7 @@ def test_contact_sheet_is_written_whole_or_not_at_all(tmp_path) -> None:
         assert sheet.height > 3000
     assert [entry.name for entry in tmp_path.iterdir()] == ["sheet.png"]
     failed = subprocess.run(
-        [*command, str(tmp_path / "no" / "sheet.png")], capture_output=True, text=True, check=False
+        [*command, str(path / "sheet.png")], capture_output=True, text=True, check=False
     )
     assert failed.returncode == 2
     assert len(failed.stderr.splitlines()) == 1
