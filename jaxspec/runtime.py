@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import re
@@ -141,6 +142,7 @@ def input_errors(program: str) -> Iterator[None]:
     except KeyboardInterrupt:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and it ends without a word
+        atexit.register(os._exit, 130)  # at once: XLA crashes where it is taken down while a program runs
         _end(f"{program}: interrupted", 130)
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EIO) and silence_unread():

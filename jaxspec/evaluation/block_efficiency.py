@@ -62,7 +62,7 @@ def compare(
     bar = tqdm(total=work, unit="run", desc="block efficiency", delay=1)
     passes: dict[str, PassTimes] = {}
     for dataset in config.sets:
-        bar.set_postfix_str(dataset)
+        bar.set_postfix_str(dataset, refresh=False)
         rows: list[Record] = []
         records: list[Record] = []
         for turn, questions in each_turn(config, plain, dataset):

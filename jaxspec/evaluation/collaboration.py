@@ -70,7 +70,7 @@ def measure(config: CollaborativeEvalConfig) -> Iterator[tuple[list[Record], lis
             for name, (method, gammas) in _methods_of(pairing).items()
         }
         for dataset in config.sets:
-            bar.set_postfix_str(f"{pairing.name}, {dataset}")
+            bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
             samples = config.samples(dataset, max(config.limit, config.held_out))
             held = read_answers(programs["standard"], samples[: config.held_out], config.max_new_tokens)
             found, answers = _methods(config, pairing, programs, held, dataset, samples, bar)

@@ -64,7 +64,7 @@ def measure_identity(
     work = len(config.sets) * len(config.turns) * (1 + len(variants))
     bar = tqdm(total=work, unit="run", desc="identity", delay=1)
     for dataset in config.sets:
-        bar.set_postfix_str(f"plain {dataset}")
+        bar.set_postfix_str(f"plain {dataset}", refresh=False)
         for turn, questions in each_turn(config, plain, dataset):
             answers = [result.tokens for result in plain.generate(_requests(config, questions))]
             asked.append((dataset, turn, questions, answers))
@@ -75,7 +75,7 @@ def measure_identity(
         records: list[Record] = []
         engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
         for dataset, turn, questions, answers in asked:
-            bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch} {dataset}")
+            bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch} {dataset}", refresh=False)
             results = engine.generate(_requests(config, questions))
             apart = [
                 divergence(target, question.prompt, answer, result.tokens)

@@ -83,7 +83,7 @@ def foretold(
     found = {}
     bar = tqdm(total=len(config.sets) * len(config.turns) * (1 + len(heads)), unit="run", desc="foretold", delay=1)
     for dataset in config.sets:
-        bar.set_postfix_str(dataset)
+        bar.set_postfix_str(dataset, refresh=False)
         for turn, questions in each_turn(config, plain, dataset):
             prompts = [question.prompt for question in questions]
             answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
