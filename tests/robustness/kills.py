@@ -1,9 +1,9 @@
-"""SIGKILL at random moments, again and again: a training and a writer of tables come to the bits of undisturbed ones.
+"""SIGKILL at random moments, again and again: trainings, writers of tables and of prepared data lose nothing.
 
-`kill_trainings` and `kill_tables` do so many kills of each and raise AssertionError for anything lost. A life is a
-process forked from one that has imported all, so that most of it is work; it is killed within the time that the work
-took undisturbed, and now and then before it begins. When one ends by itself the result is compared, and the next run
-begins in an empty folder.
+`kill_trainings`, `kill_tables` and `kill_preparations` do so many kills of each, and raise AssertionError where what
+comes of it in the end is not, to the bit, what comes of it undisturbed. A life is a process forked from one that has
+imported all, so that most of it is work; it is killed within the time that the work took undisturbed, and now and then
+before it begins. When one ends by itself the result is compared, and the next run begins in an empty folder.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.data.builders import Prepared, prepare
+from jaxspec.data.sources import Picturebook
 from jaxspec.evaluation.report import begin, finish, markdown, write_results
 from tests.training import child, tiny
 
 EARLY = 0.1
-"""Share of the kills that do not wait for the work to begin."""
-SETS, VERSIONS = 3, 4
+"""Share of the time, before the work and behind it, in which kills are tried too."""
+SETS, VERSIONS, SAMPLES = 3, 4, 60
 
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.robustness.kills"])
@@ -60,10 +62,22 @@ def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
 def kill_tables(count: int, seed: int, folder: Path) -> Killed:
     """Kills a script that measures three sets and swaps its tables for those before, four times over."""
 
-    def check(run: Path) -> Any:
-        return {path.name: path.read_bytes() for path in sorted((run / "out").iterdir())}
+    return _kill(count, seed, folder, _write_tables, lambda run: _files(run / "out"), _check_tables)
 
-    return _kill(count, seed, folder, _write_tables, check, _check_tables)
+
+def kill_preparations(count: int, seed: int, folder: Path) -> Killed:
+    """Kills the preparation of sixty samples; no half of them is ever there, and no folder of a killed one stays."""
+
+    def look(run: Path) -> None:
+        if (run / "pages/1.0.0").exists():
+            assert len(Prepared(run / "pages")) == SAMPLES, f"{run}: half of the samples"
+
+    return _kill(count, seed, folder, _prepare, lambda run: _files(run / "pages"), look)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """All that lies in a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _kill(
@@ -88,7 +102,7 @@ def _kill(
     while kills < count:
         run = folder / str(runs)
         while True:
-            moment = rng.uniform(-EARLY, 1) * took if kills < count else None
+            moment = rng.uniform(-EARLY, 1 + EARLY) * took if kills < count else None
             if _live(work, run, moment) is not None:
                 break
             kills += 1
@@ -100,7 +114,11 @@ def _kill(
 
 
 def _live(work: Callable[[str, Connection], None], run: Path, moment: float | None) -> float | None:
-    """One life: seconds that its work took, or None if it was killed so many seconds after that began."""
+    """One life: seconds that its work took, or None if it was killed.
+
+    Args:
+      moment: so many seconds after the work began; below 0, after the process did. None: never.
+    """
     run.mkdir(parents=True, exist_ok=True)
     log, (ours, theirs) = run.with_suffix(".log"), _FORKS.Pipe()
     life = _FORKS.Process(target=_begin, args=(work, str(run), str(log), theirs))
@@ -148,6 +166,12 @@ def _write_tables(run: str, told: Connection) -> None:
             table = markdown(f"Version {version}", ["set", "n"], [[str(row["set"]), "300"] for row in rows])
             write_results(fresh, {"options": options}, rows, records, table)
         finish(fresh, out)
+
+
+def _prepare(run: str, told: Connection) -> None:
+    told.send(None)
+    if not (Path(run) / "pages/1.0.0").exists():
+        prepare("pages", Path(run), Picturebook(size=SAMPLES))
 
 
 def _version(out: Path) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.robustness.kills import kill_tables, kill_trainings
+from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
 
 
-@pytest.mark.parametrize(("kill", "count"), [(kill_trainings, 3), (kill_tables, 8)])
+@pytest.mark.parametrize(("kill", "count"), [(kill_trainings, 3), (kill_tables, 8), (kill_preparations, 4)])
 def test_killed_runs_end_as_undisturbed_ones(kill, count, tmp_path: Path) -> None:
     killed = kill(count, 0, tmp_path)
     assert killed.kills == count
