@@ -195,7 +195,8 @@ def _check(found: Any) -> None:
 
 
 def _sum_of_json(values: Any) -> int:
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+    read = json.loads(json.dumps(values))  # numbers that are keys become text, and sort otherwise
+    return zlib.crc32(json.dumps(read, sort_keys=True).encode())
 
 
 @jax.jit

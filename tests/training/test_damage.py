@@ -31,7 +31,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved")
     with Checkpoints(path, run={"batch": 8}) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, state(step), {"step": step}, wait=True)
+            workers = {number: number for number in range(11)}  # their names are text when read again, in another order
+            checkpoints.save(step, state(step), {"step": step, "workers": workers}, wait=True)
     return path
 
 
