@@ -124,9 +124,11 @@ def survey(path: Path) -> Survey:
         return Survey(path, None, {tensor.name: tensor for tensor in tensors}, problems)
     whole = not problems
     stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
-    too_large = oversized(config, stored) if stored else []
+    if problems and not stored:
+        return Survey(path, config, stored, problems)
+    too_large = oversized(config, stored)
     problems += too_large
-    if stored and not too_large:
+    if not too_large:
         misfit = misfits(config, slots_of(config)[0], stored)
         # With a shard unread, what is missing was told already.
         problems += misfit if whole else [problem for problem in misfit if not problem.endswith(" is missing")]

@@ -101,8 +101,8 @@ def list_file(file: Path) -> list[StoredTensor]:
                 raise ValueError(f"no header: {size} bytes")
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
-        if strange := [name for name in header if not name.isprintable()]:
-            raise ValueError(f"a tensor is called {strange[0][:60]!r}")
+        if strange := [word for name in header for word in (name, header[name]["dtype"]) if not word.isprintable()]:
+            raise ValueError(f"a tensor or its type is called {strange[0][:60]!r}")
         spans = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
         numbers = [number for name in header for number in (*spans[name], *header[name]["shape"])]
         if strange := [number for number in numbers if type(number) is not int or number < 0]:

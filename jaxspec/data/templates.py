@@ -14,6 +14,8 @@ SECONDS = 5.0
 """What one rendering may take. The templates that models have take a thousandth of it."""
 _LARGEST = 1_000_000
 """The largest number written in a template, such as how often a text is repeated."""
+_MOST_ADDED = 100_000
+"""Letters that a template may add to what is said."""
 
 
 def render(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
@@ -37,9 +39,12 @@ def render(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
     before = sys.gettrace()
     sys.settrace(call)
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     finally:
         sys.settrace(before)
+    if len(text) > _MOST_ADDED + 4 * len(str(messages)):
+        raise InputError(f"chat template: makes {len(text)} letters of a short prompt; mend the tokeniser's")
+    return text
 
 
 @lru_cache(16)

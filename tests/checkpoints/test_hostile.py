@@ -18,6 +18,8 @@ from jaxspec.checkpoints.huggingface import load, read_config, save
 from jaxspec.checkpoints.inspection import inspect
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.errors import InputError
+from jaxspec.evaluation.damage import outcome, use
+from tests.checkpoints.families import FAMILIES, write
 from tests.conftest import ROOT
 from tests.end_to_end import tiny
 
@@ -142,6 +144,7 @@ HEADERS = {
     "signs": ('{"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}', "a shape or an offset holds -2"),
     "truth": ('{"a": {"dtype": "F32", "shape": [2, true], "data_offsets": [0, 8]}}', "a shape or an offset holds True"),
     "names": ('{"\\u001b[2J": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', r"is called '\x1b[2J'"),
+    "types": ('{"a": {"dtype": "a\\nb", "shape": [2], "data_offsets": [0, 8]}}', r"is called 'a\nb'"),
     "nesting": ("[" * 100_000, "maximum recursion depth exceeded"),
 }
 
@@ -212,3 +215,21 @@ def test_tokenizers_fail_when_they_are_read(case, model):
     assert str(model) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert any("the tokenizer" in problem for problem in inspect(model).problems)
+
+
+def test_files_without_tensors(model):
+    edit(model / INDEX, weight_map={})
+    assert "the files hold 0 tensors" in refused(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_damaged_checkpoints(family, tmp_path):
+    """Used or refused, none takes long. `eval/robustness.py` tries thousands more."""
+    whole = write(tmp_path / "whole", family)
+    use(whole)
+    (tmp_path / "scratch").mkdir()
+    found = [outcome(whole, tmp_path / "scratch", seed) for seed in range(60)]
+    assert [one for one in found if not one.well] == []
+    assert {one.ended for one in found} == {"used", "refused"}
+    assert max(one.seconds for one in found) < 20
+    assert max(one.growth for one in found) < 2e9

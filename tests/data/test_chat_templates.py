@@ -179,6 +179,7 @@ LOOPS = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
         ("{% for", "cannot render turns of user and assistant ("),
         (LOOPS, "takes over 0.05 s; mend the tokeniser's"),
         ("{% macro f(n) %}{{ f(n - 1) + f(n - 1) if n }}{% endmacro %}{{ f(99) }}", "takes over 0.05 s"),
+        ("{{ 'ab' * 300_000 }}", "makes 600000 letters of a short prompt"),
         ("{{ 10 ** 10 ** 10 }}", "computes with **, as no chat needs to"),
         ("{{ 'a' * 9_999_999_999 }}", "computes with 9_999_999_999, as no chat needs to"),
     ],

@@ -1,0 +1,82 @@
+"""A tiny checkpoint of every kind of input, with all that lies beside one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from jaxspec.checkpoints.huggingface import save
+from jaxspec.config import (
+    LlavaNextConfig,
+    LlavaOnevisionConfig,
+    ModelConfig,
+    OptConfig,
+    Qwen2Config,
+    QwenVisionConfig,
+    QwenVLConfig,
+    RopeScaling,
+    VisionConfig,
+)
+from tests.end_to_end import tiny
+
+_TEXT, _VISION = tiny.CONFIG.text_config, tiny.CONFIG.vision_config
+_SIDE, _WORDS, _IMAGE = _VISION.image_size, _TEXT.vocab_size, tiny.CONFIG.image_token_index
+_PINPOINTS = ((_SIDE, 2 * _SIDE), (2 * _SIDE, _SIDE))
+_SHAPE: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 1}
+
+
+def _next() -> tuple[ModelConfig, Any]:
+    config = LlavaNextConfig(_TEXT, _VISION, image_token_index=_IMAGE, image_grid_pinpoints=_PINPOINTS)
+    edges = {"size": {"shortest_edge": _SIDE}, "crop_size": {"height": _SIDE, "width": _SIDE}}
+    maker = getattr(transformers, "LlavaNextImageProcessorPil", None) or transformers.LlavaNextImageProcessor
+    return config, maker(image_grid_pinpoints=[list(pinpoint) for pinpoint in _PINPOINTS], **edges)
+
+
+def _onevision() -> tuple[ModelConfig, Any]:
+    tower = VisionConfig("siglip_vision_model", image_size=_SIDE, patch_size=14, hidden_act="gelu", **_SHAPE)
+    text = Qwen2Config(vocab_size=_WORDS, num_key_value_heads=1, eos_token_id=2, **_SHAPE)
+    config = LlavaOnevisionConfig(
+        text, tower, image_token_index=_IMAGE, video_token_index=3, image_grid_pinpoints=_PINPOINTS
+    )
+    maker = getattr(transformers, "LlavaOnevisionImageProcessorPil", None) or transformers.LlavaOnevisionImageProcessor
+    pinpoints = [list(pinpoint) for pinpoint in _PINPOINTS]
+    return config, maker(image_grid_pinpoints=pinpoints, size={"height": _SIDE, "width": _SIDE})
+
+
+def _qwen_vl() -> tuple[ModelConfig, Any]:
+    rope = RopeScaling(mrope_section=(1, 1, 2))
+    text = Qwen2Config(vocab_size=_WORDS, num_key_value_heads=1, rope_scaling=rope, eos_token_id=2, **_SHAPE)
+    vision = QwenVisionConfig(1, 16, 24, 2, patch_size=4, window_size=16, fullatt_block_indexes=(0,))
+    vision = replace(vision, out_hidden_size=16)
+    config = QwenVLConfig(
+        text, vision, image_token_index=3, video_token_id=0, vision_start_token_id=1, vision_end_token_id=2
+    )
+    maker = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
+    return config, maker(patch_size=4, size={"shortest_edge": 64, "longest_edge": 4096})
+
+
+def _opt() -> tuple[ModelConfig, Any]:
+    return OptConfig(vocab_size=_WORDS, **_SHAPE), None
+
+
+FAMILIES: dict[str, Callable[[], tuple[ModelConfig, Any]]] = {
+    "llava": lambda: (tiny.CONFIG, tiny.image_processor()),
+    "llava_next": _next,
+    "llava_onevision": _onevision,
+    "qwen2_5_vl": _qwen_vl,
+    "opt": _opt,
+}
+
+
+def write(path: Path, family: str) -> Path:
+    """Writes `target`, in shards, and for a LLaVA its KV head `head`."""
+    config, processor = FAMILIES[family]()
+    params = tiny.random_params(config)
+    save(path / "target", config, params, tokenizer=tiny.tokenizer(), image_processor=processor, max_shard_bytes=20_000)
+    if family == "llava":
+        tiny.save_head(path / "head", tiny.CONFIG, params)
+    return path
