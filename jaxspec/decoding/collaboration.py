@@ -26,6 +26,7 @@ from jaxspec.decoding.host import (
     Result,
     check_batch_size,
     decoded_images,
+    each,
     encode,
     image_units,
     in_batches,
@@ -163,7 +164,7 @@ class Collaboration:
             return self.generate([requests])[0]
         read, rows = self._read(requests)
         results: dict[int, Result[MemberCounts]] = {}
-        every = [self._sizes(*both) for both in zip(read, rows, strict=True)]
+        every = each(self._sizes, read, rows)
         for sizes, chosen in in_batches(every, self.config.batch_size):
             done = self._run(sizes, [read[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
@@ -178,7 +179,7 @@ class Collaboration:
     def memory_report(self, requests: Sequence[Request | str]) -> MembersReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
         read, rows = self._read(requests)
-        sizes = [self._sizes(*both) for both in zip(read, rows, strict=True)]
+        sizes = each(self._sizes, read, rows)
         units = tuple(map(max, zip(*(size.units for size in sizes), strict=True)))
         largest = MemberSizes(max(size.length for size in sizes), units, max(size.new for size in sizes))
         batch = bucket(min(len(read), self.config.batch_size), BATCH_BUCKETS, "batch")
@@ -210,19 +211,18 @@ class Collaboration:
     def _read(self, requests: Sequence[Request | str]) -> tuple[list[EncodedRequest], list[list[Row]]]:
         """The requests as they will be decoded, and the prompt of each as each model reads it."""
         checked = encode(self.encoder, requests)
-        rows = [
-            [prompt_row(self.encoder, m, view, request.prompt) for m, view in zip(self.models, self.views)]
-            for request in checked
-        ]
-        for request, forms in zip(checked, rows, strict=True):
-            for number, (model, row) in enumerate(zip(self.models, forms), start=1):
-                limit = text_config(model.config).max_position_embeddings
-                if len(row) + request.max_new_tokens > limit:
-                    raise InputError(
-                        f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over the context of "
-                        f"model {number}, {limit}; shorten the prompt, give fewer images or lower max_new_tokens"
-                    )
-        return checked, rows
+        return checked, each(self._rows, checked)
+
+    def _rows(self, request: EncodedRequest) -> list[Row]:
+        rows = [prompt_row(self.encoder, m, view, request.prompt) for m, view in zip(self.models, self.views)]
+        for number, (model, row) in enumerate(zip(self.models, rows), start=1):
+            limit = text_config(model.config).max_position_embeddings
+            if len(row) + request.max_new_tokens > limit:
+                raise InputError(
+                    f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over the context of "
+                    f"model {number}, {limit}; shorten the prompt, give fewer images or lower max_new_tokens"
+                )
+        return rows
 
     def _sizes(self, request: EncodedRequest, rows: list[Row]) -> MemberSizes:
         config = self.config

@@ -30,6 +30,7 @@ from jaxspec.decoding.host import (
     Request,
     Result,
     decoded_images,
+    each,
     encode,
     image_units,
     in_batches,
@@ -199,7 +200,7 @@ class Engine:
             return self.generate([requests])[0]
         read, captions, rows = self._read(requests)
         results: dict[int, Result[RowStats]] = {}
-        every = [self._sizes(*both) for both in zip(read, rows, strict=True)]
+        every = each(self._sizes, read, rows)
         for sizes, chosen in in_batches(every, len(read) if self._refills else self.config.batch_size):
             done = self._run(sizes, [read[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
@@ -232,7 +233,7 @@ class Engine:
         return plan_memory(self.program, self.params, batch, sizes, panels, fresh, max(before, default=0))
 
     def _largest(self, requests: list[EncodedRequest], rows: list[list[Row]]) -> Sizes:
-        sizes = [self._sizes(request, row) for request, row in zip(requests, rows, strict=True)]
+        sizes = each(self._sizes, requests, rows)
         if not sizes:
             raise InputError("requests: none are given; give one or more")
         return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
@@ -241,15 +242,15 @@ class Engine:
         self, requests: Sequence[Request | str]
     ) -> tuple[list[EncodedRequest], list[list[Caption]], list[list[Row]]]:
         """The requests as they will be decoded, the captions of each one's images, and its prompt in each form."""
-        checked = [self._checked(request) for request in encode(self.encoder, requests)]
+        checked = each(self._checked, encode(self.encoder, requests))
         images = [image for request in checked for image in request.prompt.images]
         if self._captioned:
             assert self.captioner is not None
-            made = iter(self.captioner.caption([image.rgb() for image in images]))
+            made = iter(self.captioner.caption([image for own in decoded_images(checked, 0) for image in own]))
         else:
             made = iter([Caption("")] * len(images))
         captions = [list(islice(made, len(request.prompt.images))) for request in checked]
-        return checked, captions, [self._rows(*both) for both in zip(checked, captions, strict=True)]
+        return checked, captions, each(self._rows, checked, captions)
 
     def _checked(self, request: EncodedRequest) -> EncodedRequest:
         """The request; to a recorded target, for no more tokens than the recorded answer has."""

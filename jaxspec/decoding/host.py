@@ -6,6 +6,7 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral
@@ -30,6 +31,7 @@ from jaxspec.typing import Params
 
 Stats = TypeVar("Stats")
 Size = TypeVar("Size", bound=Hashable)
+Made = TypeVar("Made")
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -109,25 +111,48 @@ class EncodedRequest(Request):
     """A request as it will be decoded: its prompt is token ids and images of known size."""
 
     prompt: Prompt
+    name: str = ""
+    """Which of several it is, for errors."""
 
 
 def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[EncodedRequest]:
     """Return requests, or questions, encoded. Images are decoded later, by the batch."""
     encoded = []
-    for one in requests:
-        request = Request(one) if isinstance(one, str) else one
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            prompt = encoder.prompt(prompt, tuple(request.images))
-        values = {f.name: getattr(request, f.name) for f in fields(Request)}
-        values |= {"prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))), "images": ()}
-        encoded.append(EncodedRequest(**values))
+    for index, one in enumerate(requests):
+        name = f"request {index}" if len(requests) > 1 else ""
+        with _told_of(name):
+            request = Request(one) if isinstance(one, str) else one
+            prompt = request.prompt
+            if isinstance(prompt, str):
+                prompt = encoder.prompt(prompt, tuple(request.images))
+            values = {f.name: getattr(request, f.name) for f in fields(Request)}
+            values |= {"prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))), "images": ()}
+            encoded.append(EncodedRequest(**values, name=name))
     return encoded
+
+
+def each(work: Callable[..., Made], requests: Sequence[EncodedRequest], *beside: Sequence[Any]) -> list[Made]:
+    """Return what `work` makes of each request, and of what lies beside it; an InputError names the request."""
+    made = []
+    for request, *rest in zip(requests, *beside, strict=True):
+        with _told_of(request.name):
+            made.append(work(request, *rest))
+    return made
+
+
+@contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        if not name:
+            raise
+        raise InputError(f"{name}: {error}") from error
 
 
 def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:
     """Return each request's images as RGB, and none for `spare` rows more."""
-    return [[picture.rgb() for picture in request.prompt.images] for request in requests] + [[]] * spare
+    return each(lambda request: [picture.rgb() for picture in request.prompt.images], requests) + [[]] * spare
 
 
 def in_batches(sizes: Sequence[Size], most: int) -> Iterator[tuple[Size, list[int]]]:

@@ -360,6 +360,22 @@ def test_images_are_decoded_batch_by_batch(engine: Engine, monkeypatch: pytest.M
     assert most[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (Request("So \ud83d?", 2), r"prompt 'So \\ud83d\?': .* is half a character"),
+        (Request("Hi" * 300, 2), "prompt: .* are over the target's context of 512"),
+        (Request("Hi", 2, images=[StoredImage(b"cut", "page.png", (28, 28))]), r"page\.png: not readable"),
+    ],
+    ids=["text", "length", "image"],
+)
+def test_a_bad_request_of_several_is_named(engine: Engine, bad: Request, words: str) -> None:
+    with pytest.raises(InputError, match=f"^request 13: .*{words}"):
+        engine.generate([*[Request("Hi", 2)] * 13, bad, *[Request("Hi", 2)] * 6])
+    with pytest.raises(InputError, match=f"^(?!request).*{words}"):
+        engine.generate(bad)
+
+
 def test_a_tower_is_shared_across_dtypes(target: LoadedModel, draft: LoadedModel) -> None:
     """A draft whose tower is the target's once it is rounded reads the target's features."""
     half = replace(target, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params))
