@@ -19,6 +19,7 @@ import jax
 import tyro
 
 from configs.train.kv_head import RECIPES
+from jaxspec.checkpoints.huggingface import check_output
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.runtime import input_errors, join_cluster, setup_runtime
@@ -77,8 +78,9 @@ def main(
     anchoring = plan.anchoring if loss is None else replace(plan.anchoring, loss=loss)
     if steps is not None:
         stages = tuple(replace(stage, train=replace(stage.train, steps=steps)) for stage in stages)
-    config, params = train_kv_head(replace(plan, head=options, stages=stages, anchoring=anchoring), runs, places)
     out = out or runs / "kv_head" / "hf"
+    check_output(out, *(runs / stage.name for stage in stages))
+    config, params = train_kv_head(replace(plan, head=options, stages=stages, anchoring=anchoring), runs, places)
     if jax.process_index() == 0:
         save_kv_head(out, config, params, overwrite=True)
         print(f"wrote {out}")

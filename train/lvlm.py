@@ -63,6 +63,7 @@ def train_lvlm(
       directory: of checkpoints and metrics.
       out: the Hugging Face directory; of several processes, the first writes it.
     """
+    huggingface.check_output(out, directory)
     samples = mixture([(Picturebook(train.seed, pages.kinds), 1.0)], train.seed)
     model = unread(config)
     batches = ConversationBatches(

@@ -78,8 +78,9 @@ def main(args: Sequence[str] | None = None) -> Path:
     join_cluster(options.cluster)
     setup_runtime()
     runs = options.runs or Path("runs/train") / name
-    draft = train_draft(recipe, runs, places)
     out = options.out or runs / "hf"
+    huggingface.check_output(out, *(runs / stage.name for stage in stages))
+    draft = train_draft(recipe, runs, places)
     if jax.process_index() == 0:
         huggingface.save(
             out,

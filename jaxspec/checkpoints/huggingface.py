@@ -257,6 +257,13 @@ def check_destination(path: Path, overwrite: bool, source: Path | None = None) -
         raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite (overwrite=True)")
 
 
+def check_output(out: Path, *runs: Path) -> None:
+    """Raises InputError where training in the directories `runs` may not leave its model; asked before it begins."""
+    check_destination(Path(os.path.abspath(out)), overwrite=True)
+    if (out / "config.json").exists() and not any(run.exists() for run in runs):
+        raise InputError(f"--out {out}: holds a model that another run made; give another path, or remove it")
+
+
 def _is_part(name: str) -> bool:
     """Whether a file of this name belongs to the checkpoint it lies in."""
     return name in _PARTS or re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name) is not None

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 import tyro
 
+from configs.models.mini import DRAFT
 from configs.train import mini
+from jaxspec.checkpoints.huggingface import check_output
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.decoding.engine import LoadedModel
-from train import captioner, draft, kv_head, target
+from jaxspec.errors import InputError
+from train import captioner, draft, kv_head, recipe, target
+from train.lvlm import train_lvlm
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,22 @@ def test_the_options_of_a_kv_head_are_explained(capsys: pytest.CaptureFixture[st
     shown = " ".join(re.sub("[│─╭╮╰╯]", " ", capsys.readouterr().out).split())
     assert "--head.feature" in shown
     assert not re.findall(r"(--[a-z.-]+)(?: \{[^}]*\}| [A-Z{}|]+)? \(default", shown)
+
+
+def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> None:
+    """It is told before anything is trained; a run's own model is written anew."""
+    made = runs / "hf" / "draft"
+    before = (made / "config.json").stat()
+    for train in (
+        lambda: recipe.main(["mini_text", "--out", str(made), "--runs", str(tmp_path)]),
+        lambda: kv_head.main("debug", runs=tmp_path, out=made),
+        lambda: train_lvlm(DRAFT, mini.DRAFT_DEBUG, mini.DRAFT_PAGES, {}, tmp_path / "draft", made),
+    ):
+        with pytest.raises(InputError, match="draft: holds a model that another run made; give another path"):
+            train()
+    assert (made / "config.json").stat() == before
+    assert not list(tmp_path.iterdir())
+    check_output(made, runs / "draft")
 
 
 def test_all_load_and_share_the_tower(runs: Path) -> None:
