@@ -1,18 +1,29 @@
-"""The README says what the code does."""
+"""The documentation says what the code does, and what it points at is there."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from jaxspec import typing
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES
 from jaxspec.models.support import support_table, with_table
 from tests.conftest import ROOT
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("jaxspec", "eval", "train", "configs", "tests", "results")
+CODE = re.compile(r"```.*?```", re.DOTALL)
 
-def test_the_table_of_families_is_up_to_date():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert with_table(text) == text, "run: python -m jaxspec.models.support README.md"
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/families.md"])
+def test_the_tables_of_families_are_up_to_date(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert with_table(text) == text, f"run: python -m jaxspec.models.support {name}"
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -22,8 +33,49 @@ def test_every_family_is_described(model_type):
     assert family.examples
     assert (family.image_input == "none") == (family.images is None)
     assert f"| `{model_type}` | {family.title} |" in support_table()
+    assert f"| {family.title} | `{family.examples[0]}` |" in support_table(full=False)
 
 
-def test_a_readme_without_markers_is_refused():
-    with pytest.raises(InputError, match="holds no markers"):
+def test_a_page_without_markers_is_refused():
+    with pytest.raises(InputError, match="holds 0 pairs of markers"):
         with_table("# a readme\n")
+
+
+def test_the_readme_is_read_to_its_end():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name of a page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_links_lead_somewhere(page: Path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"https?:", link):
+            continue
+        place, _, anchor = link.partition("#")
+        there = page.parent / place if place else page
+        assert there.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(there), f"{page.name}: {link}"
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path):
+    """Those of the package may be named without its name, as `decoding/engine.py`."""
+    own = "|".join(path.name for path in (ROOT / "jaxspec").iterdir() if path.is_dir())
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)}|{own})/[\w/.-]*)`", page.read_text(encoding="utf-8"))
+    absent = [name for name in named if not ((ROOT / name).exists() or (ROOT / "jaxspec" / name).exists())]
+    assert absent == []
+
+
+def test_the_letters_are_those_of_the_code():
+    rows = [re.findall(r"\| *(\S) *\| *([^|]*?) *(?=\|)", line) for line in (typing.__doc__ or "").splitlines()]
+    legend = {letter: meaning for row in rows for letter, meaning in row}
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = page.partition("## The letters")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"\| *([A-Z]) *\| *([^|]*?) *(?=\|)", part))
+    assert legend
+    assert told == {letter: meaning for letter, meaning in legend.items() if letter.isupper()}

@@ -1,4 +1,10 @@
-"""The table of supported families in README.md, made from `FAMILIES`: `python -m jaxspec.models.support README.md`."""
+"""The tables of supported families in the documentation, made from `FAMILIES`.
+
+    python -m jaxspec.models.support README.md docs/families.md
+
+A table stands between two markers, `<!-- families: ... -->` or, with all columns, `<!-- families in full: ... -->`, and
+`<!-- /families -->`.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +15,31 @@ from pathlib import Path
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES
 
-START, END = "<!-- families: python -m jaxspec.models.support README.md -->", "<!-- /families -->"
+BETWEEN = re.compile(r"(<!-- families( in full)?: [^\n]*-->\n).*?(<!-- /families -->)", re.DOTALL)
 
 
-def support_table() -> str:
-    """One row a family, in Markdown."""
-    titles = ("`model_type`", "family", "image input", "for example", "notes")
+def support_table(full: bool = True) -> str:
+    """One row a family, in Markdown; without `full` its name and one example alone."""
+    titles = ("`model_type`", "family", "image input", "for example", "notes") if full else ("family", "for example")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for model_type, family in FAMILIES.items():
-        examples = ", ".join(f"`{name}`" for name in family.examples)
-        cells = (f"`{model_type}`", family.title, family.image_input, examples, family.notes)
-        lines.append(f"| {' | '.join(cells)} |")
+        examples = [f"`{name}`" for name in family.examples]
+        cells = (f"`{model_type}`", family.title, family.image_input, ", ".join(examples), family.notes)
+        lines.append(f"| {' | '.join(cells if full else (family.title, examples[0]))} |")
     return "\n".join(lines)
 
 
 def with_table(text: str) -> str:
     """The text with the table between its markers. Raises InputError where it has none."""
-    if text.count(START) != 1 or text.count(END) != 1:
-        raise InputError(f"README: holds no markers {START} ... {END}; put them where the table shall stand")
-    return re.sub(f"({START}\n).*?({END})", lambda found: f"{found[1]}{support_table()}\n{found[2]}", text, flags=re.S)
+    made, count = BETWEEN.subn(lambda found: f"{found[1]}{support_table(bool(found[2]))}\n{found[3]}", text)
+    if count != 1:
+        raise InputError(
+            f"page: holds {count} pairs of markers <!-- families: --> ... <!-- /families -->; "
+            "put one where the table shall stand"
+        )
+    return made
 
 
 if __name__ == "__main__":
-    readme = Path(sys.argv[1])
-    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
