@@ -97,6 +97,8 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
 
 def check_directory(path: Path) -> None:
     """Raises InputError where no directory can take this one's place."""
+    if str(path) != str(path).encode(errors="replace").decode():
+        raise InputError(f"{path}: is no UTF-8, which tokenisers cannot open; give another name")
     with writing(path):
         if path.is_symlink():
             raise InputError(f"{path}: is a symbolic link; give the directory that it is to lead to")
