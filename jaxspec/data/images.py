@@ -17,11 +17,11 @@ from jaxspec.errors import InputError
 
 def load_image(path: str | Path) -> Image.Image:
     """The image file as upright RGB (EXIF rotation applied, transparency on white)."""
-    path = Path(path)
+    path, name = Path(path), repr(str(path))[1:-1][:200]  # of a stranger's captions, say: on one line
     if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         found = "a folder" if os.path.isdir(path) else "no such file"
-        raise InputError(f"image {path!s:.200}: {found}; give an image file")
-    return _decode(path, str(path))
+        raise InputError(f"image {name}: {found}; give an image file")
+    return _decode(path, name)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, printable
 
 SUFFIXES = (".parquet", ".jsonl")
 BATCH = 8
@@ -268,7 +268,7 @@ def _parquet_rows(
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
+    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:120])
 
 
 def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:

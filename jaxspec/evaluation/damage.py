@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -41,7 +42,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one damaged checkpoint."""
+    """What became of one damaged checkpoint, or file of rows."""
 
     seed: int
     kind: str
@@ -64,10 +65,17 @@ def outcome(whole: Path, scratch: Path, seed: int) -> Outcome:
     shutil.copytree(whole, path)
     draw = random.Random(seed)
     kind = draw.choice(list(KINDS))
-    what = KINDS[kind](path, draw)
+    try:
+        return judge(seed, kind, KINDS[kind](path, draw), lambda: use(path))
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def judge(seed: int, kind: str, what: str, used: Callable[[], object]) -> Outcome:
+    """Uses what was damaged, and tells how that ended."""
     start, peak = time.perf_counter(), _peak()
     try:
-        use(path)
+        used()
         ended = "used"
     except InputError as error:
         said = str(error)
@@ -75,8 +83,6 @@ def outcome(whole: Path, scratch: Path, seed: int) -> Outcome:
     except Exception as error:
         last = next(f for f in reversed(traceback.extract_tb(error.__traceback__)) if "jaxspec" in f.filename)
         ended = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:200]!r}"
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
     return Outcome(seed, kind, what, ended, time.perf_counter() - start, _peak() - peak)
 
 
@@ -102,14 +108,14 @@ def _json(*names: str) -> Callable[[Path, random.Random], str]:
             return "nothing"
         file = draw.choice(there)
         raw = json.loads(file.read_text(encoding="utf-8"))
-        told = ", ".join(_spoil(raw, draw) for _ in range(draw.choice((1, 1, 1, 2, 3))))
+        told = ", ".join(spoil(raw, draw) for _ in range(draw.choice((1, 1, 1, 2, 3))))
         file.write_text(json.dumps(raw), encoding="utf-8")
         return f"{file.name}: {told}"
 
     return change
 
 
-def _spoil(raw: dict[str, Any], draw: random.Random) -> str:
+def spoil(raw: dict[str, Any], draw: random.Random) -> str:
     """Puts a hostile value at a random place of nested objects and lists, or removes or moves what is there."""
     part: Any = raw
     names = []
@@ -137,7 +143,7 @@ def _spoil(raw: dict[str, Any], draw: random.Random) -> str:
     old = part[key]
     number = isinstance(old, int | float) and not isinstance(old, bool)
     near = (old * 2, old + 1, old - 1, -old, old * 1000, old / 3, str(old)) if number else ()
-    part[key] = draw.choice((*near, *VALUES) if draw.random() < 0.5 else near or VALUES)
+    part[key] = copy.deepcopy(draw.choice((*near, *VALUES) if draw.random() < 0.5 else near or VALUES))
     return f"{where} = {str(part[key])[:40]!r}"
 
 
@@ -147,7 +153,7 @@ def _header(path: Path, draw: random.Random) -> str:
     raw = file.read_bytes()
     end = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:end])
-    told = _spoil(header, draw)
+    told = spoil(header, draw)
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + raw[end:])
     return f"{file.name}: {told}"

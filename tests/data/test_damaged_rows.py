@@ -1,0 +1,18 @@
+"""A few hundred of the damaged rows that `jaxspec.evaluation.damaged_rows` makes by the thousand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.evaluation.damaged_rows import ROWS, row_outcome
+from tests.end_to_end import tiny
+
+
+def test_damaged_rows_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    draft = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())
+    found = [row_outcome(tmp_path, seed, draft) for seed in range(600)]
+    assert [one for one in found if not one.well] == []
+    assert {one.ended for one in found} == {"used", "refused"}
+    assert {one.kind for one in found} == {*ROWS}
+    assert max(one.seconds for one in found) < 20
