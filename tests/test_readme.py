@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 from jaxspec import typing
+from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.captioners import LvlmCaptioner
+from jaxspec.decoding.combination import Weighted
+from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.weighting import Static
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES
+from jaxspec.models.inputs import LlavaImages
 from jaxspec.models.support import support_table, with_table
 from tests.conftest import ROOT
 
@@ -79,3 +87,28 @@ def test_the_letters_are_those_of_the_code():
     told = dict(re.findall(r"\| *([A-Z]) *\| *([^|]*?) *(?=\|)", part))
     assert legend
     assert told == {letter: meaning for letter, meaning in legend.items() if letter.isupper()}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kept_by"),
+    [
+        ("program", (Autoregressive, Speculator)),
+        ("drafter", (ChainDrafter,)),
+        ("weighting", (Static,)),
+        ("combination", (Weighted,)),
+        ("captioner", (LvlmCaptioner,)),
+        ("image reader", (LlavaImages,)),
+    ],
+)
+def test_the_protocols_are_those_of_the_code(protocol: str, kept_by: tuple[type, ...]):
+    """By the names of their functions, and of the arguments that the page writes out."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (cell,) = re.findall(rf"^\| {protocol} \| [^|]* \| (.*) \|$", page, re.MULTILINE)
+    told = re.findall(r"`(\w+)(?:\(([^`]*?)\))?[^`]*`", cell)
+    assert told
+    for name, arguments in told:
+        for kind in kept_by:
+            found = getattr(kind, name)
+            if arguments:
+                names = [argument.split()[0] for argument in arguments.split(", ")]
+                assert [*inspect.signature(found).parameters][: len(names) + 1][-len(names) :] == names
