@@ -155,6 +155,11 @@ class PromptEncoder:
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
 
+    def continued(self, text: str, tokens: Sequence[int]) -> str:
+        """Return what the tokens of an unfinished answer say: `text`, told before, and behind it only whole letters."""
+        longer = self.decode(tokens).rstrip("\ufffd").rstrip()
+        return longer if longer.startswith(text) else text
+
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """What each token adds to the text; nothing, for a part of a letter that later ones complete."""
         texts = [self.tokenizer.decode(tokens[:i], skip_special_tokens=True) for i in range(len(tokens) + 1)]

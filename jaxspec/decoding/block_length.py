@@ -62,6 +62,10 @@ class BlockLength(struct.PyTreeNode):
             accepted=jnp.where(done, self.accepted, accepted), tried=jnp.where(done, self.tried, tried)
         )
 
+    def settle(self, plain: Bool[Array, ""]) -> BlockLength:
+        """Return the same, or where it is to be plain from here on, one whose choice is the first length for ever."""
+        return self.replace(costs=self.costs.at[0].set(jnp.where(plain, 0.0, self.costs[0])))
+
 
 def init_length(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> BlockLength:
     """The state before the first block, as numpy; `earlier` is how drafts have fared in answers before (`fared`)."""

@@ -6,8 +6,7 @@ temperatures, limits, weights and keys are traced.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -29,6 +28,7 @@ from jaxspec.decoding.host import (
     Held,
     Request,
     Result,
+    RowStats,
     decoded_images,
     each,
     encode,
@@ -44,7 +44,7 @@ from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.refill import refill_rows, take_in
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, place, rewound, whereabouts
+from jaxspec.decoding.state import STRIDE, DecodeState, Pause, PromptBatch, place, rewound, whereabouts
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
@@ -69,22 +69,6 @@ from jaxspec.typing import Params
 __all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
 
 Program = Autoregressive | Speculator
-
-
-@dataclass(frozen=True)
-class RowStats:
-    """Counts of one request, as numpy; see `DecodeStats` for what they mean."""
-
-    steps: int
-    emitted: int
-    drafted_at: np.ndarray
-    accepted_at: np.ndarray
-    histogram: np.ndarray
-
-    @property
-    def tokens_per_pass(self) -> float:
-        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only token."""
-        return self.emitted / self.steps if self.steps else math.nan
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
@@ -202,10 +186,24 @@ class Engine:
         results: dict[int, Result[RowStats]] = {}
         every = each(self._sizes, read, rows)
         for sizes, chosen in in_batches(every, len(read) if self._refills else self.config.batch_size):
-            done = self._run(sizes, [read[i] for i in chosen], [rows[i] for i in chosen])
+            *_, done = self._run(sizes, [read[i] for i in chosen], [rows[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
         spent = [sum(caption.ms for caption in told) for told in captions]
         return [replace(results[i], caption_ms=spent[i]) for i in range(len(read))]
+
+    def stream(self, request: Request | str) -> Iterator[Result[RowStats]]:
+        """Yield the answer as far as it is written, every few tokens, and last the whole, as `generate` gives it.
+
+        A text begins with the one before: a letter is held back until it is whole. Who stops reading stops decoding.
+        """
+        (read,), (told,), (rows,) = self._read([request])
+        text, spent, result = "", sum(caption.ms for caption in told), None
+        for (found,) in self._run(self._sizes(read, rows), [read], [rows], STRIDE):
+            result = replace(found, caption_ms=spent)
+            text = self.encoder.continued(text, result.tokens)
+            yield replace(result, text=text)
+        if result is not None:
+            yield result
 
     def check(self, request: Request) -> None:
         """Raises InputError where the request is too long for the target or the buckets, or an image is none."""
@@ -310,8 +308,13 @@ class Engine:
         slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
         return which_image(row, [len(part.sources) for part in slots])
 
-    def _run(self, sizes: Sizes, requests: list[EncodedRequest], rows: list[list[Row]]) -> list[Result[RowStats]]:
-        """Decodes requests of one bucket, `batch_size` at once; if there are more, the next take free rows."""
+    def _run(
+        self, sizes: Sizes, requests: list[EncodedRequest], rows: list[list[Row]], stride: int | None = None
+    ) -> Iterator[list[Result[RowStats]]]:
+        """Decodes requests of one bucket, `batch_size` at once; if there are more, the next take free rows.
+
+        Yields their results; with a stride, results so far each time that the longest answer has so many tokens more.
+        """
         most = self.config.batch_size
         batch, options = self._inputs(requests[:most], rows[:most], sizes)
         width = len(options.temperature)
@@ -322,12 +325,18 @@ class Engine:
         room, *larger = rooms(sizes.new, self._block) if self._grows else [sizes.new]
         prefill = partial(timed, run_prefill, held[0], static=(room,))
         state, prefill_ms = prefill(batch, options)
-        decode_ms, found = 0.0, {}
+        decode_ms, found, longest = 0.0, {}, 1
+
+        def results(found: dict[int, dict[str, Any]]) -> list[Result[RowStats]]:
+            times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
+            return [Result(**found[i], **times) for i in sorted(found)]
+
         busy = {row: row for row in range(min(most, len(requests)))}  # the request that each row decodes
         waiting = list(range(len(busy), len(requests)))
         while busy:
             until = min(width - len(busy) + refill_rows(most), width) if waiting else width
-            pause = Pause(*np.asarray([until, room - self._block + 1 if larger else room + 1], np.int32))
+            full = room - self._block + 1 if larger else room + 1
+            pause = Pause(*np.asarray([until, min(full, longest + (stride or sizes.new))], np.int32))
             state, ms = timed(run_decode, held[1], state, options, pause)
             decode_ms += ms
             told = jax.tree.map(np.asarray, (state.done, state.tokens, state.count, state.stats, state.trace))
@@ -336,9 +345,7 @@ class Engine:
             few = refill_rows(most)
             for places in (free[start : start + few] for start in range(0, min(len(free), len(waiting)), few)):
                 taken, waiting = waiting[: len(places)], waiting[len(places) :]
-                fresh, its_options = self._inputs(
-                    [requests[i] for i in taken], [rows[i] for i in taken], sizes, few
-                )
+                fresh, its_options = self._inputs([requests[i] for i in taken], [rows[i] for i in taken], sizes, few)
                 ready, ms = prefill(fresh, its_options)
                 prefill_ms += ms
                 busy |= dict(zip(places, taken))
@@ -346,14 +353,16 @@ class Engine:
                 put = np.asarray(places[: len(taken)] + nowhere, np.int32)
                 with on_mesh(self.mesh):
                     state, options = take_in(state, options, ready, its_options, put)
-            if busy and larger:
+            longest = max((int(told[2][row]) for row in busy), default=0)
+            if longest >= full:
                 state, ms = timed(grow, Held(larger[0] - room, self.mesh, state))
                 decode_ms += ms
                 room, *larger = larger
+            if busy and stride:
+                yield results(found | {i: self._result(row, *told[1:]) for row, i in busy.items()})
         if state.length is not None:
             self._earlier = fared(self._earlier, state.length)
-        times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
-        return [Result(**found[i], **times) for i in range(len(requests))]
+        yield results(found)
 
     def _result(self, row: int, tokens: Any, count: Any, stats: Any, trace: Any) -> dict[str, Any]:
         """What a row has come to, of a `Result`."""
@@ -381,10 +390,12 @@ class Engine:
             state, _ = timed(run_prefill, held[0], batch, endless, static=(sizes.new,))
             start = whereabouts(state)
 
+            never = Pause(*np.asarray([key[1], few + 1], np.int32))
+
             def run(costs: np.ndarray) -> tuple[float, int]:
                 nonlocal state
                 given = rewound(state, start).replace(length=init_length(costs, key[1]))
-                state, spent = timed(run_decode, held[1], given, endless)
+                state, spent = timed(run_decode, held[1], given, endless, never)
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.lengths, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -104,6 +105,22 @@ class Result(Generic[Stats]):
     caption_ms: float = 0.0
     """What captioning the request's images took, when that was done: captions kept on disk count as much as new
     ones. Neither in `prefill_ms` nor in `decode_ms`."""
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """Counts of one request, as numpy; see `DecodeStats` for what they mean."""
+
+    steps: int
+    emitted: int
+    drafted_at: np.ndarray
+    accepted_at: np.ndarray
+    histogram: np.ndarray
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only token."""
+        return self.emitted / self.steps if self.steps else math.nan
 
 
 @dataclass(frozen=True)

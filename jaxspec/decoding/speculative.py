@@ -75,12 +75,14 @@ class Speculator:
     ) -> DecodeState:
         """Blocks of one draft and one target pass until every row is done, or the loop is to pause."""
         if self.lengths:
-            return self._decode_adaptively(params, state, options)
+            return self._decode_adaptively(params, state, options, pause)
         return jax.lax.while_loop(
             lambda state: going_on(state, pause), lambda state: self.block(params, state, options), state
         )
 
-    def _decode_adaptively(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+    def _decode_adaptively(
+        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None
+    ) -> DecodeState:
         """Blocks of chosen lengths, until every row is done or plain decoding is expected to be faster."""
 
         def chosen(state: DecodeState) -> tuple[DecodeState, Array]:
@@ -91,7 +93,7 @@ class Speculator:
             """Blocks for as long as this length is the choice."""
             speculator = replace(self, drafter=replace(self.drafter, gamma=self.lengths[choice]))
             return jax.lax.while_loop(
-                lambda carry: going_on(carry[0]) & (carry[1] == choice),
+                lambda carry: going_on(carry[0], pause) & (carry[1] == choice),
                 lambda carry: chosen(speculator.block(params, carry[0], options)),
                 carry,
             )
@@ -102,11 +104,13 @@ class Speculator:
                 carry = of_length(choice, carry)
             return carry
 
-        # Once plain, plain to the end: the draft would have to read again all that it has missed.
-        state, _ = jax.lax.while_loop(
-            lambda carry: going_on(carry[0]) & (carry[1] > 0), step, chosen(state)
+        state, choice = jax.lax.while_loop(
+            lambda carry: going_on(carry[0], pause) & (carry[1] > 0), step, chosen(state)
         )
-        return Autoregressive(self.target).decode(params, state, options)
+        # Once plain, plain to the end: the draft would have to read again all that it has missed.
+        assert state.length is not None
+        state = state.replace(length=state.length.settle(choice == 0))
+        return Autoregressive(self.target).decode(params, state, options, pause)
 
     def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
         """One block for all rows: each accepts as many tokens as its own verdict says."""

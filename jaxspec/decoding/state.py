@@ -125,6 +125,10 @@ class Pause(struct.PyTreeNode):
     """A row that is not done has so many tokens."""
 
 
+STRIDE = 8
+"""Tokens between two pauses of an answer that is streamed: a block or two."""
+
+
 def going_on(state: DecodeState, pause: Pause | None = None) -> Array:
     """Whether a loop goes on."""
     if pause is None:

@@ -21,7 +21,7 @@ from jaxspec.decoding.block_length import (
 )
 from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.engine_config import EngineConfig
-from jaxspec.decoding.state import rewound, whereabouts
+from jaxspec.decoding.state import Pause, rewound, whereabouts
 from jaxspec.errors import InputError
 from tests.decoding import tiny
 
@@ -154,20 +154,34 @@ def test_trees_have_no_length_to_choose():
         EngineConfig(tree="2", adaptive_gamma=True)
 
 
-def test_a_loop_can_start_again_from_where_its_rows_were():
+GIVEN_UP = init_length(np.asarray([1, 9, 9, 9, 5]), 3).replace(
+    accepted=np.asarray([1e6, 0, 1e6], np.float32), tried=np.full(3, 1e6, np.float32)
+)
+"""Drafts do not pay because of the second row, and would again once that is done."""
+
+
+@pytest.mark.parametrize("length", [init_length(np.ones(5), 3), GIVEN_UP], ids=["drafts", "given up"])
+def test_a_loop_can_pause_and_start_again_from_where_its_rows_were(length):
     """On the state that another loop left: its caches are longer, and all that counts is as it was."""
     program = replace(tiny.speculator(TARGET, TARGET, ("M", "T"), 5), lengths=LENGTHS)
-    batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T")).replace(length=init_length(np.asarray(COSTS["equal"]), 3))
+    batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T")).replace(length=length)
     options = tiny.sampling(3, new=[NEW, 9, NEW])
     params = {"target": PARAMS, "drafter": GOOD}
+
+    def decode(state, count=NEW + 1):
+        return run_decode(program, params, state, options, Pause(jnp.int32(3), jnp.int32(count)))
+
     state = run_prefill(program, params, batch, options, NEW)
     start = whereabouts(state)
-    first = run_decode(program, params, state, options)
+    first = decode(state)
     answers, steps = tiny.outputs(first), np.array(first.stats.steps)
     assert state.count.is_deleted()
-    for _ in range(2):
-        again = rewound(first, start).replace(length=batch.length)
-        assert not np.any(again.done)
-        first = run_decode(program, params, again, options)
+    for pauses in ([], range(2, NEW)):
+        state = rewound(first, start).replace(length=batch.length)
+        assert not np.any(state.done)
+        for count in pauses:
+            state = decode(state, count)
+            assert not np.all(state.done) or count > 9
+        first = decode(state)
         assert tiny.outputs(first) == answers
         np.testing.assert_array_equal(first.stats.steps, steps)

@@ -1,0 +1,99 @@
+"""Answers that are streamed: the same tokens, counts and text, by the same programs, and never half a letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.decoding import engine as engine_module
+from jaxspec.decoding import growth, host
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from tests.decoding.test_engine import loaded, request_of
+from tests.end_to_end import tiny
+from train.lvlm import encoder as mini_encoder
+
+NEW = 30
+CONFIG = EngineConfig(gamma=3, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,), batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return loaded(tiny.random_params(tiny.CONFIG))
+
+
+@pytest.fixture(scope="module")
+def draft(target: LoadedModel) -> LoadedModel:
+    return loaded(tiny.perturbed(target.params, 0.1))
+
+
+def asked(engine: Engine, temperature: float = 0.0) -> Request:
+    return request_of(engine, "What?", seed=5, temperature=temperature, max_new_tokens=NEW)
+
+
+@pytest.mark.parametrize("config", [replace(CONFIG, trace=True), None], ids=["chain", "plain"])
+@pytest.mark.parametrize("first", [128, 8], ids=["fixed", "growing"])
+def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
+    config: EngineConfig | None, first: int, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "FIRST", first)
+    monkeypatch.setattr(host, "_EXECUTABLES", {})
+    engine = Engine(target, config and draft, config or CONFIG)
+    for temperature in (0.0, 1.0):
+        whole = engine.generate(asked(engine, temperature))
+        programs = len(host._EXECUTABLES)
+        *parts, last = engine.stream(asked(engine, temperature))
+        assert len(host._EXECUTABLES) == programs
+        assert (last.tokens, last.text, last.trace) == (whole.tokens, whole.text, whole.trace)
+        for field, value in vars(whole.stats).items():
+            np.testing.assert_array_equal(getattr(last.stats, field), value, err_msg=field)
+        assert len(parts) >= 3
+        for part, following in zip(parts, [*parts[1:], last], strict=True):
+            assert len(part.tokens) == part.stats.emitted + 1
+            assert following.tokens[: len(part.tokens)] == part.tokens
+            assert following.text.startswith(part.text)
+
+
+def test_who_stops_reading_stops_the_decoding(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, decodes = Engine(target, config=CONFIG), []
+    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or host.timed(step, *a, **k))
+    part = next(engine.stream(asked(engine)))
+    assert decodes == [engine_module.run_prefill, engine_module.run_decode]
+    assert 1 < len(part.tokens) < NEW
+
+
+def mini_tokenizer() -> Any:
+    return mini_encoder().tokenizer
+
+
+def byte_level() -> Any:
+    """One token a byte, as the vocabularies of GPT-2's kind hold all of them."""
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(letters))}, []))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level, mini_tokenizer], ids=["byte level", "byte fallback"])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_no_half_letter_is_told(tokenizer: Callable[[], Any], every: int) -> None:
+    """Also where a byte more makes letters before it unreadable for a while, as byte fallback does."""
+    words = "Zwei Äpfel, 日本語 and 🙂🙂 too."
+    encoder = PromptEncoder(tokenizer())
+    tokens = encoder.tokenizer.encode(words, add_special_tokens=False)
+    told = [""]
+    for end in range(every, len(tokens), every):
+        told.append(encoder.continued(told[-1], tokens[:end]))
+    assert encoder.decode(tokens) == words
+    assert all(after.startswith(before) for before, after in pairwise([*told, words]))
+    assert len(set(told)) > len(words) / (2 * every)
+    assert "\ufffd" not in told[-1]
