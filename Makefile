@@ -1,4 +1,4 @@
-# make demo   block-efficiency table of the shipped mini models, into runs/mini/
+# make demo   an answer of the shipped mini models, and their block-efficiency table, into runs/mini/
 # make test   lint, types and tests
 # make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
 # All make .venv first where it is absent, and install into it what constraints.txt pins.
@@ -13,6 +13,7 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c cons
 .PHONY: demo test models lint clean
 
 demo: $(VENV)/.demo
+	$(VENV)/bin/jaxspec demo
 	$(VENV)/bin/python eval/block_efficiency.py mini --limit 10 --trace --out runs/mini
 
 test: lint

@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from jaxspec import __version__
-from jaxspec.cli import main
+from jaxspec.cli import demo, main
 from jaxspec.config import text_config
 from tests.end_to_end import tiny
 
@@ -219,6 +219,50 @@ def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     assert out.rstrip("\n") == run(capsys, world, draft=None)["text"]
     assert [line.split()[0] for line in err.splitlines()] == ["target:", "memory", "done:"]
+
+
+def test_a_terminal_is_shown_the_answer_while_it_is_written(
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    args = ["generate", "--target", str(world / "target"), "--max-new-tokens", str(NEW), "--prompt", "Hi"]
+    main(args)
+    whole = capsys.readouterr().out
+    write = sys.stdout.write
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "write", lambda text: written.append(text) or write(text))
+    main(args)
+    assert capsys.readouterr().out == whole
+    assert len(list(filter(None, written))) > 2
+    written.clear()
+    main([*args, "--no-stream"])
+    assert capsys.readouterr().out == whole
+    assert list(filter(None, written)) == [whole[:-1], "\n"]
+
+
+@pytest.mark.parametrize("drafter", ["kv_head", "draft"])
+def test_the_demo_tells_what_drafting_was_worth(
+    drafter: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tiny models in the place of the mini ones."""
+    (tmp_path / "mini").mkdir()
+    for name, there in {"target": "target", "draft": "draft", "kv_head": "head"}.items():
+        (tmp_path / "mini" / name).symlink_to(world / there)
+    assert demo.Demo().image.is_file()
+    monkeypatch.setattr(demo, "ASSETS", tmp_path)
+    monkeypatch.setattr(demo, "RUNS", 1)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
+    out = capsys.readouterr().out
+    assert out.count("\x1b[38;2;") > 100  # the page
+    told = re.sub(r"\x1b\[[\d;]*m", "", out)
+    assert told.startswith(f"page      {world / 'rgb.png'}\nquestion  Hi\n▀▀")
+    counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", told)
+    assert counts is not None
+    assert int(counts[1]) < int(counts[2])
+    assert out.count("\x1b[1;32m") == int(counts[1]) + 1
+    assert re.search(r"answers +identical", told)
 
 
 def test_a_seed_draws_the_same_again(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

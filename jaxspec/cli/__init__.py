@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     import tyro
 
-    from jaxspec.cli import collaborate, export, generate, inspect
+    from jaxspec.cli import collaborate, demo, export, generate, inspect
     from jaxspec.errors import printable
     from jaxspec.runtime import input_errors
 
@@ -29,13 +29,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with input_errors("jaxspec"):
         command = tyro.extras.subcommand_cli_from_dict(
-            {"generate": generate.Generate, "export": export.Export, "inspect": inspect.Inspect},
+            {
+                "demo": demo.Demo,
+                "generate": generate.Generate,
+                "export": export.Export,
+                "inspect": inspect.Inspect,
+            },
             prog="jaxspec",
             description="Lossless speculative decoding of vision-language models. --version prints the version.",
             args=argv,
         )
         if isinstance(command, generate.Generate):
-            print((collaborate if command.collaborate is not None else generate).run(command))
+            (collaborate if command.collaborate is not None else generate).run(command)
+        elif isinstance(command, demo.Demo):
+            demo.run(command)
         elif isinstance(command, export.Export):
             print(printable(export.run(command)))
         elif not inspect.run(command):

@@ -18,8 +18,8 @@ from jaxspec.evaluation.metrics import collaboration_metrics
 from jaxspec.runtime import capped_gamma
 
 
-def run(args: Generate) -> str:
-    """What the command prints. All that can be checked without the models is checked before they are read."""
+def run(args: Generate) -> None:
+    """Print the answer. All that can be checked without the models is checked before they are read."""
     assert args.collaborate is not None
     refuse(args, ALONE, "has no part in --collaborate, which names all models; leave it out")
     names = args.collaborate.split(",")
@@ -65,7 +65,7 @@ def run(args: Generate) -> str:
     calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
     pace = stats["decode_tokens_per_second"]
     say(f"done: {len(result.tokens)} tokens, {calls} passes of each model a token, {pace:.2f} tokens/s")
-    return told(args, result, stats)
+    print(told(args, result, stats))
 
 
 def _gammas(text: str, max_new_tokens: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.kv_head import is_kv_head
-from jaxspec.cli.terminal import progress, say
+from jaxspec.cli.terminal import progress, say, show
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, PromptEncoder, place_images
 from jaxspec.decoding.captioners import check_captioner, load_captioner
@@ -102,6 +103,8 @@ class Generate:
     """With --collaborate, the draft length of each model, as 5,1; by default 1 each."""
     proposer: int = 0
     """With --collaborate, which model proposes first and after rejections, from 0."""
+    stream: bool = True
+    """On a terminal, print the answer while it is written; --json and --collaborate print it whole."""
     json: bool = False
     """Print one JSON object with text, tokens and stats instead of the text."""
 
@@ -121,8 +124,8 @@ def refuse(args: Generate, names: Sequence[str], why: str) -> None:
         raise InputError(f"--{given[0].replace('_', '-')}: {why}")
 
 
-def run(args: Generate) -> str:
-    """What the command prints. All that can be checked without the models is checked before they are read."""
+def run(args: Generate) -> None:
+    """Print the answer. All that can be checked without the models is checked before they are read."""
     refuse(args, TOGETHER, "is about models that write together; name them with --collaborate")
     if args.target is None:
         raise InputError("--target: no model is named; give a directory or hub id, or several with --collaborate")
@@ -171,12 +174,14 @@ def run(args: Generate) -> str:
         say(f"{name}: {model.report}")
     say(memory)
     progress("compiling and decoding")
-    result = engine.generate([request])[0]
+    streams = args.stream and not args.json and sys.stdout.isatty()
+    result = show(engine.stream(request)) if streams else engine.generate(request)
     stats = describe(result, request, engine)
     pace = stats["mean_acceptance_length"], stats["decode_tokens_per_second"]
     per_pass, per_second = ("-" if value is None else f"{value:.2f}" for value in pace)
     say(f"done: {len(result.tokens)} tokens, {per_pass} tokens per target pass, {per_second} tokens/s")
-    return told(args, result, stats)
+    if not streams:
+        print(told(args, result, stats))
 
 
 def _check_drafts(args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]) -> None:

@@ -1,8 +1,12 @@
-"""What commands say on standard error while they work."""
+"""What commands say on standard error while they work, and answers on standard output while they are written."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import Any
+
+from jaxspec.decoding.host import Result
 
 
 def progress(words: str) -> None:
@@ -11,7 +15,26 @@ def progress(words: str) -> None:
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
 
 
+def clear() -> None:
+    """On terminals only: away with such words, before something else is printed there."""
+    if sys.stderr.isatty():
+        print(end="\r\033[K", file=sys.stderr, flush=True)
+
+
 def say(words: object) -> None:
     """A line that stays."""
-    clear = "\r\033[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{words}", file=sys.stderr)
+    clear()
+    print(words, file=sys.stderr)
+
+
+def show(answer: Iterator[Result[Any]]) -> Result[Any]:
+    """Print an answer while it is written; return the whole."""
+    shown, result = 0, None
+    for result in answer:
+        if not shown:
+            clear()
+        print(end=result.text[shown:], flush=True)
+        shown = len(result.text)
+    print()
+    assert result is not None
+    return result
