@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import flax.linen as nn
@@ -332,6 +333,7 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     return params | jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), last | {"norm": theirs["norm"]})
 
 
+@cache
 def abstract_head(config: KVHeadConfig) -> Params:
     """Shapes of the parameters; nothing is allocated."""
     return jax.eval_shape(lambda: init_head(config, None, jax.random.key(0)))
