@@ -24,7 +24,9 @@ def check_files(path: Path) -> None:
     the error says of any other link does not depend on whether there is a file at its end.
     """
     home = Path(os.path.realpath(path))
-    homes = (home, home.parents[1] / "blobs") if home.parent.name == "snapshots" else (home,)
+    homes = [home]
+    if home.parent.name == "snapshots":  # of a model in a hub cache; its blobs may be links to those of all models
+        homes += [Path(os.path.realpath(folder / "blobs")) for folder in home.parents[1:3]]
     for file in (*path.glob("*"), *path.glob("additional_chat_templates/*")):
         if file.suffix not in _READ:
             continue

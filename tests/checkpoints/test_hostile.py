@@ -129,6 +129,15 @@ def test_links_within_and_to_a_hub_caches_blobs(model):
     assert inspect(snapshot).problems == []
     (model.parent / "link").symlink_to(snapshot)
     assert inspect(model.parent / "link").problems == []
+    (cache / "blobs").rename(model.parent / "other disk")
+    (cache / "blobs").symlink_to(model.parent / "other disk")
+    assert inspect(snapshot).problems == []
+    shared = model.parent / "blobs" / "0f"  # of huggingface_hub 2: blobs that models share, each named by a link
+    shared.mkdir(parents=True)
+    for blob in list((cache / "blobs").iterdir()):
+        blob.rename(shared / blob.name)
+        blob.symlink_to(f"../blobs/0f/{blob.name}")
+    assert inspect(snapshot).problems == []
 
 
 @pytest.mark.parametrize("name", [SHARD, "generation_config.json", "special_tokens_map.json", "tokenizer.json"])
