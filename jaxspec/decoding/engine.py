@@ -197,13 +197,13 @@ class Engine:
         A text begins with the one before: a letter is held back until it is whole. Who stops reading stops decoding.
         """
         (read,), (told,), (rows,) = self._read([request])
-        text, spent, result = "", sum(caption.ms for caption in told), None
+        text, whole, spent = "", None, sum(caption.ms for caption in told)
         for (found,) in self._run(self._sizes(read, rows), [read], [rows], STRIDE):
-            result = replace(found, caption_ms=spent)
-            text = self.encoder.continued(text, result.tokens)
-            yield replace(result, text=text)
-        if result is not None:
-            yield result
+            text = self.encoder.continued(text, found.tokens)
+            whole = replace(found, caption_ms=spent)
+            yield replace(whole, text=text)
+        assert whole is not None
+        yield whole
 
     def check(self, request: Request) -> None:
         """Raises InputError where the request is too long for the target or the buckets, or an image is none."""
@@ -325,16 +325,11 @@ class Engine:
         room, *larger = rooms(sizes.new, self._block) if self._grows else [sizes.new]
         prefill = partial(timed, run_prefill, held[0], static=(room,))
         state, prefill_ms = prefill(batch, options)
-        decode_ms, found, longest = 0.0, {}, 1
-
-        def results(found: dict[int, dict[str, Any]]) -> list[Result[RowStats]]:
-            times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
-            return [Result(**found[i], **times) for i in sorted(found)]
-
+        decode_ms, found, longest, few = 0.0, {}, 1, refill_rows(most)
         busy = {row: row for row in range(min(most, len(requests)))}  # the request that each row decodes
         waiting = list(range(len(busy), len(requests)))
         while busy:
-            until = min(width - len(busy) + refill_rows(most), width) if waiting else width
+            until = min(width - len(busy) + few, width) if waiting else width
             full = room - self._block + 1 if larger else room + 1
             pause = Pause(*np.asarray([until, min(full, longest + (stride or sizes.new))], np.int32))
             state, ms = timed(run_decode, held[1], state, options, pause)
@@ -342,7 +337,10 @@ class Engine:
             told = jax.tree.map(np.asarray, (state.done, state.tokens, state.count, state.stats, state.trace))
             free = [row for row in busy if told[0][row]]
             found |= {busy.pop(row): self._result(row, *told[1:]) for row in free}
-            few = refill_rows(most)
+            if stride or not (busy or waiting):
+                known = found | {i: self._result(row, *told[1:]) for row, i in busy.items()}
+                times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
+                yield [Result(**known[i], **times) for i in sorted(known)]
             for places in (free[start : start + few] for start in range(0, min(len(free), len(waiting)), few)):
                 taken, waiting = waiting[: len(places)], waiting[len(places) :]
                 fresh, its_options = self._inputs([requests[i] for i in taken], [rows[i] for i in taken], sizes, few)
@@ -358,11 +356,8 @@ class Engine:
                 state, ms = timed(grow, Held(larger[0] - room, self.mesh, state))
                 decode_ms += ms
                 room, *larger = larger
-            if busy and stride:
-                yield results(found | {i: self._result(row, *told[1:]) for row, i in busy.items()})
         if state.length is not None:
             self._earlier = fared(self._earlier, state.length)
-        yield results(found)
 
     def _result(self, row: int, tokens: Any, count: Any, stats: Any, trace: Any) -> dict[str, Any]:
         """What a row has come to, of a `Result`."""

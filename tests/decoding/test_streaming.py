@@ -57,6 +57,7 @@ def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
         assert len(parts) >= 3
         for part, following in zip(parts, [*parts[1:], last], strict=True):
             assert len(part.tokens) == part.stats.emitted + 1
+            assert part.stats.histogram.sum() == part.stats.steps  # the loop that went on wrote elsewhere
             assert following.tokens[: len(part.tokens)] == part.tokens
             assert following.text.startswith(part.text)
 
