@@ -257,7 +257,7 @@ def test_the_demo_tells_what_drafting_was_worth(
     out = capsys.readouterr().out
     assert out.count("\x1b[38;2;") > 100  # the page
     told = re.sub(r"\x1b\[[\d;]*m", "", out)
-    assert told.startswith(f"page      {world / 'rgb.png'}\nquestion  Hi\n▀▀")
+    assert told.startswith(f"page      {world / 'rgb.png'}\nquestion  Hi\n\n▀▀")
     counts = re.search(r"Drafted, and kept by the target: (\d+) of (\d+) tokens", told)
     assert counts is not None
     assert int(counts[1]) < int(counts[2])

@@ -42,7 +42,7 @@ def run(args: Demo) -> None:
     """Print the page, the answer while it is written, and what drafting was worth."""
     console = Console(highlight=False, soft_wrap=True)
     image = load_image(args.image)
-    console.print(Text(f"page      {printable(str(args.image))}\nquestion  {printable(args.prompt)}"))
+    console.print(Text(f"page      {printable(str(args.image))}\nquestion  {printable(args.prompt)}\n"))
     if console.color_system in ("256", "truecolor"):
         console.print(_drawn(image))
     progress("loading models")
@@ -57,7 +57,7 @@ def run(args: Demo) -> None:
     clear()
     console.print(_table(*turns[0], *(min(result.decode_ms for result in runs) for runs in zip(*turns[1:]))))
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-    console.print(f"Batch 1, behind prefill, least of {RUNS} runs, compiling not counted; {load}.")
+    console.print(f"Batch 1, least of {RUNS} runs, prefill and compilation not counted; {load}.")
 
 
 def _drafting(target: LoadedModel, drafter: str) -> Engine:
@@ -100,7 +100,7 @@ def _table(plain: Result[Any], drafted: Result[Any], plain_ms: float, drafted_ms
     return f"""
                    plain   drafted
 target passes {passes[0]:>10}{passes[1]:>10}   {drafted.stats.tokens_per_pass:.2f} tokens a pass
-ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   with the draft's, {each[1] / each[0]:.2f} of a plain one
+ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   drafting included: {each[1] / each[0]:.2f} plain passes
 ms to decode  {plain_ms:>10.1f}{drafted_ms:>10.1f}   {plain_ms / drafted_ms:.2f} times as fast
 answers                              {same}
 """
