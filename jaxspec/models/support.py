@@ -1,9 +1,9 @@
-"""The tables of supported families in the documentation, made from `FAMILIES`.
+"""What the documentation says of the supported families, made from `FAMILIES`.
 
     python -m jaxspec.models.support README.md docs/families.md
 
-A table stands between two markers, `<!-- families: ... -->` or, with all columns, `<!-- families in full: ... -->`, and
-`<!-- /families -->`.
+They stand between two markers, a sentence behind `<!-- families: ... -->` or a table behind
+`<!-- families in full: ... -->`, and `<!-- /families -->`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from textwrap import fill
 
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES
@@ -18,24 +19,34 @@ from jaxspec.models import FAMILIES
 BETWEEN = re.compile(r"(<!-- families( in full)?: [^\n]*-->\n).*?(<!-- /families -->)", re.DOTALL)
 
 
-def support_table(full: bool = True) -> str:
-    """One row a family, in Markdown; without `full` its name and one example alone."""
-    titles = ("`model_type`", "family", "image input", "for example", "notes") if full else ("family", "for example")
+def support_table() -> str:
+    """One row a family, in Markdown."""
+    titles = ("`model_type`", "family", "image input", "for example", "notes")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for model_type, family in FAMILIES.items():
-        examples = [f"`{name}`" for name in family.examples]
-        cells = (f"`{model_type}`", family.title, family.image_input, ", ".join(examples), family.notes)
-        lines.append(f"| {' | '.join(cells if full else (family.title, examples[0]))} |")
+        examples = ", ".join(f"`{name}`" for name in family.examples)
+        cells = (f"`{model_type}`", family.title, family.image_input, examples, family.notes)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def support_line() -> str:
+    """The families in a sentence, with one example each."""
+    named = [f"{family.title} (`{family.examples[0]}`)" for family in FAMILIES.values()]
+    return fill(f"{'; '.join(named)}.", 120, break_long_words=False, break_on_hyphens=False)
+
+
 def with_table(text: str) -> str:
-    """The text with the table between its markers. Raises InputError where it has none."""
-    made, count = BETWEEN.subn(lambda found: f"{found[1]}{support_table(bool(found[2]))}\n{found[3]}", text)
+    """The text with the families between its markers. Raises InputError where it has none."""
+
+    def told(found: re.Match[str]) -> str:
+        return f"{found[1]}{support_table() if found[2] else support_line()}\n{found[3]}"
+
+    made, count = BETWEEN.subn(told, text)
     if count != 1:
         raise InputError(
             f"page: holds {count} pairs of markers <!-- families: --> ... <!-- /families -->; "
-            "put one where the table shall stand"
+            "put one where they shall stand"
         )
     return made
 
