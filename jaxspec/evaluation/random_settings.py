@@ -1,0 +1,137 @@
+"""Settings drawn at random, each against plain decoding: no greedy answer may differ in a token.
+
+A table measures the settings that somebody thought of. Here views, rule of the weights, block length, tree, adaptive
+lengths, batch, refill, placement on 1, 2 or 4 devices and how two models write together are drawn, so that combinations
+are tried which nobody thought of. Prompts are the picture book's, with 0 to 5 images, and texts of odd characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.data.picturebook import TWINS, test_set
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.decoding.captions import Captioner
+from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.weighting_rules import PRESETS, RULES
+from jaxspec.sharding import make_mesh, shardings
+
+VIEWS = ("M", "T", "C", "P", "P-1d", "P-after", "T-literal", "kv")
+TREES = ("2", "2:9", "3:12", "chains:2", "dynamic:2:8", "dynamic:3:12")
+DEVICES = (1, 1, 2, 4)
+"""Devices that the target is split over; half the settings run on one."""
+COMBINATIONS = ("weighted", "weighted:0.7,0.3", "contrastive:mu=0.1", "contrastive:beta=0.5", "logits:1.5,-0.5")
+ODD = (" ", "?", "\n\n\n", "ÄÖÜ ß", "数 字", "a" * 60, "<s> </s>", "USER: ASSISTANT:", "1 + 1 = 2 = ", "\u200b\u202e.")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How one run decodes."""
+
+    engine: EngineConfig
+    devices: int = 1
+    together: CollaborationConfig | None = None
+    """Two models that write together, in place of a draft."""
+
+    def told(self) -> dict[str, Any]:
+        """Return what tells the setting from others, for records."""
+        config = self.together or self.engine
+        return {"devices": self.devices, "kind": "collaborative" if self.together else "draft", **asdict(config)}
+
+
+def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
+    """Draw a setting; `sizes` are the buckets, the same for all, so that few programs are compiled."""
+
+    def chance(share: float) -> bool:
+        return bool(rng.random() < share)
+
+    def one(choices: Sequence[Any]) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    batch = int(rng.integers(1, 25))
+    if chance(0.2):
+        gammas = (int(rng.integers(1, 5)), int(rng.integers(1, 5)))
+        method = one(("alternating", "naive", "speculative"))
+        together = CollaborationConfig(
+            one(COMBINATIONS), method, gammas, int(rng.integers(2)), one((None, ("M", "T"))), batch_size=batch, **sizes
+        )
+        return Setting(EngineConfig(), together=together)
+    views = tuple(sorted(rng.choice(VIEWS, rng.integers(1, 5), replace=False), key=VIEWS.index))
+    adaptive = chance(0.15)
+    weights = tuple(rng.dirichlet(np.ones(len(views))).tolist()) if chance(0.3) else None
+    config = EngineConfig(
+        views=tuple(map(str, views)),
+        weights=weights,
+        weighting=one(("static", *PRESETS, *RULES)),
+        gamma=int(rng.integers(1, 8)),
+        tree=None if adaptive or chance(0.6) else one(TREES),
+        adaptive_gamma=adaptive,
+        context=one(("extrapolate", "drop_view")),
+        batch_size=batch,
+        refill=not adaptive and chance(0.2),
+        trace=chance(0.2),
+        **sizes,
+    )
+    return Setting(config, one(DEVICES))
+
+
+def draw_prompts(rng: np.random.Generator, encoder: PromptEncoder, count: int) -> list[Request]:
+    """Draw requests of 1 to 32 new tokens: questions of all test sets, and one in eight of odd characters."""
+    samples = [sample for name in TWINS for sample in test_set(name, 100)]
+    requests = []
+    for i in range(count):
+        sample = samples[rng.integers(len(samples))]
+        if i % 8 == 0:
+            text = "".join(rng.choice(ODD, rng.integers(1, 4)))
+            prompt = encoder.prompt(text, sample.images[:1] if rng.random() < 0.5 else ())
+        else:
+            prompt = encoder.prompt(sample.turns[0][0], sample.images)
+        requests.append(Request(prompt, int(rng.integers(1, 33)) if rng.random() < 0.3 else 32))
+    return requests
+
+
+def measure_settings(
+    target: LoadedModel, draft: LoadedModel, captioner: Captioner, settings: int, prompts: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a record a setting: how many of the prompts' greedy answers are those of plain decoding.
+
+    Models that write together are held to `standard` decoding of the same combination: all models read every token.
+    """
+    rng = np.random.default_rng(seed)
+    sizes: Any = {"prompt_buckets": (192,), "image_buckets": (5,), "new_buckets": (32,)}
+    requests = draw_prompts(rng, Engine(target).encoder, prompts)
+    expected = _answers(Engine(target, None, EngineConfig(batch_size=8, **sizes)), requests)
+    placed = {devices: _on_devices(target, devices) for devices in set(DEVICES)}
+    for number in tqdm(range(settings), unit="setting", desc="random settings"):
+        setting = draw_setting(rng, sizes)
+        reference = expected
+        if setting.together is None:
+            engine: Any = Engine(placed[setting.devices], draft, setting.engine, captioner)
+        else:
+            models = [target, draft]
+            engine = Collaboration(models, setting.together)
+            standard = replace(setting.together, method="standard", gammas=None, batch_size=8)
+            reference = _answers(Collaboration(models, standard), requests)
+        apart = [
+            i for i, (want, got) in enumerate(zip(reference, _answers(engine, requests), strict=True)) if want != got
+        ]
+        yield {"setting": number, **setting.told(), "pairs": prompts, "identical": prompts - len(apart), "apart": apart}
+
+
+def _answers(engine: Any, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+    return [result.tokens for result in engine.generate(requests)]
+
+
+def _on_devices(model: LoadedModel, devices: int) -> LoadedModel:
+    """Return the model split over so many devices."""
+    if devices == 1:
+        return model
+    mesh = make_mesh(devices)
+    return replace(model, params=jax.device_put(model.params, shardings(model.config, model.params, mesh)))
