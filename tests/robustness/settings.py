@@ -97,7 +97,7 @@ def draw_prompts(rng: np.random.Generator, encoder: PromptEncoder, count: int) -
     return requests
 
 
-def measure_settings(
+def try_settings(
     target: LoadedModel, draft: LoadedModel, captioner: Captioner, settings: int, prompts: int, seed: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a record a setting: how many of the prompts' greedy answers are those of plain decoding.
@@ -105,7 +105,7 @@ def measure_settings(
     Models that write together are held to `standard` decoding of the same combination: all models read every token.
     """
     rng = np.random.default_rng(seed)
-    sizes: Any = {"prompt_buckets": (192,), "image_buckets": (5,), "new_buckets": (32,)}
+    sizes: Any = {"prompt_buckets": (256,), "image_buckets": (5,), "new_buckets": (32,)}
     requests = draw_prompts(rng, Engine(target).encoder, prompts)
     expected = _answers(Engine(target, None, EngineConfig(batch_size=8, **sizes)), requests)
     placed = {devices: _on_devices(target, devices) for devices in set(DEVICES)}
