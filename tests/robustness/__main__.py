@@ -1,0 +1,129 @@
+"""Tries to break the library, and writes what came of it.
+
+    python -m tests.robustness damage --out results/robustness/damage
+    python -m tests.robustness kills --out results/robustness/kills
+    python -m tests.robustness settings --out results/robustness/settings
+
+`damage` reads checkpoints of which something was changed, `kills` ends programs that write, at random moments, and
+`settings` compares greedy answers under random settings with plain decoding. Each writes results.json, records.jsonl
+and table.md into --out, and exits with 1 if something broke.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+from configs.eval.mini import ASSETS
+from jaxspec.decoding.captioners import load_captioner
+from jaxspec.decoding.engine import LoadedModel
+from jaxspec.errors import check_counts
+from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
+from jaxspec.runtime import input_errors
+from tests.robustness.damage import measure_damage
+from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
+from tests.robustness.settings import DEVICES, try_settings
+
+KILLS = {"training": (kill_trainings, 0.5), "writer of tables": (kill_tables, 0.25), "prepare": (kill_preparations, 0.25)}
+"""What is killed, and its share of the kills."""
+
+
+def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: int = 0) -> None:
+    """Read damaged checkpoints: each is used, or refused in one line, within 20 seconds and 2 GB.
+
+    Args:
+      out: directory for results.json, records.jsonl and table.md.
+      count: damages.
+      seed: the first one's; the others follow.
+    """
+    given = dict(locals())
+    check_counts(count=count)
+    fresh = begin(out, given)
+    rows, records, table = measure_damage(ASSETS / "target", ASSETS / "kv_head", range(seed, seed + count))
+    _write(fresh, out, given, rows, records, table, broken=rows[-1]["else"])
+
+
+def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int = 0) -> None:
+    """Kill what writes at random moments: what comes of it in the end is what comes of it undisturbed, to the bit.
+
+    Args:
+      out: directory for results.json, records.jsonl and table.md.
+      count: kills, by SIGKILL.
+      seed: of the moments.
+    """
+    given = dict(locals())
+    check_counts(count=count)
+    fresh = begin(out, given)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (kill, share) in KILLS.items():
+            killed = kill(max(round(share * count), 1), seed, Path(folder) / name.replace(" ", "_"))
+            rows.append({"killed": name, **asdict(killed), "lost": 0})  # a loss raises AssertionError
+            print(f"{name}: {killed}", file=sys.stderr)
+    header = ["killed", "kills", "runs", "lost"]
+    cells = [[str(row[column]) for column in header] for row in rows]
+    notes = ["runs: those that ended by themselves, each with the bits of an undisturbed one."]
+    _write(fresh, out, given, rows, rows, ("SIGKILL at random moments", header, cells, notes), broken=0)
+
+
+def settings(
+    out: Path = Path("runs/robustness/settings"), count: int = 42, prompts: int = 240, seed: int = 0
+) -> None:
+    """Decode prompts under random settings: greedy answers of the mini pair are those of plain decoding.
+
+    Args:
+      out: directory for results.json, records.jsonl and table.md.
+      count: settings.
+      prompts: prompts of each.
+      seed: of prompts and settings.
+    """
+    given = dict(locals())
+    check_counts(count=count, prompts=prompts)
+    jax.config.update("jax_num_cpu_devices", max(DEVICES))
+    fresh = begin(out, given)
+    target = LoadedModel.load(ASSETS / "target").with_head(ASSETS / "kv_head")
+    draft = LoadedModel.load(ASSETS / "draft", beside=target)
+    captioner = load_captioner(f"jax:{ASSETS / 'captioner'}", beside=target)
+    rows = list(try_settings(target, draft, captioner, count, prompts, seed))
+    header = ["settings", "of them", "pairs", "identical"]
+    kinds = {
+        "all": lambda row: True,
+        "with a draft": lambda row: row["kind"] == "draft",
+        "with a KV head": lambda row: "kv" in (row["views"] or ()),
+        "chains": lambda row: row["kind"] == "draft" and row["tree"] is None,
+        "trees": lambda row: bool(row.get("tree")),
+        "adaptive lengths": lambda row: row.get("adaptive_gamma"),
+        "refill": lambda row: row.get("refill"),
+        "weights that learn": lambda row: row.get("weighting", "static") not in ("static", "random"),
+        "on 2 devices": lambda row: row["devices"] == 2,
+        "on 4 devices": lambda row: row["devices"] == 4,
+        "models that write together": lambda row: row["kind"] == "collaborative",
+    }
+    cells = []
+    for name, holds in kinds.items():
+        some = [row for row in rows if holds(row)]
+        pairs, identical = (sum(row[column] for row in some) for column in ("pairs", "identical"))
+        cells.append([name, str(len(some)), str(pairs), str(identical)])
+    notes = [f"{prompts} prompts, float32, up to 32 new tokens each; `records.jsonl` has every setting."]
+    table = ("Greedy answers under random settings", header, cells, notes)
+    _write(fresh, out, given, rows, rows, table, broken=sum(row["pairs"] - row["identical"] for row in rows))
+
+
+def _write(fresh: Path, out: Path, given: Any, rows: Any, records: Any, table: Any, broken: int) -> None:
+    write_results(fresh, describe_run("robustness", given), rows, records, markdown(*table))
+    finish(fresh, out)
+    show(*table)
+    sys.exit(bool(broken))
+
+
+if __name__ == "__main__":
+    with input_errors("robustness"):
+        tyro.extras.subcommand_cli_from_dict(
+            {"damage": damage, "kills": kills, "settings": settings}, description=__doc__
+        )
