@@ -18,10 +18,10 @@ from jaxspec.checkpoints.huggingface import load, read_config, save
 from jaxspec.checkpoints.inspection import inspect
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.errors import InputError
-from jaxspec.evaluation.damage import outcome, use
 from tests.checkpoints.families import FAMILIES, write
 from tests.conftest import ROOT
 from tests.end_to_end import tiny
+from tests.robustness.damage import outcome, use
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_files_without_tensors(model):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_damaged_checkpoints(family, tmp_path):
-    """Used or refused, none takes long. `eval/robustness.py` tries thousands more."""
+    """Used or refused, none takes long. `python -m tests.robustness damage` tries thousands more."""
     whole = write(tmp_path / "whole", family)
     use(whole)
     (tmp_path / "scratch").mkdir()

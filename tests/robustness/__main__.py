@@ -4,9 +4,9 @@
     python -m tests.robustness kills --out results/robustness/kills
     python -m tests.robustness settings --out results/robustness/settings
 
-`damage` reads checkpoints of which something was changed, `kills` ends programs that write, at random moments, and
-`settings` compares greedy answers under random settings with plain decoding. Each writes results.json, records.jsonl
-and table.md into --out, and exits with 1 if something broke.
+`damage` reads checkpoints, rows and images of which something was changed, and command lines; `kills` ends programs
+that write, at random moments; `settings` compares greedy answers under random settings with plain decoding. Each writes
+results.json, records.jsonl and table.md into --out, and exits with 1 if something broke.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ from typing import Any
 
 import jax
 import tyro
+from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.runtime import input_errors
-from tests.robustness.damage import measure_damage
+from jaxspec.runtime import human_bytes, input_errors
+from tests.robustness.damage import Outcome
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
 from tests.robustness.settings import DEVICES, try_settings
+from tests.robustness.trials import TRIALS, is_bad, run, summary
 
-KILLS = {"training": (kill_trainings, 0.5), "writer of tables": (kill_tables, 0.25), "prepare": (kill_preparations, 0.25)}
+KILLS = {
+    "training": (kill_trainings, 0.5),
+    "writer of tables": (kill_tables, 0.25),
+    "prepare": (kill_preparations, 0.25),
+}
 """What is killed, and its share of the kills."""
 
 
 def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: int = 0) -> None:
-    """Read damaged checkpoints: each is used, or refused in one line, within 20 seconds and 2 GB.
+    """Read damaged checkpoints, rows, images and command lines: each is used, or refused in one line, soon.
 
     Args:
       out: directory for results.json, records.jsonl and table.md.
@@ -45,8 +51,24 @@ def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: 
     given = dict(locals())
     check_counts(count=count)
     fresh = begin(out, given)
-    rows, records, table = measure_damage(ASSETS / "target", ASSETS / "kv_head", range(seed, seed + count))
-    _write(fresh, out, given, rows, records, table, broken=rows[-1]["else"])
+    rows: list[dict[str, Any]] = []
+    found: list[Outcome] = []
+    for name, (_, share) in TRIALS.items():
+        seeds = range(seed, seed + max(round(share * count), 1))
+        some = list(tqdm(run(name, seeds), name, len(seeds), unit="damage"))
+        rows.append(summary(name, some))
+        found += some
+    rows.append(summary("all", found))
+    header = ["damage to", "tried", "used", "refused", "else", "longest", "most memory"]
+    cells = [
+        [*(str(row[column]) for column in header[:5]), f"{row['seconds']:.1f} s", human_bytes(row["growth"])]
+        for row in rows
+    ]
+    bad = [one for one in found if is_bad(one)]
+    notes = [f"Each damage is made from its seed, from {seed} on."]
+    notes += [f"- {one.seed}, {one.kind}, {one.what}: {one.ended}" for one in bad]
+    records = [asdict(one) for one in found]
+    _write(fresh, out, given, rows, records, ("Damaged input", header, cells, notes), broken=len(bad))
 
 
 def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int = 0) -> None:

@@ -1,12 +1,12 @@
-"""A few hundred of the damaged rows that `jaxspec.evaluation.damaged_rows` makes by the thousand."""
+"""A few hundred of the damaged rows that `tests.robustness.damaged_rows` makes by the thousand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.evaluation.damaged_rows import ROWS, row_outcome
 from tests.end_to_end import tiny
+from tests.robustness.damaged_rows import ROWS, row_outcome
 
 
 def test_damaged_rows_are_read_or_refused_in_one_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from jaxspec.data.own import own_samples
 from jaxspec.decoding.captions import CaptionFile
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import RecordedTarget
-from jaxspec.evaluation.damage import Outcome, judge, spoil
+from tests.robustness.damage import Outcome, judge, spoil
 
 SAID = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "A page."}]
 ROWS: dict[str, tuple[dict[str, Any], ...]] = {
