@@ -28,6 +28,8 @@ TREES = ("2", "2:9", "3:12", "chains:2", "dynamic:2:8", "dynamic:3:12")
 DEVICES = (1, 1, 2, 4)
 """Devices that the target is split over; half the settings run on one."""
 COMBINATIONS = ("weighted", "weighted:0.7,0.3", "contrastive:mu=0.1", "contrastive:beta=0.5", "logits:1.5,-0.5")
+SHOWN = (("M", "T"), ("T", "M"), ("M", "P"))
+"""How two models that write together are shown images."""
 ODD = (" ", "?", "\n\n\n", "ÄÖÜ ß", "数 字", "a" * 60, "<s> </s>", "USER: ASSISTANT:", "1 + 1 = 2 = ", "\u200b\u202e.")
 
 
@@ -60,7 +62,7 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
         gammas = (int(rng.integers(1, 5)), int(rng.integers(1, 5)))
         method = one(("alternating", "naive", "speculative"))
         together = CollaborationConfig(
-            one(COMBINATIONS), method, gammas, int(rng.integers(2)), one((None, ("M", "T"))), batch_size=batch, **sizes
+            one(COMBINATIONS), method, gammas, int(rng.integers(2)), one(SHOWN), batch_size=batch, **sizes
         )
         return Setting(EngineConfig(), together=together)
     views = tuple(sorted(rng.choice(VIEWS, rng.integers(1, 5), replace=False), key=VIEWS.index))
@@ -115,7 +117,7 @@ def try_settings(
         if setting.together is None:
             engine: Any = Engine(placed[setting.devices], draft, setting.engine, captioner)
         else:
-            models = [target, draft]
+            models = [target, target]  # shown the prompt in two ways; the draft's context is too short for these
             engine = Collaboration(models, setting.together)
             standard = replace(setting.together, method="standard", gammas=None, batch_size=8)
             reference = _answers(Collaboration(models, standard), requests)
