@@ -81,7 +81,8 @@ def judge(seed: int, kind: str, what: str, used: Callable[[], object]) -> Outcom
         said = str(error)
         ended = "refused" if said.isprintable() else f"refused in what is no line: {said!r}"
     except Exception as error:
-        last = next(f for f in reversed(traceback.extract_tb(error.__traceback__)) if "jaxspec" in f.filename)
+        frames = traceback.extract_tb(error.__traceback__)[::-1]
+        last = next((frame for frame in frames if "jaxspec" in frame.filename), frames[0])
         ended = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:200]!r}"
     return Outcome(seed, kind, what, ended, time.perf_counter() - start, _peak() - peak)
 

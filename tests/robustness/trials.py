@@ -84,12 +84,12 @@ def command_line(folder: Path, seed: int) -> Outcome:
     words = [word for word in words if word != "demo"]
 
     def call() -> None:
-        place = Path.cwd()
+        place, said = Path.cwd(), io.StringIO()
         empty = folder / "empty"
         empty.mkdir(exist_ok=True)
         os.chdir(empty)
         try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 main(words)
         except SystemExit as end:
             if end.code == 2:
