@@ -21,7 +21,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, 
 from jaxspec.errors import printable
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-RUNS = 50
+RUNS = 30
 DRAFTED = "bold green"
 WIDTH = 48
 """Characters that the page takes on a terminal."""
