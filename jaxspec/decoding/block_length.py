@@ -64,7 +64,8 @@ class BlockLength(struct.PyTreeNode):
 
     def settle(self, plain: Bool[Array, ""]) -> BlockLength:
         """Return the same, or where it is to be plain from here on, one whose choice is the first length for ever."""
-        return self.replace(costs=self.costs.at[0].set(jnp.where(plain, 0.0, self.costs[0])))
+        first = jnp.arange(len(self.costs)) == 0
+        return self.replace(costs=jnp.where(plain & first, 0.0, self.costs))
 
 
 def init_length(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> BlockLength:
