@@ -104,6 +104,8 @@ def list_file(file: Path) -> list[StoredTensor]:
         if strange := [word for name in header for word in (name, header[name]["dtype"]) if not word.isprintable()]:
             raise ValueError(f"a tensor or its type is called {strange[0][:60]!r}")
         spans = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
+        if strange := [name for name, span in spans.items() if len(span) != 2]:
+            raise ValueError(f"{strange[0]} has {len(spans[strange[0]])} offsets, not a first and a last")
         numbers = [number for name in header for number in (*spans[name], *header[name]["shape"])]
         if strange := [number for number in numbers if type(number) is not int or number < 0]:
             raise ValueError(f"a shape or an offset holds {strange[0]!r}")
