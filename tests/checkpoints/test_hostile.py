@@ -150,7 +150,7 @@ def test_pipes_are_not_opened(name, model):
 HEADERS = {
     "sizes": ('{"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}', "a shape or an offset holds 2.0"),
     "offsets": ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}', "a shape or an offset holds 8.0"),
-    "no offsets": ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": {}}}', "a has 0 offsets, not a first and a last"),
+    "no offsets": ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": {}}}', "a has 0 offsets, not a first"),
     "signs": ('{"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}', "a shape or an offset holds -2"),
     "truth": ('{"a": {"dtype": "F32", "shape": [2, true], "data_offsets": [0, 8]}}', "a shape or an offset holds True"),
     "names": ('{"\\u001b[2J": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', r"is called '\x1b[2J'"),
