@@ -59,7 +59,7 @@ class Run:
     decode_seconds: float
     """The same less prefill."""
     cpu_seconds: float
-    """Of all the process's threads, prefill included."""
+    """Time of all the process's threads, prefill included."""
     target_calls: int
     """Forward passes of the target, prefill included."""
 

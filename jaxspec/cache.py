@@ -115,7 +115,7 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
 
 
 def hidden_before(cache: KVCache, count: int, tree: TreeMask | None) -> Float[Array, "B T D"]:
-    """Of the `count` tokens that a row reads next, the hidden states of those before them: of nodes, their parents'."""
+    """Return the hidden states before the next `count` tokens of each row; before nodes of a tree, their parents'."""
     slots = cache.length[:, None] + jnp.arange(count) - 1
     if tree is not None:
         nodes = jnp.arange(tree.seen.shape[-1])

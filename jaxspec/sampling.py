@@ -30,7 +30,7 @@ class Sampling(struct.PyTreeNode):
     eos: Int[Array, " E"]
     """Ids that end a row; pad with -1."""
     key_data: UInt[Array, "B 2"]
-    """Of one PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
+    """Data of one PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
 
     @property
     def keys(self) -> Array:
@@ -86,8 +86,8 @@ def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Floa
 def _narrowed(
     probs: Float[Array, "B V"], rows: Bool[Array, " B"], sizes: Float[Array, "B V"], goal: Float[Array, " B"]
 ) -> Float[Array, "B V"]:
-    """Of these rows, the tokens that have less than `goal` in `sizes` before them, from the likeliest on and equals by
-    index; renormalised.
+    """Keep, in these rows, the tokens that have less than `goal` in `sizes` before them, renormalised; the likeliest
+    come first, equals by index.
 
     Nothing is sorted, which costs a CPU as much as a small model. The least probability that stays is found by
     bisection, bit by bit: floats from 0 to 2 are ordered as their bits are.

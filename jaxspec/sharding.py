@@ -33,7 +33,7 @@ MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
 """Logical axis -> mesh axis. An axis that the mesh's does not divide is replicated."""
 
 CACHE_AXES = ("batch", "kv_heads", None, None)
-"""Of a layer's keys or values [B, K, S, H]."""
+"""Axes of a layer's keys or values [B, K, S, H]."""
 
 _DECODER = r"(?:(?:language_model/)?model/(?:decoder/)?)?"
 """What stands before a decoder's parameters; nothing before a KV head's."""
@@ -129,7 +129,7 @@ def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) ->
 
 
 def cache_sharding(mesh: Mesh | AbstractMesh, shape: Sequence[int]) -> NamedSharding:
-    """Of a layer's keys or values: split as the heads are that write them."""
+    """Return the sharding of a layer's keys or values: split as the heads are that write them."""
     return NamedSharding(mesh, partition(mesh, CACHE_AXES, shape))
 
 

@@ -24,7 +24,7 @@ class TokenTree(struct.PyTreeNode):
     """The shape of a drafted tree. Node 0 is the newest committed token, the nodes from 1 on are drafted."""
 
     parents: Int[Array, "B nodes"]
-    """Of the nodes from 1 on. Parents come before children, siblings in the order in which they were drawn."""
+    """Parents of the nodes from 1 on. Parents come before children, siblings in the order in which they were drawn."""
     expanded: Int[Array, "B nodes+1"]
     """Which of the draft's distributions was at this node; -1 where the draft has not read it."""
     mask: TreeMask

@@ -206,7 +206,7 @@ def test_sequences_follow_the_target(seed: int, narrow: bool) -> None:
 
 @pytest.mark.parametrize("told", [0.0, np.nan])
 def test_a_draft_without_distributions_changes_nothing(told: float) -> None:
-    """Of a q without mass, or of what is no number."""
+    """The law holds for a q without mass, or of what is no number."""
     assert law_p_value(tree_rejection, 4, told=told) > 1e-4
 
 

@@ -80,7 +80,7 @@ def test_a_draft_from_the_target_is_accepted_whole(seed: int) -> None:
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
 def test_a_draft_without_a_distribution_changes_nothing(value: float) -> None:
-    """Of a q without mass, or of what is no number, nothing stands, and what follows is drawn from p."""
+    """Nothing stands of a q without mass, or of what is no number, and what follows is drawn from p."""
     rng = np.random.default_rng(0)
     p = distributions(rng, J + 1)
     q = np.full((ROWS, J, V), value, np.float32)

@@ -36,7 +36,7 @@ class Options:
     data: str
     """A folder of prepared data, or picturebook, or picturebook:describe,read for some of its kinds."""
     name: str
-    """Of the new data set: lower-case words joined by _."""
+    """Name of the new data set: lower-case words joined by _."""
     samples: int | None = None
     """The first so many; all by default."""
     temperature: float = 0.0
@@ -54,7 +54,7 @@ class Options:
     image_buckets: tuple[int, ...] = (0, 1, 2, 5, 10, 24)
     """Numbers of pages or tiles that programs are compiled for."""
     seed: int = 0
-    """Of the drawn tokens, for temperatures above 0."""
+    """Seed of the drawn tokens, for temperatures above 0."""
     chunk: int = 256
     """Samples between two savings."""
     shard: str = "0/1"

@@ -44,7 +44,7 @@ class Llava:
     data: Path
     """The file, or a folder of parquet or JSONL files."""
     name: str
-    """Of the prepared data set: lower-case words joined by _."""
+    """Name of the prepared data set: lower-case words joined by _."""
     images: Path | None = None
     """The folder that image paths start from; by default the file's own, or `images/` in it."""
     outside: bool = False
@@ -66,7 +66,7 @@ class Text:
     data: Path
     """The file, or a folder of parquet or JSONL files."""
     name: str
-    """Of the prepared data set: lower-case words joined by _."""
+    """Name of the prepared data set: lower-case words joined by _."""
     skip: int = 100
     """Rows that may be skipped because they cannot be read."""
     target: str | None = None
@@ -82,7 +82,7 @@ class Book:
     samples: int = 20_000
     """How many."""
     name: str = "picturebook"
-    """Of the prepared data set: lower-case words joined by _."""
+    """Name of the prepared data set: lower-case words joined by _."""
     seed: int = 0
     """Names one of its endless splits."""
     kinds: tuple[str, ...] | None = None

@@ -50,13 +50,13 @@ class Options:
     """PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH, where one
     of the recipe's own lies, if not in runs/data."""
     buckets: tuple[int, ...] | None = None
-    """Of row lengths in tokens; longer rows are cut at the last; by default the recipe's."""
+    """Buckets of row lengths in tokens; longer rows are cut at the last; by default the recipe's."""
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
     """The finished draft, a Hugging Face directory; by default RUNS/hf."""
     dtype: str = "bfloat16"
-    """Of the finished draft's file."""
+    """Dtype of the finished draft's file."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
 

@@ -11,7 +11,7 @@ PUBLISHED = {
     "T": ((2.23, 2.28), (2.85,), (3.24,)),
     "MT*": ((2.31, 2.27), (2.99,), (3.39,)),
 }
-"""Of d = 1, 2, 3. The paper does not say how its trees are cut; d = 3 is cut here, where whole it has 363 nodes."""
+"""Trees of d = 1, 2, 3. The paper does not say how they are cut; d = 3 is cut here, where whole it has 363 nodes."""
 
 config = replace(
     llava15.config,

@@ -27,7 +27,7 @@ class Pages:
     """What of picturebook a model is trained on, and the shapes that its batches have."""
 
     buckets: tuple[int, ...]
-    """Of row lengths; longer rows are cut at the last."""
+    """Buckets of row lengths; longer rows are cut at the last."""
     images: tuple[int, ...]
     """Buckets of the most images of one row."""
     kinds: tuple[str, ...] | None = None

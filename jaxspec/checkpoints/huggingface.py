@@ -68,7 +68,7 @@ class LoadReport:
     """What reading a checkpoint took."""
 
     nbytes: int
-    """Of the parameters that this process holds now, every device's copy counted."""
+    """Bytes of the parameters that this process holds now, every device's copy counted."""
     devices: int
     seconds: float
     host_peak: int

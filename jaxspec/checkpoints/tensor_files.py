@@ -46,7 +46,7 @@ class StoredTensor:
     """The format's name of it, such as BF16."""
     shape: tuple[int, ...]
     offset: int
-    """Of its first byte in the file."""
+    """Place of its first byte in the file."""
 
     @property
     def nbytes(self) -> int:

@@ -42,7 +42,7 @@ class Export:
     vocab_of: str | None = None
     """Directory or hub id of a target: the vocabulary is padded to its size, with rows that are never likeliest."""
     text_only: bool = False
-    """Of an LVLM, the decoder alone, as a language model of its own."""
+    """Write the decoder of an LVLM alone, as a language model of its own."""
     revision: str | None = None
     """Branch, tag or commit of the source, where that is a hub id."""
 

@@ -79,7 +79,7 @@ class Generate:
     """Draw from the likeliest tokens that hold this mass."""
     max_new_tokens: int = 128
     seed: int = 0
-    """Of the drawn tokens, for temperatures above 0."""
+    """Seed of the drawn tokens, for temperatures above 0."""
     context: ContextPolicy = "extrapolate"
     """A view longer than the draft was trained for: draft on, give it weight 0, or refuse."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -87,7 +87,7 @@ class Generate:
     revision: str | None = None
     """Branch, tag or commit of the target, where that is a hub id."""
     draft_revision: str | None = None
-    """Likewise of the draft."""
+    """Branch, tag or commit of the draft, where that is a hub id."""
     panels: bool = True
     """On CPUs, where it makes blocks faster, hold the decoders a second time in another layout."""
     model_parallel: int = 1

@@ -11,7 +11,7 @@ from jaxspec.config.vision import VisionConfig
 from jaxspec.errors import InputError
 
 _MOST_TILES = 100
-"""Of an image. The released models take 36 at most."""
+"""The most tiles of an image. The released models take 36 at most."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class LlavaOnevisionConfig(LlavaNextConfig):
     )
     video_token_index: int = 151647
     vision_aspect_ratio: str = "anyres_max_9"
-    """Of more tiles than this, the features are scaled down to as many."""
+    """Features of more tiles than this are scaled down to as many."""
 
     _decoder: ClassVar = "qwen2"
     _tower: ClassVar = "siglip_vision_model"

@@ -46,7 +46,7 @@ class QwenVisionConfig:
     """Layers that attend to the whole image."""
     out_hidden_size: int = 3584
     tokens_per_second: int = 4
-    """Of videos, which are not read here."""
+    """The rate of videos, which are not read here."""
 
     def __post_init__(self) -> None:
         if self.hidden_act != "silu":

@@ -37,7 +37,7 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assi
 ASKED = ("question", "instruction", "prompt")
 TOLD = ("answer", "output", "response", "completion")
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
-"""Of the frames in a folder."""
+"""Suffixes of the frames in a folder."""
 THREADS = 8
 """Rows that are read at a time: decoding an image to check it takes longest."""
 

@@ -51,7 +51,7 @@ def read_prompts(path: Path) -> Iterator[Sample]:
 
 
 def answers_of(row: Row) -> tuple[str, list[tuple[str, list[int] | None, int | None]]]:
-    """Of a line of an answer file: its id, and (text, token ids, number of tokens) by turn; the first choice counts.
+    """Return the id of a line of answers, and (text, token ids, number of tokens) by turn; the first choice counts.
 
     Token ids and numbers are None where the line does not tell them.
     """

@@ -102,7 +102,7 @@ class MemberCounts:
     accepted: np.ndarray
     overlap: np.ndarray
     passes: np.ndarray
-    """Of the batch that the request ran in."""
+    """Forward passes of the batch that the request ran in."""
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))

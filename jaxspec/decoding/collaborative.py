@@ -34,7 +34,7 @@ from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
 
 VERIFY = 1
-"""Of a step's keys, the stream for verification. A place's `state.DRAW` serves every proposal for it, of which one at
+"""Stream of a step's keys for verification. A place's `state.DRAW` serves every proposal for it, of which one at
 most is ever verified."""
 
 
@@ -279,5 +279,5 @@ class OneProposer:
 
 
 def newest_index(state: CollaborativeState) -> Int[Array, "B 1"]:
-    """Of the last committed token in `tokens`."""
+    """Return the index of the last committed token in `tokens`."""
     return jnp.maximum(state.count, 1)[:, None] - 1

@@ -52,7 +52,7 @@ class ViewDrafter:
     model: LanguageModel
     """The draft; of a KV head alone, its decoder."""
     views: tuple[View, ...]
-    """Of the draft; none of a KV head alone."""
+    """What the draft is shown; empty for a KV head alone."""
     gamma: int
     """J: drafted tokens on the longest path."""
     vocabulary: int

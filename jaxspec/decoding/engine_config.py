@@ -43,7 +43,7 @@ class EngineConfig:
     With `refill`, `adaptive_gamma` or recorded answers they are as large as they may have to be from the start."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
-    """Of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
+    """Buckets of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
     new_buckets: tuple[int, ...] = NEW_BUCKETS
     trace: bool = False
     """Tell of each token where it came from, in `Result.trace`."""

@@ -94,13 +94,13 @@ class Result(Generic[Stats]):
     """New tokens, EOS included where it was reached."""
     stats: Stats
     prefill_ms: float
-    """Of all requests that ran together; compilation not counted."""
+    """Milliseconds of all requests that ran together; compilation not counted."""
     decode_ms: float
-    """Likewise, the whole loop after prefill."""
+    """Milliseconds of their whole loop after prefill, compilation not counted."""
     batch: int
-    """Those requests: as many as decode at once, and those that took their places."""
+    """How many these requests were: as many as decode at once, and those that took their places."""
     trace: dict[str, list[Any]] | None = None
-    """Of each new token its text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
+    """Tells each new token's text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
     whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
     caption_ms: float = 0.0
     """What captioning the request's images took, when that was done: captions kept on disk count as much as new
@@ -261,7 +261,7 @@ MAPPINGS = 50_000
 CPU a program takes some hundreds."""
 
 _EXECUTABLES: dict[Any, Any] = {}
-"""Those used last at the end."""
+"""Compiled programs by key, those used last at the end."""
 
 _KINDS: dict[Any, object] = {}
 
@@ -291,7 +291,7 @@ def _shapes(args: Any) -> tuple[Any, ...]:
 
 
 def _mappings() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """Return the mappings of this process; 0 where the system does not tell."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:

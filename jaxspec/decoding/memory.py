@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
 
 class MemberSizes(NamedTuple):
-    """Likewise of a program of several models."""
+    """Sizes of a batch for a program of several models."""
 
     length: int
     units: tuple[int, ...]
@@ -78,7 +78,7 @@ class _Bytes:
 
 @dataclass(frozen=True)
 class MemoryReport(_Bytes):
-    """Of a target and its draft. On a mesh every device holds the same; `working` is then what one would need alone."""
+    """What a target and its draft hold on each device. On a mesh `working` is what one device would need alone."""
 
     target_weights: int
     draft_weights: int
@@ -99,7 +99,7 @@ class MemoryReport(_Bytes):
 
 @dataclass(frozen=True)
 class MembersReport(_Bytes):
-    """Of models that write together."""
+    """What models that write together hold."""
 
     weights: int
     """Arrays that several models share count once."""
@@ -155,7 +155,7 @@ def plan_memory(
 def plan_members(
     program: Alternating | OneProposer, params: Params, batch: int, sizes: MemberSizes, panels: int = 0
 ) -> MembersReport:
-    """Likewise of models that write together."""
+    """Return the plan for models that write together."""
     prompts, options = abstract_member_inputs(program, batch, sizes)
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, prompts, options)
     caches, pending = _bytes(state.caches), _bytes(state.pending)

@@ -79,7 +79,7 @@ def acceptance_gradient(
 def _gauge(
     measures: Sequence[Measure], p: Float[Array, "B J V"]
 ) -> Callable[[Float[Array, "*n B J V"]], Float[Array, "*n B J M"]]:
-    """Of distributions, what each costs at each place, by each measure."""
+    """Return the function that tells what distributions cost at each place, by each measure."""
     best = likeliest(p)
     log_p = jnp.log(jnp.maximum(p, TINY))
 

@@ -20,7 +20,7 @@ from jaxspec.typing import Array, Float, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
-"""Of a block's keys, the one for weights: no draft is that long."""
+"""Stream of a block's keys for weights: no draft is that long."""
 
 
 @dataclass(frozen=True)

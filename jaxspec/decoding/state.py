@@ -65,9 +65,9 @@ class DecodeState(struct.PyTreeNode):
     weighting: Any
     stats: DecodeStats
     length: BlockLength | None = None
-    """Of programs that choose how many tokens to draft."""
+    """What programs that choose how many tokens to draft go by."""
     trace: Trace | None = None
-    """Of programs that keep one."""
+    """Where each token came from, in programs that keep it."""
 
 
 def place(state: DecodeState) -> DecodeState:
@@ -113,7 +113,7 @@ def newest(state: DecodeState) -> Int[Array, " B"]:
 
 
 DRAW = 0
-"""Of a step's keys, the stream that a model's own next token is drawn with."""
+"""Stream of a step's keys with which a model's own next token is drawn."""
 
 
 class Pause(struct.PyTreeNode):

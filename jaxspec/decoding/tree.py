@@ -63,7 +63,7 @@ class Tree:
     """A static shape."""
 
     parents: tuple[int, ...]
-    """Of the nodes 1, 2, ..."""
+    """Parents of the nodes 1, 2, ..."""
 
     @cached_property
     def seen(self) -> np.ndarray:

@@ -114,7 +114,7 @@ def parse_views(names: Sequence[str]) -> tuple[View, ...]:
 
 
 def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
-    """Those that show a draft the prompt."""
+    """Return the views that show a draft the prompt."""
     return tuple(view for view in views if not view.reads_target)
 
 

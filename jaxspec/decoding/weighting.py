@@ -68,7 +68,7 @@ class Weighting(Protocol):
 
 
 LARGEST = 1e6
-"""Of a rule's rates, temperatures and counts; and the least one that is not 0 is its inverse."""
+"""The largest of a rule's rates, temperatures and counts; the least one that is not 0 is its inverse."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Scores(struct.PyTreeNode):
 
     initial: Float[Array, "B R"]
     weights: Float[Array, "B R"]
-    """Of the next block."""
+    """Weights of the next block."""
     seen: Int[Array, " B"]
     """Verified places so far."""
     kept: Float[Array, "B H M C"]

@@ -49,14 +49,14 @@ class Calls(NamedTuple):
 def one_proposer_calls(
     alpha: float, gamma: int, models: int = 2, proposer: int = 0, bonus: bool = False
 ) -> Calls:
-    """Of `OneProposer`; without bonus this is Theorem 3.1."""
+    """Return the calls of `OneProposer`; without bonus this is Theorem 3.1."""
     tokens = tokens_per_run(alpha, gamma + bonus)
     own = np.arange(models) == proposer
     return Calls(~own / tokens, own * (gamma + bonus) / tokens)
 
 
 def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int = 0) -> Calls:
-    """Of `Alternating`, exactly: the stationary law of its turns.
+    """Return the calls of `Alternating`, exactly: the stationary law of its turns.
 
     Between two rejections the turns go round the ring. The first M - 1 only fill it; from then on each scores and
     verifies the run of the model after it, and goes on with probability alpha^gamma. So passes and tokens between

@@ -96,7 +96,7 @@ def parse_command(
 
 @dataclass(frozen=True)
 class Chosen:
-    """Of a preset's rows, those that the command line names."""
+    """The rows of a preset that the command line names."""
 
     rows: tuple[str, ...]
     """Names of the preset's rows to measure; by default all."""

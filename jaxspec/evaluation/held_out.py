@@ -39,11 +39,11 @@ class HeldOut:
         return _nats(self._combined(combination), self.tokens)
 
     def nats_alone(self) -> list[float]:
-        """Likewise of each model by itself."""
+        """Return the nats a token of each model by itself."""
         return [_nats(probs, self.tokens) for probs in self._alone(1.0)]
 
     def alphas(self, combination: Combination, temperature: float = 1.0) -> list[float]:
-        """Of each model, the mean of 1 - TV(d, r); at temperature 0, how often both have the same best token."""
+        """Return the mean of 1 - TV(d, r) of each model; at temperature 0, how often both have the same best token."""
         soft = self._combined(combination, temperature or 1.0)
         if temperature:
             return [float(acceptance(d, soft).mean()) for d in self._alone(temperature)]

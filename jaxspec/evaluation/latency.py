@@ -99,7 +99,7 @@ class Pair:
         return jnp.dtype(self.config.dtype)
 
     def cache(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> KVCache:
-        """Of which `slots` are filled, with room for `tokens` more a row."""
+        """Return a cache of which `slots` are filled, with room for `tokens` more a row."""
         cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
         return cache.replace(length=jnp.full(batch, slots, jnp.int32))
 
@@ -131,7 +131,7 @@ class Pair:
         return Passes(extend, lambda _: params, caches, batch)
 
     def drafter(self, views: int) -> ChainDrafter:
-        """Of so many views, which all show the same."""
+        """Return a drafter of so many views, which all show the same."""
         shown = (VIEWS["T"],) * views
         return ChainDrafter(self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size)
 

@@ -60,7 +60,7 @@ class Family:
 
 
 _LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
-"""Of files saved from the model without its head."""
+"""Layouts of files saved from the model without its head."""
 _OPT_LAYOUTS = (
     (r"^(?!model\.|decoder\.|lm_head\.)", "decoder."),
     (r"^decoder\.", "model.decoder."),
@@ -259,7 +259,7 @@ class LanguageModel:
     def read(
         self, params: Params, embeds: Float[Array, "B L D"], rows: PromptRows, slots: int
     ) -> tuple[Float[Array, "B L D"], KVCache]:
-        """Likewise, with the final-normed hidden state of every token in place of the last one's logits."""
+        """Run right-padded prompts: the final-normed hidden state of every token, and a cache that holds them."""
         batch, width, _ = embeds.shape
         cache = init_cache(self.text, batch, slots, embeds.dtype)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
@@ -293,7 +293,7 @@ class LanguageModel:
     def advance(
         self, params: Params, embeds: Float[Array, "B T D"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Likewise, of tokens with these embeddings."""
+        """Append T tokens with these embeddings, as `extend` does."""
         return self._text(params, "advance", embeds, cache, tree)
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:

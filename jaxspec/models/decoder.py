@@ -187,7 +187,7 @@ class CausalLM(nn.Module):
     def advance(
         self, embeds: Float[Array, "B T D"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Likewise, of tokens with these embeddings."""
+        """Append T tokens with these embeddings, as `extend` does."""
         count = embeds.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
         place, seen = positions, None

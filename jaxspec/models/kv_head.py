@@ -45,9 +45,9 @@ class HeadRows(struct.PyTreeNode):
     """Slots of the target's rows that a KV head reads of their prompts; -1 where a row has fewer."""
 
     text: Int[Any, "B E"]
-    """Those of text, in order."""
+    """Slots of text, in order."""
     images: Int[Any, "B I n"]
-    """Those of each image, in order."""
+    """Slots of each image, in order."""
 
 
 class Context(struct.PyTreeNode):

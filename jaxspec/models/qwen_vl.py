@@ -19,7 +19,7 @@ from jaxspec.models.layers import INIT, QUERY_BLOCK, GatedMLP, RMSNorm, call_lay
 from jaxspec.typing import Array, Float, Int
 
 EPSILON, ROPE_THETA = 1e-6, 10000.0
-"""Of the tower's norms and rotary positions; no configuration names them."""
+"""Constants of the tower's norms and rotary positions; no configuration names them."""
 
 
 def window_places(config: QwenVisionConfig) -> np.ndarray:

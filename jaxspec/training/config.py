@@ -80,7 +80,7 @@ class TrainConfig:
     remat: bool = False
     """Compute each layer's activations anew for its gradient, instead of keeping them."""
     seed: int = 0
-    """Of the initial parameters and of the data."""
+    """Seed of the initial parameters and of the data."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     save_every: int = 200
     """Steps between checkpoints."""

@@ -60,7 +60,7 @@ class ConversationBatches:
     batch: int
     """Rows of a step, over all processes."""
     buckets: tuple[int, ...]
-    """Of row lengths."""
+    """Buckets of row lengths."""
     units: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
     """Buckets of the most image units of one row."""
     view: View = VIEWS["M"]
@@ -95,7 +95,7 @@ class ConversationBatches:
         return np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[self._own()]
 
     def shown(self, step: int) -> list[np.ndarray]:
-        """Of this process's rows of a step, not padded: which of its images each slot shows, -1 for text."""
+        """Return, for this process's rows of a step, not padded, which of its images each slot shows, -1 for text."""
         rows, own = self._rows(step)
         return [row.forms[0].shown for row in rows[own]]
 

@@ -67,7 +67,7 @@ class HeadRecipe:
     stages: tuple[Stage, ...]
     anchoring: Anchoring
     buckets: tuple[int, ...]
-    """Of row lengths; longer rows are cut at the last."""
+    """Buckets of row lengths; longer rows are cut at the last."""
     units: tuple[int, ...] = (0, 1, 2, 4, 8)
     """Buckets of the most images of one row."""
 

@@ -119,7 +119,7 @@ class MeasuredStep:
         self._done: dict[str, float] = {}
 
     def _count(self, state: TrainState, batch: dict[str, Array]) -> dict[str, float]:
-        """Of one step on such a batch: samples, tokens, and floating-point operations of the model's gradient."""
+        """Return what one step on such a batch has: samples, tokens, and operations of the model's gradient."""
         config = replace(self._config, accumulate=1, remat=False)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, self._held, batch))
         flops = matmul_flops(partial(gradient, self._loss_fn, config), *shapes)

@@ -39,7 +39,7 @@ class Distillation:
     top_k: int | None = None
     """Compare over the teacher's likeliest tokens and all others together; None: over all."""
     share: float = 1.0
-    """Of the divergence in the loss; the rest is the next-token loss."""
+    """Share of the divergence in the loss; the rest is the next-token loss."""
     on_policy: int = 0
     """Most tokens of an answer of the draft's own, on which it is taught in place of the data's; 0: the data's."""
 

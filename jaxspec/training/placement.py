@@ -60,7 +60,7 @@ def place_state(
 
 
 def rows_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Of every array of a batch: its first axis over the mesh's data and fsdp devices."""
+    """Return the sharding of every array of a batch: its first axis over the mesh's data and fsdp devices."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"]))
 
 

@@ -31,7 +31,7 @@ class Plan:
     gradient: int
     batch: int
     flops: float
-    """Of the model, one step, all devices together."""
+    """Operations of the model in one step, all devices together."""
     lowered: Any
     """The step, lowered for the mesh."""
 

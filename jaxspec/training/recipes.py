@@ -62,7 +62,7 @@ class Recipe:
     """Directory or hub id of what the draft starts as, or the configuration of a fresh decoder."""
     stages: tuple[Stage, ...]
     buckets: tuple[int, ...]
-    """Of row lengths; longer rows are cut at the last."""
+    """Buckets of row lengths; longer rows are cut at the last."""
     sees: bool = True
     view: str = "M"
     """How the draft is shown prompts: as drafting will show them."""

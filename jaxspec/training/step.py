@@ -29,7 +29,7 @@ class TrainState(struct.PyTreeNode):
 
 
 def init_state(params: Flat, optimizer: optax.GradientTransformation) -> TrainState:
-    """Of copies of the parameters: a state is donated step after step, and the caller's arrays must outlive it."""
+    """Make a state of copies of the parameters, for it is donated, and the caller's arrays must outlive it."""
     params = {path: jnp.array(leaf, jnp.float32, copy=True) for path, leaf in params.items()}
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 

@@ -176,7 +176,7 @@ def same_arrays(one: LoadedModel, other: LoadedModel) -> bool:
 
 
 def test_towers_are_held_once(models: EvalConfig, pair: tuple[LoadedModel, LoadedModel]) -> None:
-    """Of target, draft and captioner on disk, each with the same tower."""
+    """Target, draft and captioner lie on disk each with the same tower."""
     target, draft, captioner = load_models(models)
     assert same_arrays(draft, target)
     assert isinstance(captioner, CachedCaptions)

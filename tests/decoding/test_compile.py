@@ -64,7 +64,7 @@ def test_the_state_is_updated_in_place():
 
 @pytest.mark.parametrize("name", ["chain", "adaptive", "tree", "dynamic"])
 def test_a_block_copies_no_cache(name: str):
-    """Of a single row: its cache has a shape that nothing else has."""
+    """A single row is decoded: its cache has a shape that nothing else has."""
     program = {"chain": CHAIN, "tree": TREE, "dynamic": DYNAMIC}.get(name, replace(CHAIN, lengths=(0, 1, 3)))
     batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
     if program.lengths:

@@ -123,7 +123,7 @@ def residual_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> 
 
 
 def all_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """Likewise where tokens of the mixture are also accepted against one view."""
+    """Verify against one view throughout: tokens of the mixture are accepted against it too."""
     return rejection(p, draft.replace(probs=draft.view_probs[0]), keys, greedy)
 
 

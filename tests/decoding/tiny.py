@@ -27,7 +27,7 @@ from jaxspec.typing import Params
 VOCABULARY, NEWLINE, EOS = 24, 4, 2
 PATCHES = 4
 CAPTION = [5, 3, 5]
-"""Of every image."""
+"""The caption of every image."""
 CONTEXT = 12
 """Trained positions: most of the tests decode past them."""
 
@@ -146,7 +146,7 @@ def weighted(batch: PromptBatch, *weights: float) -> PromptBatch:
 
 
 def take(batch: PromptBatch, options: Sampling, rows: list[int]) -> tuple[PromptBatch, Sampling]:
-    """Those rows of a batch, in that order, with the same padding."""
+    """Return these rows of a batch, in this order, with the same padding."""
     at = np.asarray(rows)
     chosen = jax.tree.map(lambda x: x[at], options.replace(eos=None)).replace(eos=options.eos)
     return jax.tree.map(lambda x: x[at], batch), chosen

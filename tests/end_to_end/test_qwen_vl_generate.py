@@ -113,7 +113,7 @@ def test_a_draft_with_its_own_tower(target, turns, tmp_path):
 
 
 def test_a_text_draft(target, turns, tmp_path):
-    """Of the same words with fewer rows of padding; its positions are the slots."""
+    """A text draft of the same words with fewer rows of padding; its positions are the slots."""
     loaded = target[1]
     made = qwen_vl.text_model()
     made.save_pretrained(tmp_path)

@@ -128,7 +128,7 @@ ONEVISION_TEMPLATE = (
 
 
 def test_templates_place_images():
-    """Of OneVision's shape: images before the text, and the line break between them."""
+    """A template of OneVision's shape: images before the text, and the line break between them."""
     words = checkpoints.tokenizer()
     words.add_tokens(["<|im_start|>", "<|im_end|>", "<video>"], special_tokens=True)
     words.chat_template = ONEVISION_TEMPLATE

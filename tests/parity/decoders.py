@@ -113,7 +113,7 @@ def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) 
 
 
 def _part(params: Any, shapes: Any) -> Any:
-    """Those parameters that a model of fewer layers has."""
+    """Return the parameters that a model of fewer layers has."""
     return {name: _part(params[name], shapes[name]) for name in shapes} if isinstance(shapes, dict) else params
 
 

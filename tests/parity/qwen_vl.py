@@ -62,7 +62,7 @@ VISION: dict[str, Any] = {
     "out_hidden_size": 32,
 }
 ROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
-"""Of the decoder: 8 frequencies."""
+"""Sections of the decoder's 8 frequencies."""
 SIDE = 8
 """Pixels along one side of a merge group; windows are twice as wide."""
 

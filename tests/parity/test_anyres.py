@@ -191,7 +191,7 @@ def test_field_changes_slots(kind, name):
 
 @pytest.mark.parametrize("kind", [LlavaNextConfig, LlavaOnevisionConfig])
 def test_defaults_are_those_of_transformers(kind):
-    """Of files without parts, and of files whose parts leave out their own class's defaults."""
+    """Files may be without parts, or their parts leave out their own class's defaults."""
     import transformers
 
     side = kind().vision_config.image_size

@@ -31,7 +31,7 @@ SIZE = st.tuples(st.integers(1, 900), st.integers(1, 900)).filter(lambda size: m
 
 
 def reader(least: int = 4, most: int = 200) -> QwenImages:
-    """Of images of `least` to `most` tokens."""
+    """Return a reader of images of `least` to `most` tokens."""
     return QwenImages(CONFIG, SimpleNamespace(size={"shortest_edge": least * 784, "longest_edge": most * 784}))
 
 
@@ -79,7 +79,7 @@ def test_slots_show_the_tokens_of_their_windows(size):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(SIZE, max_size=4), st.lists(st.integers(0, 7), min_size=5, max_size=5))
 def test_positions(positions, sizes, words):
-    """Of prompts with several images with text around them, and of the text that is written after them."""
+    """Prompts have several images with text around them, and text is written after them."""
     images = reader(most=60)
     grids = [images.grid(size) for size in sizes]
     prompt, whole = [1], [1]

@@ -26,7 +26,7 @@ from tests.decoding.tiny import QUICK  # noqa: E402
 from tests.parity import qwen_vl, tiny  # noqa: E402
 
 SIZES = [(20, 50), (9, 8), (43, 19)]
-"""Of images, odd in every way: grids of 3x6, 2x2 (grown) and 5x2 merge groups."""
+"""Sizes of images, odd in every way: grids of 3x6, 2x2 (grown) and 5x2 merge groups."""
 
 
 @pytest.fixture(scope="module")

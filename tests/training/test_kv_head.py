@@ -39,7 +39,7 @@ def test_blocks_begin_where_the_assistant_wrote_and_goes_on() -> None:
 
 
 def draws(seed: int) -> list[np.random.Generator]:
-    """Of the rows of `MASK`."""
+    """Return a generator for each row of `MASK`."""
     return [np.random.default_rng((seed, row)) for row in range(len(MASK))]
 
 
