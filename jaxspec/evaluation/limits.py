@@ -81,8 +81,10 @@ def _multiply(matrix: Array, x: Array, times: int) -> Array:
 
 
 def pass_work(config: TextConfig, itemsize: int, batch: int, tokens: int, slots: int) -> Work:
-    """Return the work of a decoder's pass: B rows, T tokens each, over S slots. Embeddings that are only looked up count
-    nothing."""
+    """Return the work of a decoder's pass: B rows, T tokens each, over S slots.
+
+    Embeddings that are only looked up count nothing.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(abstract_params(config))
     weights = sum(
         leaf.size for path, leaf in leaves if config.tie_word_embeddings or path[-1].key != "embedding"

@@ -19,6 +19,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.vision_utils import get_vision_window_index
 
 from jaxspec.config import QwenVLConfig
+from jaxspec.data.prompts import bucket
+from jaxspec.decoding.host import IMAGE_BUCKETS
 from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool
@@ -158,3 +160,11 @@ def test_wrong_images_and_processors():
     processor.size = images.processor.size
     with pytest.raises(InputError, match=r"in grids \[\[1, 4, 4\]\].*reads 1176 values in \[\[1, 8, 8\]\]"):
         replace(images, processor=processor).read([SimpleNamespace(height=112, width=112)])
+
+
+@pytest.mark.parametrize("size", [(2448, 3264), (3000, 4000), (4000, 3000), (6000, 8000)])
+def test_photographs_have_a_bucket(size):
+    """At the released models' limit of 16,384 tokens an image, and several of them in one prompt."""
+    windows = reader(most=16384).units(size)
+    assert windows > 512
+    assert bucket(5 * windows, IMAGE_BUCKETS, "image units") >= 5 * windows
