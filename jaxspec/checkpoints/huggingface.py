@@ -52,6 +52,8 @@ _PARTS = (
     *(*TOKENIZER_BESIDE, *IMAGE_BESIDE),
 )
 """What a checkpoint consists of, besides the shards of its weights."""
+_LARGE = 1 << 20
+"""Bytes of a tensor from which on a second thread looks at its numbers: to hand it over takes as long as so many."""
 _TOLD = 4
 """Problems that an error spells out; of the others it gives the count."""
 _DEEPEST = 32
@@ -171,7 +173,10 @@ def load(
 
         def read(tensor: StoredTensor, box: Box | None = None) -> np.ndarray:
             held = tensor.read(box)
-            checks.append(beside.submit(check_finite, tensor, held))  # while the next one is read
+            if held.nbytes < _LARGE:
+                check_finite(tensor, held)
+            else:
+                checks.append(beside.submit(check_finite, tensor, held))  # while the next one is read
             return held
 
         leaves = [_read(found.tensors[name], slots[name], dtype, target, read) for name, target in work]
