@@ -18,7 +18,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import check_counts
 from jaxspec.evaluation.probes import probe_accuracy
 from jaxspec.evaluation.report import show
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors
 
 
 def main(
@@ -34,7 +34,6 @@ def main(
       dtype: what the model computes in.
     """
     check_counts(per_kind=per_kind)
-    setup_runtime()
     engine = Engine(LoadedModel.load(model, jnp.dtype(dtype)), None, EngineConfig(batch_size=32))
     accuracy = probe_accuracy(engine, per_kind)
     cells = [[kind, f"{100 * share:.1f}%"] for kind, share in accuracy.items()]

@@ -22,7 +22,7 @@ from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,6 @@ def main(args: Sequence[str] | None = None) -> None:
         config.samples(name, config.limit)  # what cannot be read is told before models load
     given = vars(config) | vars(options)
     out = begin(options.out, given)
-    setup_runtime()
     run = describe_run(preset, given)
     rows: list[dict[str, Any]] = []
     dial: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
@@ -148,7 +148,11 @@ def mesh_of(params: Params) -> Mesh | None:
 def small_sharding(params: Params) -> Sharding | None:
     """Return where small parameters lie that are read with these: on each device of their mesh, or on their device."""
     mesh = mesh_of(params)
-    return replicated(mesh) if mesh else next((getattr(x, "sharding", None) for x in jax.tree.leaves(params)), None)
+    if mesh is not None:
+        return replicated(mesh)
+    first = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
+    # A mesh of one device lays out each array by its rank, which others do not have.
+    return SingleDeviceSharding(*first.device_set) if isinstance(first, NamedSharding) else first
 
 
 def put(params: Params, place: Sharding | None) -> Params:

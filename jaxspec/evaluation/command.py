@@ -23,7 +23,7 @@ from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.config import EvalConfig, Row, data_places, with_own_sets
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import capped_gamma, setup_runtime
+from jaxspec.runtime import capped_gamma
 
 Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)
@@ -146,7 +146,6 @@ def load_models(
     head = config.kv_head if "kv" in shown else None
     captioner = config.captioner if "C" in shown else None
     check_files(config, head, captioner)
-    setup_runtime()
     dtype = jnp.dtype(config.dtype)
     if config.target.startswith(PREFIX):
         draft = LoadedModel.load(config.draft, dtype, tiles=config.tiles)

@@ -16,6 +16,7 @@ import pytest
 from jaxspec import Collaboration, CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding import host
 from jaxspec.decoding.host import Held
+from jaxspec.sharding import make_mesh, shardings
 from tests.end_to_end import tiny
 
 NEW = 12
@@ -49,6 +50,13 @@ def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> 
     assert tokens(first) == tokens(second) == tokens(first)
     state = second.prefill(REQUESTS[:1])
     assert {leaf.device for leaf in jax.tree.leaves((state, second.params))} == {jax.devices()[1]}
+
+
+def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedModel) -> None:
+    """Its parameters are laid out by their rank, which is not the draft's."""
+    places = shardings(target.config, target.params, make_mesh())
+    one = Engine(replace(target, params=jax.device_put(target.params, places)), draft, CONFIG)
+    assert tokens(one) == tokens(Engine(target, draft, CONFIG))
 
 
 def test_models_write_together_on_any_device(target: LoadedModel, draft: LoadedModel) -> None:
