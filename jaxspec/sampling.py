@@ -42,7 +42,7 @@ by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)
 """Maps a function of [..., V] over the places of a block, [..., T, V]."""
 
 
-def likeliest(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
+def argmax(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
     """The first index of the largest score: `argmax`, as two plain reductions, which CPUs do several times faster."""
     size = scores.shape[-1]
     largest = scores == scores.max(-1, keepdims=True)
@@ -69,7 +69,7 @@ def filtered(probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B
 
 def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array, "B V"]:
     """What one model draws its next token from."""
-    return filtered(tempered(logits, options.temperature), options, likeliest(logits))
+    return filtered(tempered(logits, options.temperature), options, argmax(logits))
 
 
 def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Float[Array, "B V"]:
@@ -121,7 +121,7 @@ def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -
     A token of weight 0 is never drawn. The weights of greedy rows have a single maximum, and that is drawn.
     """
     drawn = jax.vmap(jax.random.categorical)(keys, jnp.log(weights))
-    return jnp.where(greedy, likeliest(weights), drawn).astype(jnp.int32)
+    return jnp.where(greedy, argmax(weights), drawn).astype(jnp.int32)
 
 
 def draw_siblings(

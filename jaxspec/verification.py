@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import TreeMask
-from jaxspec.sampling import draw, likeliest
+from jaxspec.sampling import argmax, draw
 from jaxspec.typing import Array, Bool, Float, Int
 
 
@@ -70,7 +70,7 @@ def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
     for _ in range(tree.depth):
         fits = (tree.parents == node[:, None]) & (draft.tokens == _pick(best, node)[:, None])
         stands &= jnp.any(fits, axis=1)
-        node = jnp.where(stands, likeliest(fits) + 1, node)
+        node = jnp.where(stands, argmax(fits) + 1, node)
         path.append(jnp.where(stands, node, 0))
     walked = jnp.stack(path, axis=1)
     return Verdict((walked > 0).sum(axis=1), _pick(best, node), walked)
@@ -152,7 +152,7 @@ def tree_rejection(p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, gr
     def attempt(_: Array, walk: _Walk) -> _Walk:
         untried = (tree.parents == walk.node[:, None]) & (order > walk.tried[:, None])
         exists = jnp.any(untried, axis=1)
-        child = likeliest(untried) + 1
+        child = argmax(untried) + 1
         token = _pick(draft.tokens, child - 1)
         here = jax.nn.one_hot(token, p.shape[-1], dtype=p.dtype)
         mass = walk.q.sum(-1, keepdims=True)

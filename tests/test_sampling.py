@@ -15,12 +15,12 @@ from jax.extend.core import Var
 
 from jaxspec.sampling import (
     Sampling,
+    argmax,
     distribution,
     draw,
     draw_siblings,
     filtered,
     fit_vocabulary,
-    likeliest,
     mix,
     tempered,
 )
@@ -34,7 +34,7 @@ ks = st.lists(st.integers(0, V + 2), min_size=B, max_size=B)
 ps = st.lists(st.sampled_from([0.01, 0.3, 0.5, 0.8, 0.95, 1.0]), min_size=B, max_size=B)
 
 jit_distribution = jax.jit(distribution)
-jit_mixture = jax.jit(lambda mixed, options: filtered(mixed, options, likeliest(mixed)))
+jit_mixture = jax.jit(lambda mixed, options: filtered(mixed, options, argmax(mixed)))
 jit_draw = jax.jit(draw)
 jit_siblings = jax.jit(draw_siblings, static_argnums=3)
 
@@ -243,8 +243,8 @@ def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
 def test_likeliest_is_the_first_of_the_largest(seed: int, shape: tuple[int, ...]) -> None:
     scores = np.random.default_rng(seed).integers(0, 4, shape).astype(np.float32)  # with ties
     scores[scores == 1] = -np.inf
-    np.testing.assert_array_equal(likeliest(jnp.asarray(scores)), scores.argmax(-1))
-    np.testing.assert_array_equal(likeliest(jnp.asarray(scores > 1)), (scores > 1).argmax(-1))
+    np.testing.assert_array_equal(argmax(jnp.asarray(scores)), scores.argmax(-1))
+    np.testing.assert_array_equal(argmax(jnp.asarray(scores > 1)), (scores > 1).argmax(-1))
 
 
 def rounding_products(f: Callable[..., Any], *args: Any) -> Any:

@@ -133,7 +133,7 @@ def _reader(target: str) -> LoadedModel:
     """A target without its parameters."""
     path = huggingface.locate(target)
     config = huggingface.read_config(path)
-    processor = load_image_processor(path, config) if LanguageModel(config).sees else None
+    processor = load_image_processor(path, config) if LanguageModel(config).has_vision else None
     return LoadedModel(config, {}, load_tokenizer(path), processor)
 
 

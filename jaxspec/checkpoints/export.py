@@ -66,7 +66,7 @@ def export(
     found = load(path)
     config, params, raw = found.config, found.params, read_raw_config(found.path)
     if text_only:
-        if not LanguageModel(config).sees:
+        if not LanguageModel(config).has_vision:
             raise InputError(f"{found.path}: {config.model_type!r} is a text model already; leave text-only out")
         config, params, raw = text_config(config), text_params(config, params), _text_entries(raw)
         config = replace(config, **{key: raw[key] for key in _TOKEN_IDS if getattr(config, key) is None and key in raw})

@@ -57,7 +57,7 @@ def inspect(path: Path) -> Inspection:
     except InputError as error:
         problems.append(str(error))
     try:
-        if config is not None and LanguageModel(config).sees:
+        if config is not None and LanguageModel(config).has_vision:
             load_image_processor(path, config)
     except InputError as error:
         problems.append(str(error))

@@ -56,7 +56,7 @@ def write_model_card(
       encoder: what makes its prompts, with the chat template that is written along; None without a tokeniser.
       generation: what generation_config.json holds.
     """
-    text, sees = text_config(config), LanguageModel(config).sees
+    text, sees = text_config(config), LanguageModel(config).has_vision
     facts = {
         "family": f"{family_of(config.model_type).title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}",

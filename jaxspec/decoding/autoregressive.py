@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache
 from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, commit, draw_next, going_on, init_state, newest
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, distribution, likeliest
+from jaxspec.sampling import Sampling, argmax, distribution
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Verdict
 
@@ -64,4 +64,4 @@ def prefill_target(
 
 def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
     """One token a row from the model's own distribution."""
-    return draw_next(lambda: likeliest(logits), lambda: distribution(logits, options), count, options)
+    return draw_next(lambda: argmax(logits), lambda: distribution(logits, options), count, options)

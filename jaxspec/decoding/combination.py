@@ -29,7 +29,7 @@ import numpy as np
 from flax import struct
 
 from jaxspec.errors import InputError, nearest
-from jaxspec.sampling import Sampling, filtered, likeliest, tempered
+from jaxspec.sampling import Sampling, argmax, filtered, tempered
 from jaxspec.typing import Array, Float, Int
 
 GreedyRule = Literal["mean", "vote"]
@@ -69,11 +69,11 @@ class Weighted(struct.PyTreeNode):
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
         if self.greedy == "vote":
-            ballots = jax.nn.one_hot(likeliest(logits), logits.shape[-1])
+            ballots = jax.nn.one_hot(argmax(logits), logits.shape[-1])
             votes = _sum(self.weights, ballots)
             # As many votes but for rounding: 0.2 + 0.3 against 0.5.
             soft = jnp.where(votes > votes.max(-1, keepdims=True) - 1e-6, soft, -1.0)
-        return likeliest(soft)
+        return argmax(soft)
 
 
 class Linear(struct.PyTreeNode):
@@ -87,7 +87,7 @@ class Linear(struct.PyTreeNode):
         return tempered(self._logits(logits), temperature)
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
-        return likeliest(self._logits(logits))  # not of `soft`, where small differences may round to none
+        return argmax(self._logits(logits))  # not of `soft`, where small differences may round to none
 
     def _logits(self, logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
         logits = logits.astype(jnp.float32)
@@ -111,7 +111,7 @@ class Custom(struct.PyTreeNode):
         return mass / mass.sum(-1, keepdims=True)
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
-        return likeliest(soft)
+        return argmax(soft)
 
 
 KINDS = ("weighted", "contrastive", "logits")

@@ -21,9 +21,9 @@ from jaxspec.decoding.state import PromptBatch, step_keys
 from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import KVHead, joined, pack, take_over
+from jaxspec.models.kv_head import KVHead, adopt_target_kv, joined, pack
 from jaxspec.models.layers import apply
-from jaxspec.sampling import Sampling, draw, filtered, fit_vocabulary, likeliest, mix, tempered
+from jaxspec.sampling import Sampling, argmax, draw, filtered, fit_vocabulary, mix, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft
 
@@ -125,7 +125,7 @@ class ViewDrafter:
             cache = cache.replace(length=cache.length + jnp.tile(emitted, len(self.views)))
         if head is not None:
             assert self.head is not None
-            head = take_over(self.head, head, target, emitted, self.gamma + 1)
+            head = adopt_target_kv(self.head, head, target, emitted, self.gamma + 1)
         return state.replace(cache=cache, head=head)
 
     def extend(
@@ -247,7 +247,7 @@ class ChainDrafter(ViewDrafter):
 
         def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
             mixed, view_probs = self._distributions(logits, weights, options)
-            best = likeliest(mixed)
+            best = argmax(mixed)
 
             def drawn() -> tuple[Array, Array]:
                 probs = filtered(mixed, options, best)

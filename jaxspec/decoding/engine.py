@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.data.prompts import bucket
+from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, gammas_up_to, init_gamma, measure_costs, update_prior
 from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.block_length import BLOCKS, NOTHING, fared, init_length, lengths_up_to, measure_costs
 from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.growth import grow, rooms
@@ -131,7 +131,7 @@ class Engine:
             drafter,
             weighting,
             shares,
-            lengths_up_to(self.config.gamma) if self.config.adaptive_gamma else (),
+            gammas_up_to(self.config.gamma) if self.config.adaptive_gamma else (),
             self.config.trace,
         )
         self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
@@ -319,9 +319,9 @@ class Engine:
         batch, options = self._inputs(requests[:most], rows[:most], sizes)
         width = len(options.temperature)
         held = self._held(self._params(requests[:most]), width)
-        if batch.length is not None:
+        if batch.gamma is not None:
             costs = self._measured_costs(sizes, held, batch, options)
-            batch = batch.replace(length=init_length(costs, width, self._earlier))
+            batch = batch.replace(gamma=init_gamma(costs, width, self._earlier))
         room, *larger = rooms(sizes.new, self._block) if self._grows else [sizes.new]
         prefill = partial(timed, run_prefill, held[0], static=(room,))
         state, prefill_ms = prefill(batch, options)
@@ -356,8 +356,8 @@ class Engine:
                 state, ms = timed(grow, Held(larger[0] - room, self.mesh, state))
                 decode_ms += ms
                 room, *larger = larger
-        if state.length is not None:
-            self._earlier = fared(self._earlier, state.length)
+        if state.gamma is not None:
+            self._earlier = update_prior(self._earlier, state.gamma)
 
     def _result(self, row: int, tokens: Any, count: Any, stats: Any, trace: Any) -> dict[str, Any]:
         """What a row has come to, of a `Result`."""
@@ -377,7 +377,7 @@ class Engine:
         key = sizes, len(options.temperature)
         if key not in self._costs:
             assert isinstance(self.program, Speculator)
-            assert batch.length is not None
+            assert batch.gamma is not None
             few = min(sizes.new, BLOCKS * (self.config.gamma + 1))
             limits = np.full_like(options.max_new_tokens, few)
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
@@ -389,11 +389,11 @@ class Engine:
 
             def run(costs: np.ndarray) -> tuple[float, int]:
                 nonlocal state
-                given = rewound(state, start).replace(length=init_length(costs, key[1]))
+                given = rewound(state, start).replace(gamma=init_gamma(costs, key[1]))
                 state, spent = timed(run_decode, held[1], given, endless, never)
                 return spent, int(state.stats.steps.max())
 
-            self._costs[key] = measure_costs(self.program.lengths, run)
+            self._costs[key] = measure_costs(self.program.gammas, run)
         return self._costs[key]
 
     def _held(self, params: Params, batch: int) -> tuple[Held, Held]:
@@ -434,13 +434,13 @@ class Engine:
         prompts = stack_rows(rows, sizes.length)
         batch = PromptBatch(prompts[0], image_inputs(self.target, pictures, sizes.units))
         if isinstance(self.program, Speculator):
-            lengths, own = self.program.lengths, self.program.reads_images
+            gammas, own = self.program.gammas, self.program.reads_images
             weights = parse_weights(self.config.weights, len(self.config.views))
             batch = batch.replace(
                 views=prompts[1:],
                 view_images=image_inputs(self.draft, pictures, sizes.view_units) if own and self.draft else None,
                 weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
-                length=init_length(np.ones(len(lengths)), len(rows)) if lengths else None,
+                gamma=init_gamma(np.ones(len(gammas)), len(rows)) if gammas else None,
             )
             if self.program.drafter.head is not None:
                 shown = [self._shown(request, row[0]) for request, row in zip(requests, rows)]

@@ -88,7 +88,7 @@ class LoadedModel:
             config = huggingface.read_config(path)
             places = shardings(config, abstract_params(config), mesh)
         found = huggingface.load(path, dtype=dtype, shardings=places)
-        processor = load_image_processor(found.path, found.config) if LanguageModel(found.config).sees else None
+        processor = load_image_processor(found.path, found.config) if LanguageModel(found.config).has_vision else None
         config = with_stop_tokens(found.config, found.path)
         model = cls(config, found.params, load_tokenizer(found.path), processor, found.report, panels=panels)
         model = model if tiles else model.without_tiles()

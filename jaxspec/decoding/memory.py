@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
+from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.collaborative import MemberPrompts, OneProposer
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.decoding.views import VIEWS
@@ -219,7 +219,7 @@ def abstract_inputs(
                 ),
                 view_images=_images(drafter.model, batch, sizes.view_units) if program.reads_images else None,
                 weights=jnp.zeros((batch, drafter.width)),
-                length=init_length(np.ones(len(program.lengths)), batch) if program.lengths else None,
+                gamma=init_gamma(np.ones(len(program.gammas)), batch) if program.gammas else None,
             )
             if drafter.head is not None:
                 inputs = inputs.replace(head=jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, *sizes[-2:])))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.sampling import likeliest
+from jaxspec.sampling import argmax
 from jaxspec.typing import Array, Float, Int
 
 Measure = Literal["kl", "tvd", "misses"]
@@ -80,7 +80,7 @@ def _gauge(
     measures: Sequence[Measure], p: Float[Array, "B J V"]
 ) -> Callable[[Float[Array, "*n B J V"]], Float[Array, "*n B J M"]]:
     """Return the function that tells what distributions cost at each place, by each measure."""
-    best = likeliest(p)
+    best = argmax(p)
     log_p = jnp.log(jnp.maximum(p, TINY))
 
     def cost(measure: Measure, q: Float[Array, "*n B J V"]) -> Float[Array, "*n B J"]:

@@ -41,7 +41,7 @@ class ReplayModel(LanguageModel):
     """
 
     @property
-    def sees(self) -> bool:
+    def has_vision(self) -> bool:
         return False
 
     def embed(self, params: Params, rows: PromptRows, features: Any = None, pool: Any = None) -> Float[Array, "B L 0"]:

@@ -15,7 +15,7 @@ from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, by_place, distribution, likeliest, tempered
+from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
 
@@ -35,7 +35,7 @@ class Speculator:
     weighting: Weighting
     shares_tower: bool = False
     """The draft reads the target's image features, because the two towers are the same."""
-    lengths: tuple[int, ...] = ()
+    gammas: tuple[int, ...] = ()
     """Tokens that a block may draft, 0 first and `gamma` last, to be chosen from anew for each; of a chain only.
     Without, every block drafts `gamma`."""
     traces: bool = False
@@ -67,14 +67,14 @@ class Speculator:
         assert batch.weights is not None
         weighting = self.weighting.init(batch.weights)
         state = init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
-        state = state.replace(length=batch.length)
+        state = state.replace(gamma=batch.gamma)
         return state.replace(trace=init_trace(batch.weights, new_slots)) if self.traces else state
 
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
         """Blocks of one draft and one target pass until every row is done, or the loop is to pause."""
-        if self.lengths:
+        if self.gammas:
             return self._decode_adaptively(params, state, options, pause)
         return jax.lax.while_loop(
             lambda state: going_on(state, pause), lambda state: self.block(params, state, options), state
@@ -86,12 +86,12 @@ class Speculator:
         """Blocks of chosen lengths, until every row is done or plain decoding is expected to be faster."""
 
         def chosen(state: DecodeState) -> tuple[DecodeState, Array]:
-            assert state.length is not None
-            return state, state.length.choose(self.lengths, state.done)
+            assert state.gamma is not None
+            return state, state.gamma.choose(self.gammas, state.done)
 
         def of_length(choice: int, carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
             """Blocks for as long as this length is the choice."""
-            speculator = replace(self, drafter=replace(self.drafter, gamma=self.lengths[choice]))
+            speculator = replace(self, drafter=replace(self.drafter, gamma=self.gammas[choice]))
             return jax.lax.while_loop(
                 lambda carry: going_on(carry[0], pause) & (carry[1] == choice),
                 lambda carry: chosen(speculator.block(params, carry[0], options)),
@@ -100,7 +100,7 @@ class Speculator:
 
         def step(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
             # A loop a length, most of no turn: a `switch` would copy the caches into its branches.
-            for choice in range(1, len(self.lengths)):
+            for choice in range(1, len(self.gammas)):
                 carry = of_length(choice, carry)
             return carry
 
@@ -108,8 +108,8 @@ class Speculator:
             lambda carry: going_on(carry[0], pause) & (carry[1] > 0), step, chosen(state)
         )
         # Once plain, plain to the end: the draft would have to read again all that it has missed.
-        assert state.length is not None
-        state = state.replace(length=state.length.settle(choice == 0))
+        assert state.gamma is not None
+        state = state.replace(gamma=state.gamma.settle(choice == 0))
         return Autoregressive(self.target).decode(params, state, options, pause)
 
     def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
@@ -147,8 +147,8 @@ class Speculator:
             state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
             count, done = state.count, state.done
             state, emitted = commit(state, draft.tokens, verdict, options)
-            if state.length is not None:
-                state = state.replace(length=state.length.observe(gamma, verdict.count, done))
+            if state.gamma is not None:
+                state = state.replace(gamma=state.gamma.observe(gamma, verdict.count, done))
             if state.trace is not None:
                 trace = extend_trace(state.trace, count, state.tokens, draft, verdict, weights, valid)
                 state = state.replace(trace=trace)
@@ -162,4 +162,4 @@ class Speculator:
             p = by_place(lambda place: distribution(place, options))(logits)
             return verify(p, draft, step_keys(options, state.count, self.drafter.reads), greedy)
 
-        return jax.lax.cond(jnp.all(greedy), lambda: match(likeliest(logits), draft), drawn)
+        return jax.lax.cond(jnp.all(greedy), lambda: match(argmax(logits), draft), drawn)

@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.block_length import BlockLength
+from jaxspec.decoding.adaptive_gamma import AdaptiveGamma
 from jaxspec.decoding.trace import Trace
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows
@@ -32,7 +32,7 @@ class PromptBatch(struct.PyTreeNode):
     """Units for the draft's own tower; None when it reads the target's features, or none."""
     weights: Float[Array, "B R"] | None = None
     """Initial weights of the views."""
-    length: BlockLength | None = None
+    gamma: AdaptiveGamma | None = None
     """What the first block's length is chosen by, for programs that choose it."""
     head: HeadRows | None = None
     """What a KV head reads of the target's rows; None without one."""
@@ -64,7 +64,7 @@ class DecodeState(struct.PyTreeNode):
     drafter: Any
     weighting: Any
     stats: DecodeStats
-    length: BlockLength | None = None
+    gamma: AdaptiveGamma | None = None
     """What programs that choose how many tokens to draft go by."""
     trace: Trace | None = None
     """Where each token came from, in programs that keep it."""

@@ -19,7 +19,7 @@ from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.tree import Tree, TreeSpec, grow
 from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
-from jaxspec.sampling import Sampling, draw_siblings, filtered, likeliest
+from jaxspec.sampling import Sampling, argmax, draw_siblings, filtered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Draft, TokenTree
 
@@ -115,7 +115,7 @@ class TreeDrafter(_Drafter):
         `match` does not ask from what."""
 
         def drawn(node: Array, mixed: Array) -> tuple[Array, Array]:
-            probs = filtered(mixed, options, likeliest(mixed))
+            probs = filtered(mixed, options, argmax(mixed))
             return draw_siblings(step_keys(options, count, node), probs, mixed, most), probs
 
         return jax.lax.cond(

@@ -30,7 +30,7 @@ from jaxspec.evaluation.metrics import predicted_speedup
 from jaxspec.evaluation.timing import Passes, time_loops
 from jaxspec.models import LanguageModel, abstract_params, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.sampling import Sampling, likeliest
+from jaxspec.sampling import Sampling, argmax
 from jaxspec.typing import Array, Int, Params
 
 Record = dict[str, Any]
@@ -117,7 +117,7 @@ class Pair:
         ) -> tuple[Array, tuple[KVCache, KVCache]]:
             def step(carry: tuple[Array, KVCache], _: None) -> tuple[tuple[Array, KVCache], Array]:
                 logits, cache = draft.extend(params["drafter"], *carry)
-                said = likeliest(logits)
+                said = argmax(logits)
                 return (said, cache), said[:batch, 0]
 
             first = jnp.tile(tokens[:, :1], (views, 1))
@@ -178,7 +178,7 @@ def measure_images(pair: Pair) -> list[Record]:
     config = pair.config
     calls: dict[str, Callable[[int], Any]] = {}
     for name, model in (("target", pair.target), ("draft", pair.draft)):
-        for images in config.images if model.model.sees else (0,):
+        for images in config.images if model.model.has_vision else (0,):
             if images:
                 calls[f"{name} tower {images}"] = partial(_encode, model, images)
             calls[f"{name} prefill {images}"] = partial(_prefill, model, images, config.prompt)

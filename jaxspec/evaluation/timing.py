@@ -22,7 +22,7 @@ from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.host import Held, executable
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import rewound
-from jaxspec.sampling import likeliest
+from jaxspec.sampling import argmax
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
 
@@ -115,7 +115,7 @@ def _run_passes(
 ) -> tuple[Int[Array, "B T"], Any]:
     def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         logits, after = extend(params, *carry)
-        said = likeliest(logits)
+        said = argmax(logits)
         return said.reshape(-1, *tokens.shape)[0], rewound(after, state)
 
     return jax.lax.fori_loop(0, times, step, (tokens, state))

@@ -205,7 +205,7 @@ class LanguageModel:
         return text_config(self.config)
 
     @property
-    def sees(self) -> bool:
+    def has_vision(self) -> bool:
         """Whether the model has a vision tower."""
         return family_of(self.config.model_type).images is not None
 

@@ -273,7 +273,7 @@ def pack(
     )
 
 
-def take_over(
+def adopt_target_kv(
     config: KVHeadConfig, cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int
 ) -> KVCache:
     """Puts the target's keys and values of `count` newly verified tokens in place of the head's own; of these,

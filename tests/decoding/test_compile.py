@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.block_length import init_length
 from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.speculative import Speculator
 from tests.decoding.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
@@ -65,10 +65,10 @@ def test_the_state_is_updated_in_place():
 @pytest.mark.parametrize("name", ["chain", "adaptive", "tree", "dynamic"])
 def test_a_block_copies_no_cache(name: str):
     """A single row is decoded: its cache has a shape that nothing else has."""
-    program = {"chain": CHAIN, "tree": TREE, "dynamic": DYNAMIC}.get(name, replace(CHAIN, lengths=(0, 1, 3)))
+    program = {"chain": CHAIN, "tree": TREE, "dynamic": DYNAMIC}.get(name, replace(CHAIN, gammas=(0, 1, 3)))
     batch, options = prompts([5], [1], ("M", "T")), sampling(1, new=NEW)
-    if program.lengths:
-        batch = batch.replace(length=init_length(np.ones(len(program.lengths)), 1))
+    if program.gammas:
+        batch = batch.replace(gamma=init_gamma(np.ones(len(program.gammas)), 1))
     state = run_prefill(program, BOTH, batch, options, NEW)
     compiled = run_decode.lower(program, BOTH, state, options).compile().as_text()
     assert compiled is not None

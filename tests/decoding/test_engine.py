@@ -26,7 +26,7 @@ from jaxspec.data.images import Picture, StoredImage
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding import host
-from jaxspec.decoding.block_length import init_length
+from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
@@ -157,7 +157,7 @@ def test_chosen_lengths_start_out_with_what_earlier_answers_accepted(
     costs = np.asarray([1.0, 1.0] + [9.0] * 3)
     monkeypatch.setattr(engine_module, "measure_costs", lambda lengths, run: measured.append(lengths) or costs)
     monkeypatch.setattr(
-        engine_module, "init_length", lambda *given: earlier.extend(given[2:]) or init_length(*given)
+        engine_module, "init_gamma", lambda *given: earlier.extend(given[2:]) or init_gamma(*given)
     )
     engine = Engine(target, draft, replace(CONFIG, adaptive_gamma=True))
     requests = [request_of(engine, words, images=1) for words in WORDS[:3]]

@@ -64,7 +64,7 @@ def speculative(
     """`policy` is of the drafter's context, or the weighting."""
     spec = tiny.speculator(TARGET, draft[0], views, gamma, head=HEAD if "kv" in views else None, **policy)
     batch = batch_of(*views) if batch is None else batch
-    batch = batch.replace(view_images=batch.view_images if draft[0].sees else None)
+    batch = batch.replace(view_images=batch.view_images if draft[0].has_vision else None)
     batch = batch if weights is None else tiny.weighted(batch, *weights)
     params = {"target": TARGET_PARAMS, "drafter": draft[1], "head": HEAD_PARAMS}
     return tiny.run_speculative(spec, params, batch, options, NEW)
@@ -200,7 +200,7 @@ def test_a_target_that_drafts_for_itself_is_never_wrong(
 def test_a_text_draft_with_a_smaller_vocabulary() -> None:
     """A decoder without a tower can only read view T, and never proposes the ids that it lacks."""
     draft = tiny.resized(TARGET, DRAFT_PARAMS, tiny.VOCABULARY - 6)
-    assert not draft[0].sees
+    assert not draft[0].has_vision
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
     state = speculative(("T",), 3, options, draft=draft)
     assert tiny.outputs(state) == plain(options)

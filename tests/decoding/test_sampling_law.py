@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding import speculative
+from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.block_length import init_length
 from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
@@ -67,8 +67,8 @@ def drawn(
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
     if costs:
-        program = replace(program, lengths=tuple(range(gamma + 1)))
-        batch = batch.replace(length=init_length(np.asarray(costs), ROWS))
+        program = replace(program, gammas=tuple(range(gamma + 1)))
+        batch = batch.replace(gamma=init_gamma(np.asarray(costs), ROWS))
     params = {"target": PARAMS, "drafter": DRAFT, "head": HEAD_PARAMS}
 
     @jax.jit

@@ -33,7 +33,7 @@ TURNS, PATIENCE = 10, 2000.0
 """Costs are the least of so many turns, or of as many as milliseconds allow: a large model on a CPU has one."""
 
 
-class BlockLength(struct.PyTreeNode):
+class AdaptiveGamma(struct.PyTreeNode):
     """What the choice rests on. Costs are the batch's; acceptance is each row's own, from a common start."""
 
     costs: Float[Array, " K"]
@@ -54,7 +54,7 @@ class BlockLength(struct.PyTreeNode):
         expected = jnp.where(done[:, None], 0.0, powers[:, jnp.asarray(lengths)]).sum(0)
         return jnp.argmax(expected / self.costs)
 
-    def observe(self, drafted: int, count: Int[Array, " B"], done: Bool[Array, " B"]) -> BlockLength:
+    def observe(self, drafted: int, count: Int[Array, " B"], done: Bool[Array, " B"]) -> AdaptiveGamma:
         """After a block of `drafted` tokens of which `count` were accepted; rows that were done learn nothing."""
         accepted = MEMORY * self.accepted + count
         tried = MEMORY * self.tried + count + (count < drafted)
@@ -62,26 +62,26 @@ class BlockLength(struct.PyTreeNode):
             accepted=jnp.where(done, self.accepted, accepted), tried=jnp.where(done, self.tried, tried)
         )
 
-    def settle(self, plain: Bool[Array, ""]) -> BlockLength:
+    def settle(self, plain: Bool[Array, ""]) -> AdaptiveGamma:
         """Return the same, or where it is to be plain from here on, one whose choice is the first length for ever."""
         first = jnp.arange(len(self.costs)) == 0
         return self.replace(costs=jnp.where(plain & first, 0.0, self.costs))
 
 
-def init_length(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> BlockLength:
-    """The state before the first block, as numpy; `earlier` is how drafts have fared in answers before (`fared`)."""
+def init_gamma(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> AdaptiveGamma:
+    """Return the state before the first block, as numpy; `earlier` is what `update_prior` kept of earlier answers."""
     accepted, tried = earlier + PRIOR
     none = np.zeros(batch)
     leaves: list[Any] = [np.asarray(leaf, np.float32) for leaf in (costs, accepted / tried, none, none)]
-    return BlockLength(*leaves)
+    return AdaptiveGamma(*leaves)
 
 
-def fared(earlier: np.ndarray, length: BlockLength) -> np.ndarray:
+def update_prior(earlier: np.ndarray, length: AdaptiveGamma) -> np.ndarray:
     """Accepted and tried tokens of earlier answers and of a batch that has ended with this state, which counts most."""
     return MEMORY * earlier + [np.sum(length.accepted), np.sum(length.tried)]
 
 
-def lengths_up_to(gamma: int) -> tuple[int, ...]:
+def gammas_up_to(gamma: int) -> tuple[int, ...]:
     """The lengths to choose from, 0 being plain decoding."""
     return (0, *(g for g in CHOICES if g < gamma), gamma)
 
