@@ -17,7 +17,8 @@ def load_preset(kind: str, name: str) -> Any:
     """
     known = preset_names(kind)
     if name not in known:
-        raise InputError(f"preset {name!r}: no such file under configs/{kind}; {nearest(name, known)}")
+        folder = f"configs/{kind.replace('.', '/')}"
+        raise InputError(f"preset {name!r}: no such file under {folder}; {nearest(name, known)}")
     return import_module(f"configs.{kind}.{name}").config
 
 

@@ -11,7 +11,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -121,6 +121,25 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}"
         size /= 1024
     return f"{size:.2f} GiB"
+
+
+def script_name() -> str:
+    """The name of the script that this process runs, as `python -m` has it: `train.recipe`."""
+    path = Path(sys.argv[0]).with_suffix("")
+    return f"{path.parent.name}.{path.name}"
+
+
+def run_script(main: Callable[..., object], description: str | None = None) -> None:
+    """Run a script under `train/` or `eval/` on the words of the command line, which are parameters of `main`.
+
+    Args:
+      description: what --help begins with; by default the docstring of `main`.
+    """
+    import tyro  # what only imports this module does without
+
+    name = script_name()
+    with input_errors(name):
+        tyro.cli(main, prog=f"python -m {name}", description=description)
 
 
 @contextmanager

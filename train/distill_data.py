@@ -1,7 +1,7 @@
 """Writes a data set's answers anew with a target, for sequence-level distillation, and prepares it for training.
 
-    python train/distill_data.py --target llava-hf/llava-1.5-7b-hf --data runs/data/my_mix --name my_mix_t0
-    python train/distill_data.py --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
+    python -m train.distill_data --target llava-hf/llava-1.5-7b-hf --data runs/data/my_mix --name my_mix_t0
+    python -m train.distill_data --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
         --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
 
 A run that was stopped goes on where it was, and one that was finished does nothing. On several machines that see one
@@ -10,11 +10,9 @@ folder, give --shard 0/4 to 3/4; the first shard, run when the others are done, 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from typing import Annotated
 
 import tyro
 
@@ -22,7 +20,7 @@ from jaxspec.data.builders import data_folder, prepare
 from jaxspec.data.sources import open_source
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.runtime import input_errors, parse_dtype
+from jaxspec.runtime import parse_dtype, run_script
 from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 
@@ -65,7 +63,7 @@ class Options:
     """Where prepared data sets lie; the chunks go to OUT/NAME.answers."""
 
 
-def main(options: Options) -> Path | None:
+def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     """Answers, and prepares the whole when all is answered; then returns its folder."""
     shard = _shard(options.shard)
     source = open_source(options.data)
@@ -115,5 +113,4 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    with input_errors("distill_data"):
-        main(tyro.cli(Options, description=__doc__))
+    run_script(main, __doc__)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax.numpy as jnp
-import tyro
 
 from configs.models.mini import DRAFT
 from configs.train import mini
 from jaxspec.data.picturebook import TWINS, test_set
 from jaxspec.decoding.engine import EngineConfig, LoadedModel, Request
 from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.runtime import input_errors, join_cluster, setup_runtime
+from jaxspec.runtime import join_cluster, run_script, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.held_out import HeldOut
 from train import tower
@@ -55,5 +51,4 @@ def main(
 
 
 if __name__ == "__main__":
-    with input_errors("draft"):
-        tyro.cli(main)
+    run_script(main, __doc__)

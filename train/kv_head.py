@@ -1,28 +1,24 @@
 """Trains a KV head by Target-Draft attention and writes its directory.
 
-    python train/kv_head.py
-    python train/kv_head.py --head.pooling drop --runs runs/drop
-    python train/kv_head.py --recipe llava15_7b --data text=/data/chats llava_v1_5_mix665k=/data/mix
-    python train/kv_head.py --recipe mini_answers --loss ce     # on what the target answers: train/distill_data.py
+    python -m train.kv_head
+    python -m train.kv_head --head.pooling drop --runs runs/drop
+    python -m train.kv_head --recipe llava15_7b --data text=/data/chats llava_v1_5_mix665k=/data/mix
+    python -m train.kv_head --recipe mini_answers --loss ce     # on what the target answers: train.distill_data
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax
-import tyro
 
 from configs.train.kv_head import RECIPES
 from jaxspec.checkpoints.huggingface import check_output
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config.kv_head import Feature, Pooling
-from jaxspec.runtime import input_errors, join_cluster, setup_runtime
+from jaxspec.runtime import join_cluster, run_script, setup_runtime
 from jaxspec.training.kv_head import Loss, train_kv_head
 from jaxspec.training.recipes import parse_data
 
@@ -87,5 +83,4 @@ def main(
 
 
 if __name__ == "__main__":
-    with input_errors("kv_head"):
-        tyro.cli(main)
+    run_script(main, __doc__)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax
 import jax.numpy as jnp
-import tyro
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.latency.llava7b_68m import config as pair
 from jaxspec.errors import InputError, check_counts
 from jaxspec.models import LanguageModel, abstract_params, image_zeros, split_tower
-from jaxspec.runtime import human_bytes, input_errors, parse_dtype
+from jaxspec.runtime import human_bytes, parse_dtype, run_script
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import TEACHER
@@ -87,5 +82,4 @@ def main(
 
 
 if __name__ == "__main__":
-    with input_errors("plan"):
-        tyro.cli(main)
+    run_script(main, __doc__)

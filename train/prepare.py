@@ -1,9 +1,9 @@
 """Prepares training data: ArrayRecord shards that training reads at random, written once.
 
-    python train/prepare.py llava --data mix.json --images photos --name my_mix
-    python train/prepare.py text --data chat.jsonl --name chat
-    python train/prepare.py picturebook --samples 20000
-    python train/prepare.py llava --data mix.json --name my_mix --target llava-hf/llava-1.5-7b-hf
+    python -m train.prepare llava --data mix.json --images photos --name my_mix
+    python -m train.prepare text --data chat.jsonl --name chat
+    python -m train.prepare picturebook --samples 20000
+    python -m train.prepare llava --data mix.json --name my_mix --target llava-hf/llava-1.5-7b-hf
 
 Each goes to OUT/NAME. Rows and images that cannot be read are skipped, up to a limit, and told in
 OUT/NAME.skipped.jsonl. With --target it is told how many rows fit in how many of a target's tokens.
@@ -18,8 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
 import tyro
 
@@ -31,7 +29,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Picturebook
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.models import LanguageModel
-from jaxspec.runtime import input_errors
+from jaxspec.runtime import input_errors, script_name
 from jaxspec.training.conversations import reach
 
 OUT = Path("runs/data")
@@ -147,9 +145,9 @@ def _fits(reached: Sequence[tuple[int, int]]) -> str:
 
 
 if __name__ == "__main__":
-    with input_errors("prepare"):
+    with input_errors(script_name()):
         main(
             tyro.extras.subcommand_cli_from_dict(
-                {"llava": Llava, "text": Text, "picturebook": Book}, description=__doc__
+                {"llava": Llava, "text": Text, "picturebook": Book}, prog="python -m train.prepare", description=__doc__
             )
         )

@@ -1,9 +1,9 @@
 """Trains a draft by a recipe and writes it in Hugging Face layout.
 
-    python train/recipe.py mini_text
-    python train/recipe.py mini_large --data runs/data/my_mix --tune.steps 100
-    python train/recipe.py llava15_68m --data llava_v1_5_mix665k=/data/mix --tune.accumulate 4
-    python train/recipe.py pooled --view P36 --start mjbooo/lvlm68m
+    python -m train.recipe mini_text
+    python -m train.recipe mini_large --data runs/data/my_mix --tune.steps 100
+    python -m train.recipe llava15_68m --data llava_v1_5_mix665k=/data/mix --tune.accumulate 4
+    python -m train.recipe pooled --view P36 --start mjbooo/lvlm68m
 
 A recipe is a preset under configs/train/recipes; each of its stages takes the options of a TrainConfig after its name,
 and a distillation its own: --distillation.divergence tvd.
@@ -18,15 +18,13 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax
 import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.errors import InputError, nearest
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import input_errors, join_cluster, parse_dtype, setup_runtime
+from jaxspec.runtime import input_errors, join_cluster, parse_dtype, script_name, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, parse_data, train_draft
@@ -67,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     if not words or words[0].startswith("-"):
         known = ", ".join(preset_names(KIND))
         if {"-h", "--help"} & set(words):
-            print(f"{__doc__}\nRecipes: {known}. Options of one: python train/recipe.py NAME --help")
+            print(f"{__doc__}\nRecipes: {known}. Options of one: python -m train.recipe NAME --help")
             sys.exit(0)
         raise InputError(f"recipe: none is named; give one of {known} before the options")
     name, *rest = words
@@ -101,7 +99,7 @@ def _parse(name: str, recipe: Recipe, args: Sequence[str]) -> tuple[Recipe, Opti
     if recipe.distillation is not None:
         parts.append(("distillation", Distillation, field(default=recipe.distillation)))
     command: Any = make_dataclass("Command", parts, bases=(Options,), frozen=True)
-    found, unknown = tyro.cli(command, prog=f"recipe.py {name}", args=args, return_unknown_args=True)
+    found, unknown = tyro.cli(command, prog=f"python -m train.recipe {name}", args=args, return_unknown_args=True)
     if unknown:
         known = [part.name for part in fields(Options)]
         known += [f"{name}.{part.name}" for name, kind, _ in parts for part in fields(kind)]
@@ -118,5 +116,5 @@ def _parse(name: str, recipe: Recipe, args: Sequence[str]) -> tuple[Recipe, Opti
 
 
 if __name__ == "__main__":
-    with input_errors("recipe"):
+    with input_errors(script_name()):
         main()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import tyro
 
 from configs.models.mini import TARGET
 from configs.train import mini
-from jaxspec.runtime import input_errors, join_cluster, setup_runtime
+from jaxspec.runtime import join_cluster, run_script, setup_runtime
 from jaxspec.training.config import TrainConfig
 from train import tower
 from train.lvlm import train_lvlm
@@ -38,5 +33,4 @@ def main(
 
 
 if __name__ == "__main__":
-    with input_errors("target"):
-        tyro.cli(main)
+    run_script(main, __doc__)

@@ -1,6 +1,6 @@
 """Trains a small text model on questions and answers, and writes it in Hugging Face layout.
 
-    python train/text.py left --data path/to/gsm8k/train.jsonl
+    python -m train.text left --data path/to/gsm8k/train.jsonl
 
 The data is GSM8K's `train.jsonl`, or any JSONL with `question` and `answer`. All models that are trained on one file
 get one tokeniser, so that they can write together.
@@ -8,12 +8,9 @@ get one tokeniser, so that they can write together.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +24,7 @@ from jaxspec.data.sources import mixture
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
-from jaxspec.runtime import input_errors, join_cluster, setup_runtime
+from jaxspec.runtime import join_cluster, run_script, setup_runtime
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.fingerprints import data_fingerprint
 from jaxspec.training.losses import next_token_loss
@@ -88,5 +85,4 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    with input_errors("text"):
-        tyro.cli(main)
+    run_script(main, __doc__)

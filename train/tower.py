@@ -6,16 +6,12 @@ page is (background, bars), through linear heads that are thrown away.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 
 from configs.models.mini import TOWER
 from configs.train import mini
@@ -23,7 +19,7 @@ from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labe
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
 from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
-from jaxspec.runtime import input_errors
+from jaxspec.runtime import run_script
 from jaxspec.training.batches import Batch
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
@@ -81,5 +77,4 @@ def main(train: TrainConfig = mini.TOWER, out: Path = Path("runs/train/tower")) 
 
 
 if __name__ == "__main__":
-    with input_errors("tower"):
-        tyro.cli(main)
+    run_script(main, __doc__)

@@ -1,4 +1,4 @@
-"""Small text models of GSM8K that write together; `python train/text.py NAME --data ...` makes each of them."""
+"""Small text models of GSM8K that write together; `python -m train.text NAME --data ...` makes each of them."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ LLaVA-1.5's.
 LLaVA-1.5's: first text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order). The
 recipes `*_answers` read answers that the target wrote: of data ending in _t0 greedy, in _t1 drawn.
 
-    python train/kv_head.py --head.feature last_hidden
-    python train/distill_data.py --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
+    python -m train.kv_head --head.feature last_hidden
+    python -m train.distill_data --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
         --draft jaxspec/assets/mini/draft --max-new-tokens 96 --name picturebook_t0
-    python train/kv_head.py --recipe mini_answers
+    python -m train.kv_head --recipe mini_answers
 
 Draft lengths up to 7 are trained for.
 """

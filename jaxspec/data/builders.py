@@ -142,7 +142,7 @@ class Prepared(Sequence[Sample]):
     def __init__(self, path: Path) -> None:
         folder = next((place for place in (path, path / str(Conversations.VERSION)) if _prepared(place)), None)
         if folder is None:
-            raise InputError(f"data {path}: no prepared data in it; make it with train/prepare.py")
+            raise InputError(f"data {path}: no prepared data in it; make it with python -m train.prepare")
         self.path = path
         builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
         self.metadata: dict[str, Any] = dict(builder.info.metadata or {})

@@ -229,5 +229,6 @@ def open_data(name: str, data: Mapping[str, Path]) -> Any:
         return open_source(name)
     path = data.get(name, PREPARED / name)
     if name not in data and not path.is_dir():
-        raise InputError(f"data {name}: not in {PREPARED}; make it with train/prepare.py, or give --data {name}=PATH")
+        made = "make it with python -m train.prepare"
+        raise InputError(f"data {name}: not in {PREPARED}; {made}, or give --data {name}=PATH")
     return open_source(str(path))

@@ -62,7 +62,7 @@ def told(rows: Iterable[Unlearned], limits: tuple[int, int], share: float) -> st
     if late:
         reasons.append(
             f"{len(late):,} without an answer in the first {tokens} tokens (the first {max(r.tokens for r in late)} "
-            "would do: give longer --buckets; train/prepare.py --target tells what fits)"
+            "would do: give longer --buckets; python -m train.prepare --target tells what fits)"
         )
     if large:
         most = max(row.units for row in large)

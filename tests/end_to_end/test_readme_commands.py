@@ -67,17 +67,17 @@ COMMANDS: dict[str, Callable[[list[str]], object]] = {
     "demo": lambda words: tyro.cli(Demo, args=words),
     "generate": generated,
     "export": lambda words: STEPS["jaxspec"](["export", *words]),
-    **{script: step for script, step in STEPS.items() if script.startswith("train/")},
+    **{script: step for script, step in STEPS.items() if script.startswith("train.")},
 }
 
 
 def test_the_readme_s_commands_are_such_as_there_are() -> None:
     walked = set()
     for words in commands(README):
-        command, *rest = words[1:] if words[0] in ("python", "jaxspec") else words
+        command, *rest = [word for word in words if word not in ("python", "-m", "jaxspec")]
         COMMANDS[command](rest)
         walked.add(command)
-    assert {"pip", "make", "demo", "generate", "export", "train/recipe.py"} <= walked
+    assert {"pip", "make", "demo", "generate", "export", "train.recipe"} <= walked
     assert ["make", "test"] in commands(README)  # what continuous integration runs
     assert ["make", "demo"] in commands(README)
 

@@ -29,12 +29,11 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> Iterator[list[str]]:
-    """The words of every command of the page, behind `python`, in order; and of those that stand within its text."""
+    """The words of every command of the page, behind `python` and `-m`, in order, and of those that its text has."""
     lines = "".join(blocks("sh")).replace("\\\n", " ").splitlines()
-    within = re.findall(r"`(python train/[^`]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
+    within = re.findall(r"`(python -m train.[^`]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
     for line in [*lines, *within]:
-        words = shlex.split(line)
-        yield words[1:] if words[0] == "python" else words
+        yield shlex.split(line.removeprefix("python ").removeprefix("-m "))
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_training_and_held_out_photographs_are_others(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = next(words for words in commands() if words[0] == "train/prepare.py")
+    words = next(words for words in commands() if words[0] == "train.prepare")
     assert "--target" in words
     target = words.index("--target")
     words[target + 1] = str(ROOT / words[target + 1])
@@ -122,10 +121,10 @@ def evaluated(words: list[str]) -> Step:
 STEPS = {
     "pip": lambda words: (set(), set()),
     "ask.py": lambda words: (set(), set()),
-    "train/prepare.py": prepared,
-    "train/distill_data.py": distilled,
-    "train/recipe.py": trained,
-    "train/kv_head.py": headed,
+    "train.prepare": prepared,
+    "train.distill_data": distilled,
+    "train.recipe": trained,
+    "train.kv_head": headed,
     "jaxspec": exported,
     "eval/block_efficiency.py": evaluated,
 }

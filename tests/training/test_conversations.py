@@ -186,7 +186,7 @@ def test_rows_that_teach_nothing_are_counted_and_told_once(workers: int, capsys:
     assert capsys.readouterr().err == (
         f"rows of talk that taught nothing, {1 - learned / (8 * GROUP):.1%} of what was read: "
         "1 without an answer in the first 64 tokens "
-        "(the first 119 would do: give longer --buckets; train/prepare.py --target tells what fits)\n"
+        "(the first 119 would do: give longer --buckets; python -m train.prepare --target tells what fits)\n"
     )
     iterate(batches(), 1).close()
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""AASD's DT-LLaMA (Table 1): as FT-LLaMA, on answers that the target wrote (train/distill_data.py)."""
+"""AASD's DT-LLaMA (Table 1): as FT-LLaMA, on answers that the target wrote (`train.distill_data`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The mini draft, trained on towards the mini target's distributions, over picturebook's own answers.
 
-For sequence-level distillation make answers with train/distill_data.py and name them with `--data`.
+For sequence-level distillation make answers with `python -m train.distill_data` and name them with `--data`.
 """
 
 from __future__ import annotations
