@@ -14,7 +14,7 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c cons
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/jaxspec demo
-	$(VENV)/bin/python eval/block_efficiency.py mini --limit 10 --trace --out runs/mini
+	$(VENV)/bin/python -m eval.block_efficiency mini --limit 10 --trace --out runs/mini
 
 test: lint
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile

@@ -1,6 +1,6 @@
 """Every figure that needs an accelerator, in one go: passes and forced loops of LLaVA-1.5 with its drafts.
 
-    python eval/accelerator.py --out results/accelerator
+    python -m eval.accelerator --out results/accelerator
 
 Weights are random and made on the device; nothing is fetched. The parts run one after the other, each a process of
 its own, so that one that fails or runs out of time leaves the others' results; what is done lies in --out already.
@@ -14,22 +14,17 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import tyro
-
+from jaxspec.command import run_script
 from jaxspec.errors import InputError, nearest
-from jaxspec.runtime import input_errors
 
-EVAL = Path(__file__).resolve().parent
 PARTS: dict[str, tuple[str, ...]] = {
-    "llava7b_68m": ("latency.py", "llava7b_68m", "--parts", "passes", "forced"),
-    "llava7b_160m": ("latency.py", "llava7b_160m", "--parts", "passes", "forced", "--views", "1"),
-    "startup": ("startup.py",),
-    "llava7b_images": ("latency.py", "llava7b_68m", "--parts", "images"),
-    "llava13b_68m": ("latency.py", "llava13b_68m", "--parts", "passes", "forced", "--views", "1"),
-    "llava13b_160m": ("latency.py", "llava13b_160m", "--parts", "passes"),
-    "throughput": ("latency.py", "llava7b_68m", "--parts", "forced", "--batches", "4", "16", "--views", "1"),
+    "llava7b_68m": ("eval.latency", "llava7b_68m", "--parts", "passes", "forced"),
+    "llava7b_160m": ("eval.latency", "llava7b_160m", "--parts", "passes", "forced", "--views", "1"),
+    "startup": ("eval.startup",),
+    "llava7b_images": ("eval.latency", "llava7b_68m", "--parts", "images"),
+    "llava13b_68m": ("eval.latency", "llava13b_68m", "--parts", "passes", "forced", "--views", "1"),
+    "llava13b_160m": ("eval.latency", "llava13b_160m", "--parts", "passes"),
+    "throughput": ("eval.latency", "llava7b_68m", "--parts", "forced", "--batches", "4", "16", "--views", "1"),
 }
 """The most wanted first."""
 
@@ -49,7 +44,7 @@ def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tupl
     failed = []
     for name in parts:
         script, *options = PARTS[name]
-        command = [sys.executable, str(EVAL / script), *options, "--out", str(out / name)]
+        command = [sys.executable, "-m", script, *options, "--out", str(out / name)]
         begun = time.monotonic()
         try:
             code = subprocess.run(command, timeout=max(end - begun, 1), check=False).returncode
@@ -63,5 +58,4 @@ def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tupl
 
 
 if __name__ == "__main__":
-    with input_errors("accelerator"):
-        tyro.cli(main, description=__doc__)
+    run_script(main, __doc__)

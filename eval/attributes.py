@@ -1,24 +1,20 @@
 """Does a model see? Accuracy of greedy answers to picturebook's attribute questions, on the test split.
 
-    python eval/attributes.py jaxspec/assets/mini/target
+    python -m eval.attributes jaxspec/assets/mini/target
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import jax.numpy as jnp
 import tyro
 
+from jaxspec.command import run_script
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import check_counts
 from jaxspec.evaluation.probes import probe_accuracy
 from jaxspec.evaluation.report import show
-from jaxspec.runtime import input_errors
 
 
 def main(
@@ -41,5 +37,4 @@ def main(
 
 
 if __name__ == "__main__":
-    with input_errors("attributes"):
-        tyro.cli(main, description=__doc__)
+    run_script(main, __doc__)

@@ -1,8 +1,8 @@
 """Throughput against the batch: plain and speculative decoding, adaptive block lengths, what refill and growth save.
 
-    python eval/batches.py mini --out runs/batches
-    python eval/batches.py llava15 --batches 1 4 16 64 --samples 64
-    python eval/planted.py && python eval/batches.py mini --target runs/planted/target --draft runs/planted/draft
+    python -m eval.batches mini --out runs/batches
+    python -m eval.batches llava15 --batches 1 4 16 64 --samples 64
+    python -m eval.planted && python -m eval.batches mini --target runs/planted/target --draft runs/planted/draft
 
 The same requests at every batch size. Where speculation stops paying is the crossover; `--adaptive-gamma` is meant to
 hold the better of both lines. Rows that are done while their batch is not are the waste of decoding batch after batch;
@@ -19,12 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import numpy as np
 import tyro
 from tqdm import tqdm
 
+from jaxspec.command import run_script
 from jaxspec.data.prompts import bucket
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
@@ -34,7 +33,6 @@ from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.command import eval_preset, eval_presets, load_models
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.timing import by_turns
-from jaxspec.runtime import input_errors
 
 HEADER = ["B", "plain tok/s", "speculative", "adaptive J", "x plain", "adaptive x plain", "waste plain", "speculative"]
 HEADER += ["refill x plain", "refill x speculative", "growth x plain", "growth x speculative"]
@@ -137,17 +135,16 @@ def saved(
     """How many times as long as the second engine the first takes, and the answers of each."""
     times = np.zeros((2, repeats + 1))  # the first compiles
     answers: list[list[Result[Any]]] = []
-    for run in range(repeats + 1):
+    for turn in range(repeats + 1):
         answers = []
         for i, way in enumerate(engines):
             begun = time.perf_counter()
             answers.append(way.generate(requests))
-            times[i, run] = time.perf_counter() - begun
+            times[i, turn] = time.perf_counter() - begun
             bar.update()
     ours, theirs = times[:, 1:].min(axis=1)
     return float(ours / theirs), answers
 
 
 if __name__ == "__main__":
-    with input_errors("batches"):
-        tyro.cli(main, description=f"{__doc__}\nPresets: {', '.join(eval_presets())}.")
+    run_script(main, f"{__doc__}\nPresets: {', '.join(eval_presets())}.")

@@ -1,7 +1,7 @@
 """Block-efficiency table: rows of views and weightings x twin sets x turns, beside plain decoding.
 
-    python eval/block_efficiency.py mini --out runs/mini
-    python eval/block_efficiency.py mini --limit 10 --gamma 3
+    python -m eval.block_efficiency mini --out runs/mini
+    python -m eval.block_efficiency mini --limit 10 --gamma 3
 
 Writes results.json, records.jsonl, table.md and report.html (and figures, with the `plots` extra) into --out. With
 --trace the page shows who wrote each token of the first answers, and more figures are drawn.
@@ -16,8 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from jaxspec.command import input_errors, script_name
 from jaxspec.evaluation.block_efficiency import measure
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.config import EvalConfig
@@ -25,7 +24,6 @@ from jaxspec.evaluation.figures import draw_all
 from jaxspec.evaluation.html import SHOWN, write_html
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table, block_efficiency_table
-from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -70,5 +68,5 @@ def _asked(config: EvalConfig) -> dict[tuple[str, str, int], tuple[str, Sequence
 
 
 if __name__ == "__main__":
-    with input_errors("block_efficiency"):
+    with input_errors(script_name()):
         main()

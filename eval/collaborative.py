@@ -1,7 +1,7 @@
 """Collaborative decoding: every method on every set, measured and predicted, and the dial of quality and speed.
 
-    python eval/collaborative.py gsm8k --data gsm8k=path/to/test.jsonl --out runs/collaborative
-    python eval/collaborative.py visual --limit 8
+    python -m eval.collaborative gsm8k --data gsm8k=path/to/test.jsonl --out runs/collaborative
+    python -m eval.collaborative visual --limit 8
 
 Writes results.json, records.jsonl and table.md (and dial.png, with the `plots` extra) into --out.
 """
@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from jaxspec.command import input_errors, script_name
 from jaxspec.evaluation.collaboration import measure
 from jaxspec.evaluation.collaborative_tables import dial_table, draw_dial, methods_table
 from jaxspec.evaluation.command import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table
-from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -61,5 +59,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with input_errors("collaborative"):
+    with input_errors(script_name()):
         main()

@@ -1,7 +1,7 @@
 """How well draft and target answer on their own: accuracy, ROUGE-L and METEOR of plain decoding.
 
-    python eval/draft_quality.py mini --limit 20 --out runs/quality
-    python eval/draft_quality.py llava15 --sets ocrbench textcaps --data ocrbench=PATH textcaps=PATH
+    python -m eval.draft_quality mini --limit 20 --out runs/quality
+    python -m eval.draft_quality llava15 --sets ocrbench textcaps --data ocrbench=PATH textcaps=PATH
 
 Needs the `quality` extra. Writes results.json, records.jsonl and table.md into --out.
 """
@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from jaxspec.command import input_errors, script_name
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.quality import measure_quality, quality_table
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -44,5 +42,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with input_errors("draft_quality"):
+    with input_errors(script_name()):
         main()

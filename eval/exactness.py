@@ -1,7 +1,7 @@
 """Does speculation change what the target writes? Token identity of greedy answers, and a test of sampled ones.
 
-    python eval/exactness.py mini --limit 5 --out runs/exactness
-    python eval/exactness.py mini --gammas 5 --batches 8 --draws 0
+    python -m eval.exactness mini --limit 5 --out runs/exactness
+    python -m eval.exactness mini --gammas 5 --batches 8 --draws 0
 
 Every answer of the preset's sets is decoded with and without the draft and compared token for token; where they
 part, the logit gap in one full forward pass of the target says whether rounding could have chosen. Then many
@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from jaxspec.command import input_errors, script_name
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table, identity_table, sampling_table
-from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -78,5 +76,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with input_errors("exactness"):
+    with input_errors(script_name()):
         main()

@@ -1,7 +1,7 @@
 """KV heads against separate drafts, in the form of AASD's Table 1: speed-up, acceptance, tokens a pass and a second.
 
-    python eval/kv_head.py aasd --limit 20
-    python eval/kv_head.py aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
+    python -m eval.kv_head aasd --limit 20
+    python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
         --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf LLaVA-text=runs/ft_llava/hf:T
 
 Lines are the preset's rows, the drafts of --baselines, the preset's own head, what is left of it without the target's
@@ -11,16 +11,14 @@ results.json, records.jsonl and table.md into --out.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax.numpy as jnp
 
+from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.loading import LoadedHead, LoadedModel
@@ -31,7 +29,6 @@ from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.kv_head import foretold
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import Table, draft_table
-from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -121,5 +118,5 @@ def named(entry: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    with input_errors("kv_head"):
+    with input_errors(script_name()):
         main()

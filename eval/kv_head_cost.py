@@ -1,6 +1,6 @@
 """What Target-Draft attention costs, as ratios of one run: in training, and a drafted token.
 
-    python eval/kv_head_cost.py --lengths 256 512 1024
+    python -m eval.kv_head_cost --lengths 256 512 1024
 
 Training: one step (loss and gradient) of a head with the mini target's widths over one row of S text tokens, a block
 at every token. Against it the naive way, in which every block has a copy of the keys and values that it reads, and
@@ -10,7 +10,6 @@ projector and packing at prefill, against passes of its target.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,16 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from tqdm import tqdm
 
 from configs.eval.kv_head import config as preset
 from configs.models.mini import TARGET
+from jaxspec.command import run_script
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.picturebook import test_set
 from jaxspec.decoding.engine import Engine, Request
@@ -39,7 +36,7 @@ from jaxspec.evaluation.report import begin, describe_run, finish, markdown, sho
 from jaxspec.evaluation.timing import time_passes
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, pack
 from jaxspec.models.layers import apply
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import setup_runtime
 from jaxspec.training.losses import draft_loss
 from jaxspec.typing import Array, Params
 
@@ -200,5 +197,4 @@ def decoding(repeats: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    with input_errors("kv_head_cost"):
-        tyro.cli(main, description=__doc__)
+    run_script(main, __doc__)

@@ -1,7 +1,7 @@
 """Latency of a pair of given shapes and random weights: passes, images, mixtures, and loops at forced acceptance.
 
-    python eval/latency.py mini --out runs/latency_mini
-    python eval/latency.py llava7b_68m --parts passes forced --batches 1 8
+    python -m eval.latency mini --out runs/latency_mini
+    python -m eval.latency llava7b_68m --parts passes forced --batches 1 8
 
 Nothing is read from files: weights are made on the device. Writes results.json, table.md and figures into --out.
 """
@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax.numpy as jnp
 import tyro
 
+from jaxspec.command import run_script
 from jaxspec.evaluation.latency import (
     LatencyConfig,
     Pair,
@@ -31,7 +30,7 @@ from jaxspec.evaluation.latency_report import draw_latency, latency_tables
 from jaxspec.evaluation.limits import probe
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import setup_runtime
 
 Part = Literal["passes", "images", "forced", "mixtures"]
 
@@ -83,5 +82,4 @@ def main(
 
 
 if __name__ == "__main__":
-    with input_errors("latency"):
-        tyro.cli(main, description=f"{__doc__}\nPresets: {', '.join(preset_names('latency'))}.")
+    run_script(main, f"{__doc__}\nPresets: {', '.join(preset_names('latency'))}.")

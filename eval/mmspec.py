@@ -1,7 +1,7 @@
 """MMSpec's conversations: answers of every method and the summary, in MMSpec's own files.
 
-    python eval/mmspec.py llava15 --data mmspec=PATH --limit 600 --max-new-tokens 1024 --batch-size 1
-    python eval/mmspec.py llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
+    python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --max-new-tokens 1024 --batch-size 1
+    python -m eval.mmspec llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
 
 Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset, summary.csv,
 results.json and table.md into --out. Times are of whole batches, shared evenly; MMSpec's own are of batch 1. With a
@@ -16,15 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from jaxspec.command import input_errors, script_name
 from jaxspec.data.mmspec import answer_row, summary_csv, summary_rows
 from jaxspec.data.sets import MMSPEC
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.mmspec import BASELINE, measure_mmspec
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.files import write_text
-from jaxspec.runtime import input_errors
 
 SHOWN = ("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_mean", "speedup_paired")
 
@@ -59,5 +57,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with input_errors("mmspec"):
+    with input_errors(script_name()):
         main()

@@ -1,7 +1,7 @@
 """jaxspec and transformers on the same weights, prompts and device: tokens a second, and tokens a target call.
 
-    python eval/peers.py mini --out runs/peers_mini
-    python eval/peers.py pair55m --new 128
+    python -m eval.peers mini --out runs/peers_mini
+    python -m eval.peers pair55m --new 128
 
 `mini` are the shipped models on picturebook; `pair55m` a pair of random weights whose agreement is planted. Both
 libraries read the same files. All methods run warm and in turns; a method's time is the least of its turns, summed
@@ -23,8 +23,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +32,7 @@ from tqdm import tqdm
 from configs.eval.mini import ASSETS
 from eval import planted
 from jaxspec.checkpoints import huggingface
+from jaxspec.command import run_script
 from jaxspec.data.prompts import Prompt
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
@@ -41,7 +40,7 @@ from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.presets import load_preset
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import setup_runtime
 
 GAMMA = 5
 PLAIN, EAGER, ASSISTED = "jaxspec plain", "transformers eager", "transformers assisted, LLaVA draft, constant"
@@ -291,5 +290,4 @@ def summary(name: str, runs: list[Run], reference: list[Run] | None) -> dict[str
 
 
 if __name__ == "__main__":
-    with input_errors("peers"):
-        tyro.cli(main, description=__doc__)
+    run_script(main, __doc__)

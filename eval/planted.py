@@ -1,7 +1,7 @@
 """Three models of random weights and planted agreement, as checkpoints: sizes at which passes are what time goes into.
 
-    python eval/planted.py
-    python eval/collaborative.py planted
+    python -m eval.planted
+    python -m eval.collaborative planted
 
 A target of 54M knows the whole cycle of `jaxspec.evaluation.planted`, a partner of the same size and a draft of 3M
 know a share of it each. All see pages of 576 image tokens, and use the mini models' tokeniser.
@@ -9,24 +9,21 @@ know a share of it each. All see pages of 576 image tokens, and use the mini mod
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax.numpy as jnp
-import tyro
 
 from configs.eval.mini import ASSETS
 from jaxspec.checkpoints import huggingface
+from jaxspec.command import run_script
 from jaxspec.config import LlavaConfig
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.evaluation.latency import random_params
 from jaxspec.evaluation.planted import plant
 from jaxspec.presets import load_preset
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import setup_runtime
 
 
 def main(out: Path = Path("runs/planted"), partner: float = 0.8, draft: float = 0.7) -> None:
@@ -59,5 +56,4 @@ def write(path: Path, config: LlavaConfig, right: float, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    with input_errors("planted"):
-        tyro.cli(main, description=__doc__)
+    run_script(main, __doc__)

@@ -1,7 +1,7 @@
 """What comes before the first token: process start with a cold and a warm cache of programs, and the host's own time.
 
-    python eval/startup.py --out runs/startup
-    python eval/startup.py --target path/to/llava-1.5-7b-hf --draft path/to/llava-68m
+    python -m eval.startup --out runs/startup
+    python -m eval.startup --target path/to/llava-1.5-7b-hf --draft path/to/llava-68m
 
 Every start is a process of its own (`jaxspec generate`, one page, 16 new tokens), cold with an empty cache directory.
 Host time is what a warm `Engine.generate` takes beyond prefill and decoding, text only and with an image. Writes
@@ -19,19 +19,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import jax.numpy as jnp
 import numpy as np
-import tyro
 from PIL import Image
 from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
+from jaxspec.command import run_script
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.runtime import input_errors, setup_runtime
+from jaxspec.runtime import setup_runtime
 
 
 def main(
@@ -121,5 +119,4 @@ def host(target: str, draft: str, calls: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    with input_errors("startup"):
-        tyro.cli(main, description=__doc__)
+    run_script(main, __doc__)

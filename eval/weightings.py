@@ -1,7 +1,7 @@
 """Weightings against the best fixed weights in hindsight: losses, regret, and block efficiency of each rule.
 
-    python eval/weightings.py mini --out runs/weightings
-    python eval/weightings.py mini --views M T --rules static em mt-paper --windows 4 --limit 4
+    python -m eval.weightings mini --out runs/weightings
+    python -m eval.weightings mini --views M T --rules static em mt-paper --windows 4 --limit 4
 
 The target answers once, greedily; target and draft are recorded over the answers, and every rule is replayed on the
 recording. Rules that take a window are replayed with each of --windows besides all.
@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.weighting import Adaptive
 from jaxspec.decoding.weighting_rules import PRESETS, RULES, parse_weighting
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.regret import measure_regret
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
 from jaxspec.evaluation.tables import regret_table
-from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)
@@ -57,5 +55,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with input_errors("weightings"):
+    with input_errors(script_name()):
         main()

@@ -79,6 +79,14 @@ def test_files_that_are_named_exist(page: Path):
     assert absent == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "results" / "README.md"], ids=str)
+def test_modules_that_are_named_exist(page: Path):
+    """In `python -m eval.latency mini`, and the like."""
+    named = re.findall(r"python -m ((?:eval|train|tests)\.\w+)", page.read_text(encoding="utf-8"))
+    places = [ROOT.joinpath(*name.split(".")) for name in named]
+    assert [place for place in places if not (place.with_suffix(".py").is_file() or place.is_dir())] == []
+
+
 def test_the_letters_are_those_of_the_code():
     rows = [re.findall(r"\| *(\S) *\| *([^|]*?) *(?=\|)", line) for line in (typing.__doc__ or "").splitlines()]
     legend = {letter: meaning for row in rows for letter, meaning in row}

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from configs.models.mini import CAPTIONER
 from configs.train import mini
 from jaxspec.checkpoints import huggingface
-from jaxspec.runtime import join_cluster, run_script, setup_runtime
+from jaxspec.command import run_script
+from jaxspec.runtime import join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from train.lvlm import train_lvlm
 

@@ -16,11 +16,12 @@ from typing import Annotated
 
 import tyro
 
+from jaxspec.command import run_script
 from jaxspec.data.builders import data_folder, prepare
 from jaxspec.data.sources import open_source
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.runtime import parse_dtype, run_script
+from jaxspec.runtime import parse_dtype
 from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from configs.models.mini import DRAFT
 from configs.train import mini
+from jaxspec.command import run_script
 from jaxspec.data.picturebook import TWINS, test_set
 from jaxspec.decoding.engine import EngineConfig, LoadedModel, Request
 from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.runtime import join_cluster, run_script, setup_runtime
+from jaxspec.runtime import join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.held_out import HeldOut
 from train import tower

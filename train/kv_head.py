@@ -17,8 +17,9 @@ import jax
 from configs.train.kv_head import RECIPES
 from jaxspec.checkpoints.huggingface import check_output
 from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.command import run_script
 from jaxspec.config.kv_head import Feature, Pooling
-from jaxspec.runtime import join_cluster, run_script, setup_runtime
+from jaxspec.runtime import join_cluster, setup_runtime
 from jaxspec.training.kv_head import Loss, train_kv_head
 from jaxspec.training.recipes import parse_data
 

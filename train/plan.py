@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from configs.latency.llava7b_68m import config as pair
+from jaxspec.command import run_script
 from jaxspec.errors import InputError, check_counts
 from jaxspec.models import LanguageModel, abstract_params, image_zeros, split_tower
-from jaxspec.runtime import human_bytes, parse_dtype, run_script
+from jaxspec.runtime import human_bytes, parse_dtype
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import TEACHER

@@ -23,13 +23,13 @@ import tyro
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.command import input_errors, script_name
 from jaxspec.data.builders import prepare
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Picturebook
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.models import LanguageModel
-from jaxspec.runtime import input_errors, script_name
 from jaxspec.training.conversations import reach
 
 OUT = Path("runs/data")

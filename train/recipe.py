@@ -22,9 +22,10 @@ import jax
 import tyro
 
 from jaxspec.checkpoints import huggingface
+from jaxspec.command import input_errors, script_name
 from jaxspec.errors import InputError, nearest
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import input_errors, join_cluster, parse_dtype, script_name, setup_runtime
+from jaxspec.runtime import join_cluster, parse_dtype, setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, parse_data, train_draft

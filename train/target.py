@@ -6,7 +6,8 @@ from pathlib import Path
 
 from configs.models.mini import TARGET
 from configs.train import mini
-from jaxspec.runtime import join_cluster, run_script, setup_runtime
+from jaxspec.command import run_script
+from jaxspec.runtime import join_cluster, setup_runtime
 from jaxspec.training.config import TrainConfig
 from train import tower
 from train.lvlm import train_lvlm

@@ -18,13 +18,14 @@ import tyro
 
 from configs.train.gsm8k import BUCKETS, STAGES, VOCABULARY, TextStage
 from jaxspec.checkpoints import huggingface
+from jaxspec.command import run_script
 from jaxspec.data.benchmarks import benchmark_samples
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.data.sources import mixture
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
-from jaxspec.runtime import join_cluster, run_script, setup_runtime
+from jaxspec.runtime import join_cluster, setup_runtime
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.fingerprints import data_fingerprint
 from jaxspec.training.losses import next_token_loss

@@ -15,11 +15,11 @@ import optax
 
 from configs.models.mini import TOWER
 from configs.train import mini
+from jaxspec.command import run_script
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
 from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
-from jaxspec.runtime import run_script
 from jaxspec.training.batches import Batch
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit

@@ -1,4 +1,4 @@
-"""Planted models of 54M and 3M that write together; `python eval/planted.py` writes them. Times are real, words not."""
+"""Planted models of 54M and 3M that write together; `python -m eval.planted` writes them. Times are real, words not."""
 
 from __future__ import annotations
 

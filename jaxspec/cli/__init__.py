@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
 
 from jaxspec import __version__
+from jaxspec.command import expect_interrupt, input_errors
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -15,18 +14,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
         print(f"jaxspec {__version__}")
         return
-    unread = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if unread:  # modules are read for seconds, and jaxlib's does not survive an exception
-        signal.signal(signal.SIGINT, _leave)
+    expect_interrupt("jaxspec")
 
     import tyro
 
     from jaxspec.cli import collaborate, demo, export, generate, inspect
     from jaxspec.errors import printable
-    from jaxspec.runtime import input_errors
 
-    if unread:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     with input_errors("jaxspec"):
         command = tyro.extras.subcommand_cli_from_dict(
             {
@@ -47,8 +41,3 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(printable(export.run(command)))
         elif not inspect.run(command):
             sys.exit(2)
-
-
-def _leave(*_: object) -> None:
-    os.write(sys.stderr.fileno(), b"jaxspec: interrupted\n")
-    os._exit(130)

@@ -13,6 +13,7 @@ import tyro
 
 from jaxspec.checkpoints.huggingface import locate, read_config
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.command import script_name
 from jaxspec.data.rows import local_rows
 from jaxspec.data.sets import MMSPEC
 from jaxspec.decoding.captioners import check_captioner, load_captioner
@@ -77,7 +78,7 @@ def parse_command(
     whole = dataclass(frozen=True)(type("Command", bases, {"__post_init__": lambda self: None}))
     found, unknown = tyro.cli(
         whole,
-        prog=f"{Path(sys.argv[0]).name} PRESET",
+        prog=f"python -m {script_name()} PRESET",
         description=f"{description}\nPresets: {', '.join(eval_presets(kind))}; defaults below are those of {preset}.",
         args=rest,
         default=whole(**given | {"rows": ()} if "rows" in given else given),

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from jaxspec.runtime import silence_unread
+from jaxspec.command import silence_unread
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

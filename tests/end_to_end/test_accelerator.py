@@ -15,9 +15,9 @@ from jaxspec.presets import preset_names
 @pytest.mark.parametrize("name", accelerator.PARTS)
 def test_parts_are_commands_of_their_scripts(name: str) -> None:
     script, *options = accelerator.PARTS[name]
-    main = {"latency.py": latency.main, "startup.py": startup.main}[script]
+    main = {"eval.latency": latency.main, "eval.startup": startup.main}[script]
     tyro.extras.get_parser(main).parse_args([*options, "--out", "runs"])  # exits where an option is unknown
-    assert script != "latency.py" or options[0] in preset_names("latency")
+    assert script != "eval.latency" or options[0] in preset_names("latency")
 
 
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
@@ -27,6 +27,6 @@ def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
 
 def test_parts_that_fail_are_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "other"):
-        monkeypatch.setitem(accelerator.PARTS, name, (f"no_{name}.py",))
+        monkeypatch.setitem(accelerator.PARTS, name, (f"eval.no_{name}",))
     with pytest.raises(SystemExit, match="not done: one, other"):
         accelerator.main(tmp_path, parts=("one", "other"))

@@ -59,7 +59,7 @@ def test_training_and_held_out_photographs_are_others(asked: Path, capsys: pytes
     assert "bucket  rows that teach" in capsys.readouterr().out
     rows = Prepared(folder)
     assert len(rows) == 90
-    words = next(words for words in commands() if words[0] == "eval/block_efficiency.py")
+    words = next(words for words in commands() if words[0] == "eval.block_efficiency")
     _, config, _ = parse_command(block_efficiency.Options, "", words[1:])
     held_out = config.samples("photos")
     assert len(held_out) == 2
@@ -126,5 +126,5 @@ STEPS = {
     "train.recipe": trained,
     "train.kv_head": headed,
     "jaxspec": exported,
-    "eval/block_efficiency.py": evaluated,
+    "eval.block_efficiency": evaluated,
 }

@@ -10,12 +10,12 @@ import pytest
 from tqdm import tqdm
 
 from configs.eval.mini import config as MINI
+from jaxspec.command import input_errors
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import input_errors
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,12 @@ import tyro
 from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
+from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.runtime import human_bytes, input_errors
+from jaxspec.runtime import human_bytes
 from tests.robustness.damage import Outcome
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
 from tests.robustness.settings import DEVICES, try_settings

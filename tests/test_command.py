@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.command import input_errors
 from jaxspec.errors import InputError
-from jaxspec.runtime import input_errors
 from tests.conftest import ROOT
 
-BEGIN = "import sys\nfrom jaxspec.runtime import input_errors\nwith input_errors('it'):\n    "
+BEGIN = "import sys\nfrom jaxspec.command import input_errors\nwith input_errors('it'):\n    "
 LINE, LINES = "print('line')", "print('line\\n' * 99999)"  # held until the end, and more than is held
 
 
@@ -124,9 +124,16 @@ def _work(held: object) -> None:
     threading.Event().wait(60)
 
 
-def test_ctrl_c_while_modules_are_read_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("jaxspec", "from jaxspec.cli import main\nmain(['--help'])"),
+        ("eval", "import runpy\nsys.argv = ['-m']\nrunpy.run_module('eval.latency', run_name='__main__')"),
+    ],
+)
+def test_ctrl_c_while_modules_are_read_is_one_line(program: str, words: str) -> None:
     """An exception there makes jaxlib fail, or crash."""
-    code = """
+    code = f"""
 import signal, sys
 class Interrupted:
     def find_spec(self, name, *_):
@@ -134,9 +141,8 @@ class Interrupted:
             signal.raise_signal(signal.SIGINT)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupted())
-from jaxspec.cli import main
-main(["--help"])
+{words}
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "jaxspec: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{program}: interrupted\n")

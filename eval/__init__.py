@@ -1,0 +1,10 @@
+"""Measurements: `python -m eval.NAME --help` tells of each."""
+
+from __future__ import annotations
+
+import sys
+
+from jaxspec.command import expect_interrupt
+
+if sys.argv[0] == "-m":  # the package of a script that `python -m` runs is read before the script
+    expect_interrupt("eval")

@@ -1,0 +1,10 @@
+"""Training: `python -m train.NAME --help` tells of each script."""
+
+from __future__ import annotations
+
+import sys
+
+from jaxspec.command import expect_interrupt
+
+if sys.argv[0] == "-m":  # the package of a script that `python -m` runs is read before the script
+    expect_interrupt("train")
