@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxspec.cache import init_cache, write
 from jaxspec.config import LlamaConfig
 from jaxspec.models import build
-from tests.decoding import tiny
+from tests import tiny
 
 B, S, K, H, T = 3, 7, 2, 4, 3
 CONFIG = LlamaConfig(

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from jaxspec import __version__
 from jaxspec.cli import demo, main
 from jaxspec.config import text_config
-from tests.end_to_end import tiny
+from tests import tiny
 
 STATS = {
     *("mean_acceptance_length", "block_efficiency", "draft_acceptance_rate"),
@@ -382,8 +382,8 @@ def test_refused_collaborations(
 
 
 def test_prompt_over_the_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal(capsys, "--target", world / "target", "--prompt", "x" * tiny.CONTEXT)
-    assert f"over the target's context of {tiny.CONTEXT}" in line
+    line = refusal(capsys, "--target", world / "target", "--prompt", "x" * tiny.PAIR_CONTEXT)
+    assert f"over the target's context of {tiny.PAIR_CONTEXT}" in line
 
 
 def test_prompt_over_the_drafts_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -490,7 +490,7 @@ def test_a_text_target(world: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     words, params = tiny.tokenizer(), tiny.random_params(text)
     words.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
     target = tiny.save(tmp_path / "target", text, params, words)
-    draft = tiny.save(tmp_path / "draft", text, tiny.perturbed(params, 0.1), words)
+    draft = tiny.save(tmp_path / "draft", text, tiny.noisy(params, 0.1), words)
     both = ("--target", target, "--prompt", "Hi", "--draft", draft)
     assert "views: M shows images and the target is a text model; use view T" in refusal(capsys, *both)
     assert "the target is a text model; give none" in refusal(capsys, *both[:4], *pictures(world, "rgb"))

@@ -15,7 +15,7 @@ from jaxspec.checkpoints.kv_head import named_tensors
 from jaxspec.config import KVHeadConfig
 from jaxspec.models.kv_head import KVHead, head_rows, init_head
 from jaxspec.typing import Array, Params
-from tests.decoding import tiny
+from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
 TEXT = TARGET.text

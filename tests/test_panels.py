@@ -16,7 +16,7 @@ from jaxspec.decoding import loading
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.models import panels
 from jaxspec.models.panels import ROWS, WIDTH, panelled
-from tests.decoding import tiny
+from tests import tiny
 
 LM, PARAMS = tiny.text_only(*tiny.lvlm(WIDTH, 1, seed=0, vocabulary=2 * WIDTH))
 SLOTS = 24

@@ -14,7 +14,7 @@ from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.panels import panelled
 from jaxspec.typing import Params
-from tests.decoding.tiny import lvlm, text_only
+from tests.tiny import lvlm, text_only
 
 SEES, PARAMS = lvlm(64, 1, seed=0, vocabulary=64)
 MODEL, TEXT = text_only(SEES, PARAMS)

@@ -24,7 +24,7 @@ from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.models import FAMILIES, LanguageModel, build, text_params  # noqa: E402
-from tests.end_to_end import tiny as pair  # noqa: E402
+from tests import tiny as pair  # noqa: E402
 from tests.parity import qwen_vl, tiles, tiny  # noqa: E402
 
 MODELS = {
@@ -250,7 +250,7 @@ def test_inspect_a_kv_head(head, capsys):
     main(["inspect", str(head), "--json"])
     spoken = json.loads(capsys.readouterr().out)
     assert (spoken["family"], spoken["model_type"]) == ("KV head for 'target'", "jaxspec_kv_head")
-    assert (spoken["context"], spoken["image_tokens"], spoken["chat_template"]) == (pair.CONTEXT, 1, None)
+    assert (spoken["context"], spoken["image_tokens"], spoken["chat_template"]) == (pair.PAIR_CONTEXT, 1, None)
     assert set(spoken["parameters"]) == {"layers", "norm", "kv_projector", "slot_bias"}
     main(["inspect", str(head)])
     assert "KV head for 'target' (jaxspec_kv_head)" in capsys.readouterr().out

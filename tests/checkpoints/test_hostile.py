@@ -18,10 +18,10 @@ from jaxspec.checkpoints.huggingface import load, read_config, save
 from jaxspec.checkpoints.inspection import inspect
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.errors import InputError
-from tests.checkpoints.families import FAMILIES, write
+from tests import tiny
 from tests.conftest import ROOT
-from tests.end_to_end import tiny
 from tests.robustness.damage import outcome, use
+from tests.tiny.families import FAMILIES, write
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import KVHead, head_rows
 from jaxspec.typing import Params
-from tests.decoding import tiny
+from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
 VARIANTS: dict[str, dict[str, Any]] = {

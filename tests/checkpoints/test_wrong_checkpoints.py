@@ -18,7 +18,7 @@ from jaxspec.checkpoints.huggingface import load, save
 from jaxspec.checkpoints.inspection import inspect
 from jaxspec.decoding.loading import with_stop_tokens
 from jaxspec.errors import InputError
-from tests.end_to_end import tiny
+from tests import tiny
 
 HEAD = "language_model.lm_head.weight"
 
@@ -188,7 +188,7 @@ def test_good_checkpoint(good):
     found = inspect(good)
     assert found.problems == []
     assert (found.family, found.model_type, found.image_tokens) == ("LLaVA-1.5", "llava", 4)
-    assert (found.context, found.vocabulary) == (tiny.CONTEXT, tiny.CONFIG.text_config.vocab_size)
+    assert (found.context, found.vocabulary) == (tiny.PAIR_CONTEXT, tiny.CONFIG.text_config.vocab_size)
     params = tiny.random_params(tiny.CONFIG)
     assert sum(found.parameters.values()) == sum(leaf.size for leaf in _leaves(params))
     assert found.parameters["vision_tower"] == sum(leaf.size for leaf in _leaves(params["vision_tower"]))

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from jaxspec.data import templates
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
-from tests.end_to_end import tiny
+from tests import tiny
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}"

@@ -23,7 +23,7 @@ from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.state import Pause, rewound, whereabouts
 from jaxspec.errors import InputError
-from tests.decoding import tiny
+from tests import tiny
 
 LENGTHS = gammas_up_to(5)
 NEW = 25

@@ -21,7 +21,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command import load_models
 from jaxspec.evaluation.config import EvalConfig, Row
-from tests.end_to_end import tiny
+from tests import tiny
 
 MINI = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
 NEW = 12
@@ -182,7 +182,7 @@ def test_towers_are_held_once(models: EvalConfig, pair: tuple[LoadedModel, Loade
     assert isinstance(captioner, CachedCaptions)
     engine: Any = captioner.captioner
     assert same_arrays(engine.model, target)
-    other = tiny.perturbed(target.params, 0.1)
+    other = tiny.noisy(target.params, 0.1)
     apart = LoadedModel(draft.config, other, draft.tokenizer, draft.image_processor)
     assert apart.sharing_tower(target) is apart
 

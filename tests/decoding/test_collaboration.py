@@ -21,7 +21,7 @@ from jaxspec.decoding.memory import abstract_member_inputs
 from jaxspec.errors import InputError
 from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.models import text_params
-from tests.end_to_end import tiny
+from tests import tiny
 
 NEW = 12
 CONFIG = CollaborationConfig(batch_size=4, prompt_buckets=(64,), image_buckets=(1,), new_buckets=(NEW,))
@@ -38,12 +38,12 @@ def seeing() -> LoadedModel:
 @pytest.fixture(scope="module")
 def reading(seeing: LoadedModel) -> LoadedModel:
     """A text model of the same vocabulary."""
-    return loaded(tiny.CONFIG.text_config, tiny.perturbed(text_params(seeing.config, seeing.params), 0.1))
+    return loaded(tiny.CONFIG.text_config, tiny.noisy(text_params(seeing.config, seeing.params), 0.1))
 
 
 @pytest.fixture(scope="module")
 def models(seeing: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
-    return [seeing, replace(seeing, params=jax.device_put(tiny.perturbed(seeing.params, 0.1))), reading]
+    return [seeing, replace(seeing, params=jax.device_put(tiny.noisy(seeing.params, 0.1))), reading]
 
 
 def loaded(config: Any, params: Any, words: Any = None) -> LoadedModel:

@@ -31,7 +31,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, 
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
 from jaxspec.typing import Params
-from tests.end_to_end import tiny
+from tests import tiny
 
 NEW = 12
 CONFIG = EngineConfig(views=("M", "T"), batch_size=4)
@@ -50,7 +50,7 @@ def target() -> LoadedModel:
 @pytest.fixture(scope="module")
 def draft(target: LoadedModel) -> LoadedModel:
     """A draft that looks through the target's tower."""
-    params = tiny.perturbed(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
+    params = tiny.noisy(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
     return loaded(params)
 
 
@@ -236,7 +236,7 @@ def test_a_shared_tower_gives_what_two_towers_give(
     assert once.tokens == twice.tokens
     assert once.stats.histogram.tolist() == twice.stats.histogram.tolist()
 
-    other = Engine(target, loaded(tiny.perturbed(target.params, 0.1)), CONFIG)
+    other = Engine(target, loaded(tiny.noisy(target.params, 0.1)), CONFIG)
     assert not other.program.shares_tower
     assert other.generate([request])[0].tokens == once.tokens
 
@@ -382,7 +382,7 @@ def test_a_tower_is_shared_across_dtypes(target: LoadedModel, draft: LoadedModel
     program = Engine(half, draft, CONFIG).program
     assert isinstance(program, Speculator)
     assert program.shares_tower
-    other = loaded(tiny.perturbed(draft.params, 0.1))
+    other = loaded(tiny.noisy(draft.params, 0.1))
     assert not Engine(half, other, CONFIG).program.shares_tower
 
 

@@ -21,7 +21,7 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.views import parse_views
 from jaxspec.decoding.weighting import Static
 from jaxspec.models import LanguageModel, abstract_params
-from tests.decoding.tiny import QUICK
+from tests.tiny import QUICK
 
 OPTIONS = QUICK | {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",

@@ -20,7 +20,7 @@ from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
-from tests.decoding import tiny
+from tests import tiny
 
 LENGTHS, IMAGES, B, NEW = [5, 3, 7, 5], [1, 0, 2, 1], 4, 25
 NOBODY = (-1, -1)

@@ -15,9 +15,8 @@ from jaxspec.decoding.growth import rooms
 from jaxspec.decoding.host import timed
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.models import LanguageModel
+from tests import tiny
 from tests.decoding.test_engine import CONFIG, loaded, request_of
-from tests.decoding.tiny import kv_head
-from tests.end_to_end import tiny
 
 CONFIG = replace(CONFIG, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,), gamma=3)
 CHAIN = replace(CONFIG, weighting="em:window=3", trace=True)
@@ -29,12 +28,12 @@ def target() -> LoadedModel:
     """With a head that reads nothing but images, of which there are none."""
     model = loaded(tiny.random_params(tiny.CONFIG))
     options = {"feature": "last_hidden", "reads_text": False}
-    return replace(model, head=LoadedHead(*kv_head(LanguageModel(model.config), model.params, 0.05, **options)))
+    return replace(model, head=LoadedHead(*tiny.kv_head(LanguageModel(model.config), model.params, 0.05, **options)))
 
 
 @pytest.fixture(scope="module")
 def draft(target: LoadedModel) -> LoadedModel:
-    return loaded(tiny.perturbed(target.params, 0.1))
+    return loaded(tiny.noisy(target.params, 0.1))
 
 
 @pytest.fixture

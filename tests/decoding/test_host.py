@@ -17,7 +17,7 @@ from jaxspec import Collaboration, CollaborationConfig, Engine, EngineConfig, Lo
 from jaxspec.decoding import host
 from jaxspec.decoding.host import Held
 from jaxspec.sharding import make_mesh, shardings
-from tests.end_to_end import tiny
+from tests import tiny
 
 NEW = 12
 CONFIG = EngineConfig(views=("M", "T"), gamma=3)
@@ -33,7 +33,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def draft(target: LoadedModel) -> LoadedModel:
-    return replace(target, params=jax.device_put(tiny.perturbed(target.params, 0.1)))
+    return replace(target, params=jax.device_put(tiny.noisy(target.params, 0.1)))
 
 
 def moved(model: LoadedModel, device: Any) -> LoadedModel:

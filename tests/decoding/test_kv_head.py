@@ -18,7 +18,7 @@ from jaxspec.models.decoder import Layer
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, pack, states_before
 from jaxspec.typing import Array, Params
-from tests.decoding import tiny
+from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(32, 2, seed=0)
 TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1

@@ -12,7 +12,7 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding import growth
 from jaxspec.sharding import make_mesh
-from tests.end_to_end import tiny
+from tests import tiny
 
 NEW = 12
 

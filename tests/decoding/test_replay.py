@@ -14,7 +14,7 @@ import pytest
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.errors import InputError
-from tests.end_to_end import tiny
+from tests import tiny
 
 CONFIG = EngineConfig(
     views=("M", "T"),
@@ -37,7 +37,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def draft(target: LoadedModel) -> LoadedModel:
-    params = tiny.perturbed(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
+    params = tiny.noisy(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
     return replace(target, params=jax.device_put(params))
 
 

@@ -22,12 +22,12 @@ from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, Verdict, _residual, rejection
-from tests.decoding.tiny import kv_head, lvlm, noisy, prompts, sampling, speculator, weighted
 from tests.oracles import goodness_of_fit, numpy_distribution
+from tests.tiny import kv_head, lvlm, noisy, prompts, sampling, speculator, weighted
 
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
 IMAGE = VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholder would show an image
-TARGET, PARAMS = lvlm(16, 2, seed=3, scale=20.0, vocabulary=VOCABULARY, image=IMAGE)
+TARGET, PARAMS = lvlm(16, 2, seed=3, scale=0.4, vocabulary=VOCABULARY, image=IMAGE)
 DRAFT = noisy(PARAMS, 0.7)
 VIEWS = ("M", "T", "P")
 HEAD, HEAD_PARAMS = kv_head(TARGET, PARAMS)

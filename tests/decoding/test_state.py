@@ -14,7 +14,7 @@ from jaxspec.cache import KVCache
 from jaxspec.decoding.state import DecodeState, commit, init_state, newest, step_keys
 from jaxspec.sampling import Sampling
 from jaxspec.verification import Verdict
-from tests.decoding import tiny
+from tests import tiny
 
 B, J, SLOTS, PROMPT = 3, 3, 9, 5
 TOKENS = st.integers(0, 4)

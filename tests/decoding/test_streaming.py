@@ -16,8 +16,8 @@ from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding import growth, host
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from tests import tiny
 from tests.decoding.test_engine import loaded, request_of
-from tests.end_to_end import tiny
 from train.lvlm import encoder as mini_encoder
 
 NEW = 30
@@ -31,7 +31,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def draft(target: LoadedModel) -> LoadedModel:
-    return loaded(tiny.perturbed(target.params, 0.1))
+    return loaded(tiny.noisy(target.params, 0.1))
 
 
 def asked(engine: Engine, temperature: float = 0.0) -> Request:

@@ -11,11 +11,11 @@ import pytest
 
 from jaxspec.decoding.trace import trace_record
 from jaxspec.models import build
-from tests.decoding.tiny import CONTEXT, lvlm, noisy, prompts, sampling, speculator, weighted
+from tests.tiny import CONTEXT, lvlm, noisy, prompts, sampling, speculator, weighted
 
 NEW = 24
 VOCABULARY = IMAGE = 30  # in a full pass, a drawn placeholder would show an image
-TARGET, PARAMS = lvlm(16, 2, seed=3, scale=20.0, vocabulary=VOCABULARY, image=IMAGE)
+TARGET, PARAMS = lvlm(16, 2, seed=3, scale=0.4, vocabulary=VOCABULARY, image=IMAGE)
 DRAFT = noisy(PARAMS, 0.2)
 
 

@@ -17,7 +17,7 @@ from jaxspec.decoding.tree import Tree, branching, chains, parse_tree
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, ancestors
 from jaxspec.decoding.views import VIEWS
 from jaxspec.errors import InputError
-from tests.decoding import tiny
+from tests import tiny
 
 SHAPES = [branching(2, 3), branching(3, 4, 20), branching(1, 5), chains(3, 4), branching(4, 1), chains(1, 1)]
 

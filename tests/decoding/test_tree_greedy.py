@@ -14,7 +14,7 @@ import pytest
 
 from jaxspec.decoding.tree import grow, parse_tree
 from jaxspec.models.inputs import PromptRows, in_order
-from tests.decoding import tiny
+from tests import tiny
 from tests.decoding.test_greedy import (
     DRAFT_PARAMS,
     NEW,

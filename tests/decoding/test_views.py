@@ -16,7 +16,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import build
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import NEWLINE, TEXT, Slots
-from tests.decoding import tiny
+from tests import tiny
 
 MODEL, PARAMS = tiny.lvlm(32, 2, seed=0)
 B, J = 3, 3

@@ -19,7 +19,7 @@ from jaxspec.models import build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
-from tests.decoding import tiny
+from tests import tiny
 from tests.decoding import weighting_reference as reference
 from tests.oracles import numpy_softmax
 

@@ -13,7 +13,7 @@ from eval.batches import main, waste
 from jaxspec.decoding.engine import Result, RowStats
 from jaxspec.errors import InputError
 from jaxspec.evaluation.config import EvalConfig, Row
-from tests.end_to_end import tiny
+from tests import tiny
 
 
 def test_all_ways_to_decode_give_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_all_ways_to_decode_give_the_same_tokens(tmp_path: Path, monkeypatch: py
     config = replace(tiny.CONFIG.text_config, num_hidden_layers=1)
     params = tiny.random_params(config)
     target = tiny.save(tmp_path / "target", config, params)
-    draft = tiny.save(tmp_path / "draft", config, tiny.perturbed(params, 0.1))
+    draft = tiny.save(tmp_path / "draft", config, tiny.noisy(params, 0.1))
     preset = EvalConfig(target=str(target), draft=str(draft), rows=(Row("T", ("T",)),), sets=("facts",))
     monkeypatch.setattr("jaxspec.evaluation.command.load_preset", lambda kind, name: preset)
     out = tmp_path / "out"

@@ -16,7 +16,7 @@ from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.exactness import divergence, forward_logits
 from jaxspec.evaluation.statistics import two_samples
 from jaxspec.presets import load_preset, preset_names
-from tests.end_to_end import tiny
+from tests import tiny
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage
 from jaxspec.training.regenerate import Regeneration, regenerate, regenerated
-from tests.end_to_end import tiny
+from tests import tiny
 from tests.training.test_conversations import Talk
 
 PINPOINTS = [[28, 56], [56, 28], [56, 56]]

@@ -12,7 +12,7 @@ from PIL import Image
 from eval import block_efficiency, mmspec
 from jaxspec.errors import InputError
 from jaxspec.evaluation.config import EvalConfig, Row
-from tests.end_to_end import tiny
+from tests import tiny
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -18,7 +18,7 @@ from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import test_set as samples_of
-from tests.end_to_end import tiny
+from tests import tiny
 
 INST = (
     "{{ bos_token }}{% for m in messages %}{{ '[INST] ' }}{% for part in m['content'] %}"

@@ -11,7 +11,7 @@ import pytest
 
 from eval import peers
 from jaxspec.data.prompts import Prompt
-from tests.end_to_end import tiny
+from tests import tiny
 
 
 def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     params = tiny.random_params(config)
     params["language_model"]["lm_head"]["kernel"][:, config.image_token_index] = 0  # transformers refuses it in answers
     tiny.save(tmp_path / "target", config, params)
-    tiny.save(tmp_path / "draft", config, tiny.perturbed(params, 0.1))
+    tiny.save(tmp_path / "draft", config, tiny.noisy(params, 0.1))
     monkeypatch.setattr(peers, "ASSETS", tmp_path)
     peers.main("mini", tmp_path / "out", new=6, prompts=1, repeats=1)
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]

@@ -16,8 +16,8 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, 
 from jaxspec.decoding.loading import same_tower
 from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.evaluation.exactness import forward_logits
-from tests.decoding.tiny import noisy
 from tests.parity import qwen_vl, tiny
+from tests.tiny import noisy
 
 NEW, LENGTH, UNITS = 64, 448, 32
 QUESTION = "What is it?"

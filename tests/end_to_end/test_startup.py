@@ -8,7 +8,7 @@ import pytest
 
 from eval import startup
 from jaxspec.errors import InputError
-from tests.end_to_end import tiny
+from tests import tiny
 
 
 def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from jaxspec.decoding.loading import same_tower  # noqa: E402
 from jaxspec.decoding.memory import Sizes, abstract_inputs  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.evaluation.exactness import forward_logits  # noqa: E402
-from tests.end_to_end import tiny as checkpoints  # noqa: E402
+from tests import tiny as checkpoints  # noqa: E402
 from tests.parity import tiles, tiny  # noqa: E402
 
 NEW = 64
@@ -64,7 +64,7 @@ def decode(engine: Engine, answers: list[tuple[Prompt, list[int]]]) -> list[Any]
 def test_a_draft_of_the_same_family(target, answers):
     """It looks through the target's tower; view P is shown the base tile of each image alone."""
     _, ours = target
-    params = checkpoints.perturbed(ours.params, 0.05) | {"vision_tower": ours.params["vision_tower"]}
+    params = checkpoints.noisy(ours.params, 0.05) | {"vision_tower": ours.params["vision_tower"]}
     draft = replace(ours, params=params)
     assert same_tower(ours, draft)
     engine = Engine(ours, draft, EngineConfig(("M", "T", "P"), gamma=3, **BUCKETS))

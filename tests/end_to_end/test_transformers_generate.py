@@ -22,7 +22,7 @@ from transformers import (  # noqa: E402
 )
 
 from jaxspec.cli import main  # noqa: E402
-from tests.end_to_end.tiny import SPECIAL, tokenizer  # noqa: E402
+from tests.tiny import SPECIAL, tokenizer  # noqa: E402
 
 NEW_TOKENS = 64
 QUESTION = "What is unusual about this picture?"

@@ -10,14 +10,14 @@ import pytest
 
 from eval import weightings
 from jaxspec.evaluation.config import EvalConfig, Row
-from tests.end_to_end import tiny
+from tests import tiny
 
 
 def test_regret_of_each_rule_and_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(tiny.CONFIG, text_config=replace(tiny.CONFIG.text_config, num_hidden_layers=1))
     params = tiny.random_params(config)
     target = tiny.save(tmp_path / "target", config, params)
-    draft = tiny.save(tmp_path / "draft", config, tiny.perturbed(params, 0.1))
+    draft = tiny.save(tmp_path / "draft", config, tiny.noisy(params, 0.1))
     preset = EvalConfig(
         str(target), str(draft), (Row("MT", ("M", "T")),), ("facts",), turns=(1,), limit=2, gamma=2, max_new_tokens=8,
         batch_size=2,

@@ -12,7 +12,7 @@ from eval.kv_head import ablations, named, shown
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
 from jaxspec.evaluation.tables import draft_table
-from tests.decoding import tiny
+from tests import tiny
 
 
 def row(dataset: str, draft: str, gamma: int, tau: float, **fields: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from jaxspec.evaluation.limits import Limits, pass_work
 from jaxspec.evaluation.planted import RESERVED, plant
 from jaxspec.models import LanguageModel, build
 from jaxspec.presets import load_preset, preset_names
-from tests.decoding.tiny import lvlm
+from tests.tiny import lvlm
 
 FLOAT = jnp.dtype("float32")
 LIMITS = Limits(10.0, 10.0, 0.1)
@@ -70,7 +70,7 @@ def test_a_planted_pair_follows_its_cycle() -> None:
     """Target and draft say the same after the tokens that the draft knows, and the cycle never ends."""
     said = []
     for width, right in ((128, 1.0), (64, 0.7)):
-        model, params = lvlm(width, 1, seed=0, scale=1.0, vocabulary=RESERVED + 200)
+        model, params = lvlm(width, 1, seed=0, scale=0.02, vocabulary=RESERVED + 200)
         decoder = {"params": plant(model.config, params, right)["language_model"]}  # type: ignore[arg-type]
         tokens = jnp.arange(RESERVED + 199)[:, None]  # each alone
         said.append(np.asarray(jnp.argmax(jnp.asarray(build(model.text).apply(decoder, tokens)), axis=-1))[:, 0])

@@ -15,7 +15,7 @@ from jaxspec.errors import InputError
 from jaxspec.evaluation import quality
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.quality import is_right, judge, meteor
-from tests.end_to_end import tiny
+from tests import tiny
 
 pytest.importorskip("rouge_score", reason="ROUGE and METEOR need the `quality` extra")
 

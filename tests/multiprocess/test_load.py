@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.checkpoints.huggingface import load
+from tests import tiny
 from tests.conftest import ROOT
-from tests.end_to_end import tiny
 
 CHILD = """
 import json, sys

@@ -17,7 +17,7 @@ from jaxspec.errors import InputError
 from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.kv_head import train_kv_head
-from tests.end_to_end import tiny as end_to_end
+from tests import tiny as end_to_end
 from tests.training import child, tiny
 from tests.training.child import Child
 from tests.training.test_conversations import Talk

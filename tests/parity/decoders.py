@@ -15,7 +15,7 @@ from jaxspec.config import TextConfig
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.models import LanguageModel, abstract_params, build
 from jaxspec.models.inputs import PromptRows
-from tests.decoding import tiny as loops
+from tests import tiny as loops
 from tests.parity import tiny
 from tests.parity.tiny import torch
 

@@ -10,7 +10,7 @@ from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, build
 from jaxspec.models.inputs import Pool
-from tests.decoding import tiny
+from tests import tiny
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 

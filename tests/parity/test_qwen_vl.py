@@ -22,8 +22,8 @@ from jaxspec.models.qwen_vl import VisionTower, window_contents
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.decoding.tiny import QUICK  # noqa: E402
 from tests.parity import qwen_vl, tiny  # noqa: E402
+from tests.tiny import QUICK  # noqa: E402
 
 SIZES = [(20, 50), (9, 8), (43, 19)]
 """Sizes of images, odd in every way: grids of 3x6, 2x2 (grown) and 5x2 merge groups."""

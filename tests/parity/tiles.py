@@ -11,9 +11,9 @@ from PIL import Image
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import LoadedModel
-from tests.end_to_end.tiny import SPECIAL, tokenizer
 from tests.parity import tiny
 from tests.parity.tiny import torch
+from tests.tiny import SPECIAL, tokenizer
 
 IMAGE = SPECIAL.index("<image>")
 PINPOINTS = [[12, 24], [24, 12], [24, 24], [36, 12], [12, 36], [36, 36]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxspec.decoding.loading import LoadedModel
-from tests.end_to_end import tiny
+from tests import tiny
 from tests.robustness.damaged_rows import ROWS, row_outcome
 
 

@@ -20,10 +20,10 @@ from jaxspec.cli import main
 from jaxspec.data.images import Picture, load_image
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
-from tests.checkpoints.families import FAMILIES, write
-from tests.end_to_end import tiny
+from tests import tiny
 from tests.robustness.damage import Outcome, judge, outcome
 from tests.robustness.damaged_rows import row_outcome
+from tests.tiny.families import FAMILIES, write
 
 SECONDS, BYTES = 20.0, 2 << 30
 """What one trial may take."""

@@ -24,7 +24,7 @@ from jaxspec.models.inputs import TEXT
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatches, iterate
 from jaxspec.training.trainer import fit
-from tests.end_to_end import tiny
+from tests import tiny
 from train import prepare
 
 MODEL = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())

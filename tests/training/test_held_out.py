@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.training.held_out import HeldOut
-from tests.end_to_end import tiny
+from tests import tiny
 
 
 def test_it_is_what_the_engine_gives(tmp_path):
@@ -27,7 +27,7 @@ def test_it_is_what_the_engine_gives(tmp_path):
     accepted, drafted = (sum(getattr(row, name).sum() for row in stats) for name in ("accepted_at", "drafted_at"))
     assert found["draft_acceptance_rate"] == pytest.approx(accepted / drafted)
 
-    worse = params | {"language_model": tiny.perturbed(params["language_model"], 3.0)}
+    worse = params | {"language_model": tiny.noisy(params["language_model"], 3.0)}
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
     worse = held_out(worse)

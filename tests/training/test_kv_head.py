@@ -14,8 +14,7 @@ from jaxspec.config import KVHeadConfig
 from jaxspec.training.conversations import GROUP
 from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss
 from jaxspec.training.losses import draft_loss
-from tests.decoding import tiny
-from tests.end_to_end import tiny as end_to_end
+from tests import tiny
 from tests.training.test_conversations import batches, same
 
 MASK = np.asarray(
@@ -45,7 +44,7 @@ def draws(seed: int) -> list[np.random.Generator]:
 
 def test_processes_share_a_batch_with_its_anchors() -> None:
     """Also where a row has more images than there is room for, and counts nothing."""
-    config = KVHeadConfig.of_target(end_to_end.CONFIG, image_slots=1)
+    config = KVHeadConfig.of_target(tiny.CONFIG, image_slots=1)
     whole, *parts = (
         HeadBatches(batches(units=(1,), process=process), config, Anchoring(anchors=3))
         for process in ((0, 1), (0, 2), (1, 2))

@@ -17,7 +17,7 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.objectives import Distillation, _taught, encode, score, simulated, teacher_params, tuning_loss
 from jaxspec.training.on_policy import answered
-from tests.end_to_end import tiny
+from tests import tiny
 from tests.training.test_conversations import ENCODER, MODEL, Talk
 
 TEXT = LoadedModel(tiny.CONFIG.text_config, {}, MODEL.tokenizer, None)

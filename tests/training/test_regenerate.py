@@ -13,7 +13,7 @@ from jaxspec.data.builders import Prepared, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
-from tests.end_to_end import tiny
+from tests import tiny
 from tests.training.test_conversations import Talk
 from train.distill_data import Options, main
 

@@ -9,19 +9,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import CLIPImageProcessor, PreTrainedTokenizerFast
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
-from jaxspec.models import abstract_params
 from jaxspec.models.kv_head import init_head
 from jaxspec.typing import Params
+from tests.tiny.models import noisy, random_params
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 CHARACTERS = "\n" + string.printable[:95]
-CONTEXT = 512
+PAIR_CONTEXT = 512
 
 CONFIG = LlavaConfig(
     LlamaConfig(
@@ -31,7 +29,7 @@ CONFIG = LlavaConfig(
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=PAIR_CONTEXT,
     ),
     VisionConfig(
         hidden_size=16,
@@ -47,6 +45,9 @@ CONFIG = LlavaConfig(
 
 def tokenizer(characters: str = CHARACTERS) -> Any:
     """One token a character, so that any printable text survives encoding and decoding."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *characters))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
@@ -58,31 +59,16 @@ def tokenizer(characters: str = CHARACTERS) -> Any:
 
 
 def image_processor() -> Any:
+    from transformers import CLIPImageProcessor
+
     return CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-
-
-def random_params(config: ModelConfig, seed: int = 0) -> Params:
-    """Weights large enough that the distributions are far from uniform; norms at one."""
-    rng = np.random.default_rng(seed)
-
-    def fill(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else rng.normal(0, 0.2, leaf.shape)
-        return draws.astype(np.float32)
-
-    return jax.tree.map(fill, abstract_params(config))
-
-
-def perturbed(params: Params, amount: float, seed: int = 1) -> Params:
-    """A draft that agrees with `params` in part: every weight times 1 + normal(0, amount)."""
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: (x * (1 + amount * rng.normal(size=x.shape))).astype(np.float32), params)
 
 
 def save_pair(directory: Path) -> tuple[Path, Path]:
     """A target and a draft that looks through the same tower, as Hugging Face directories."""
     params = random_params(CONFIG)
-    draft = perturbed(params, 0.1) | {"vision_tower": params["vision_tower"]}
-    short = replace(CONFIG, text_config=replace(CONFIG.text_config, max_position_embeddings=CONTEXT // 4))
+    draft = noisy(params, 0.1) | {"vision_tower": params["vision_tower"]}
+    short = replace(CONFIG, text_config=replace(CONFIG.text_config, max_position_embeddings=PAIR_CONTEXT // 4))
     save(directory / "target", CONFIG, params)
     save(directory / "draft", short, draft)
     save_head(directory / "head", CONFIG, params)

@@ -1,8 +1,7 @@
-"""Tiny random LVLMs and prompts for the decoding tests: a few thousand parameters, full mechanics."""
+"""Random prompts, options of their rows, and compiled runs of both programs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, VisionConfig
+from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
@@ -18,88 +17,19 @@ from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import parse_views, prompt_views
 from jaxspec.decoding.weighting_rules import parse_weighting
-from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import abstract_head, head_rows
+from jaxspec.models.kv_head import head_rows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
+from tests.tiny.models import EOS, VOCABULARY
 
-VOCABULARY, NEWLINE, EOS = 24, 4, 2
-PATCHES = 4
+NEWLINE, PATCHES = 4, 4
 CAPTION = [5, 3, 5]
 """The caption of every image."""
-CONTEXT = 12
-"""Trained positions: most of the tests decode past them."""
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Compiler options that halve the time to compile; these programs run for milliseconds."""
-
-
-def lvlm(
-    width: int, layers: int, seed: int, scale: float = 12.0, vocabulary: int = VOCABULARY, image: int | None = None
-) -> tuple[LanguageModel, Params]:
-    """A random LLaVA whose weights are large enough that its distributions are far from uniform.
-
-    The image placeholder is the vocabulary's last id, unless `image` says otherwise.
-    """
-    config = LlavaConfig(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=width,
-            intermediate_size=2 * width,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-        ),
-        VisionConfig(
-            hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
-        ),
-        image_token_index=vocabulary - 1 if image is None else image,
-    )
-    rng = np.random.default_rng(seed)
-
-    def fill(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        """Norms at one; by numpy, because compiling JAX's initialisers takes longer than all else here."""
-        draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else rng.normal(0, 0.02 * scale, leaf.shape)
-        return jnp.asarray(draws, leaf.dtype)
-
-    return LanguageModel(config), jax.tree.map(fill, abstract_params(config))
-
-
-def noisy(params: Params, amount: float, seed: int = 1) -> Params:
-    """The parameters, each times 1 + amount * normal: a draft that agrees with its target now and then."""
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: x * jnp.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params)
-
-
-def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **options: Any) -> tuple[KVHeadConfig, Params]:
-    """A head that begins as the target's last layer, its weights a bit off."""
-    config = KVHeadConfig.of_target(target.config, **{"image_slots": 2, "slot_bias": True} | options)
-    theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
-    layers = f"layers_{target.text.num_hidden_layers - 1}"
-    shapes = abstract_head(config)
-    own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {"norm": theirs["norm"]}
-    drawn = jax.tree.map(lambda x: jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype), shapes)
-    return config, noisy({**drawn, **own}, noise)
-
-
-def text_only(model: LanguageModel, params: Params) -> tuple[LanguageModel, Params]:
-    """The decoder alone, as a model without a tower."""
-    return LanguageModel(model.text), params["language_model"]
-
-
-def resized(model: LanguageModel, params: Params, vocabulary: int) -> tuple[LanguageModel, Params]:
-    """A text-only model whose vocabulary is cut, or grown by likely tokens that a smaller target does not have."""
-    model, params = text_only(model, params)
-    params = jax.tree.map(lambda x: x, params)
-    embedding, head = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
-    surplus = max(vocabulary - embedding.shape[0], 0)
-    embedding = jnp.pad(embedding, ((0, surplus), (0, 0)), mode="symmetric")
-    head = jnp.pad(head, ((0, 0), (0, surplus)), mode="symmetric")
-    params["model"]["embed_tokens"]["embedding"] = embedding[:vocabulary]
-    params["lm_head"]["kernel"] = head[:, :vocabulary]
-    return LanguageModel(replace(model.text, vocab_size=vocabulary)), params
 
 
 def prompts(

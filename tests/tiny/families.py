@@ -21,7 +21,7 @@ from jaxspec.config import (
     RopeScaling,
     VisionConfig,
 )
-from tests.end_to_end import tiny
+from tests import tiny
 
 _TEXT, _VISION = tiny.CONFIG.text_config, tiny.CONFIG.vision_config
 _SIDE, _WORDS, _IMAGE = _VISION.image_size, _TEXT.vocab_size, tiny.CONFIG.image_token_index

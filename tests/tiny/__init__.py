@@ -1,0 +1,33 @@
+"""Tiny models with full mechanics, what is fed to them, and what they must equal.
+
+`tiny.lvlm` and the rest of this namespace need JAX alone; `tests.tiny.hf`, `qwen_vl` and `tiles` are transformers' own
+models and need torch.
+"""
+
+from tests.tiny.checkpoints import (
+    CHARACTERS,
+    CONFIG,
+    PAIR_CONTEXT,
+    SPECIAL,
+    image_processor,
+    save,
+    save_head,
+    save_pair,
+    tokenizer,
+)
+from tests.tiny.loops import (
+    CAPTION,
+    NEWLINE,
+    PATCHES,
+    QUICK,
+    outputs,
+    prompts,
+    run_plain,
+    run_speculative,
+    sampling,
+    speculator,
+    stack,
+    take,
+    weighted,
+)
+from tests.tiny.models import CONTEXT, EOS, VOCABULARY, kv_head, lvlm, noisy, random_params, resized, text_only

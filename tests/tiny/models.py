@@ -1,0 +1,90 @@
+"""Random LVLMs of a few thousand parameters, drafts that agree with them now and then, and KV heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
+from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.models.kv_head import abstract_head
+from jaxspec.typing import Params
+
+VOCABULARY, EOS = 24, 2
+CONTEXT = 12
+"""Trained positions: most of the tests decode past them."""
+
+
+def random_params(config: ModelConfig, seed: int = 0, scale: float = 0.2) -> Params:
+    """Weights large enough that the distributions are far from uniform; norms and biases at one.
+
+    By numpy, because compiling JAX's initialisers takes longer than all else here.
+    """
+    rng = np.random.default_rng(seed)
+
+    def fill(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        draws = np.ones(leaf.shape) if len(leaf.shape) < 2 else rng.normal(0, scale, leaf.shape)
+        return draws.astype(leaf.dtype)
+
+    return jax.tree.map(fill, abstract_params(config))
+
+
+def lvlm(
+    width: int, layers: int, seed: int, scale: float = 0.24, vocabulary: int = VOCABULARY, image: int | None = None
+) -> tuple[LanguageModel, Params]:
+    """A random LLaVA; its image placeholder is the vocabulary's last id, unless `image` says otherwise."""
+    config = LlavaConfig(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT,
+        ),
+        VisionConfig(
+            hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4
+        ),
+        image_token_index=vocabulary - 1 if image is None else image,
+    )
+    return LanguageModel(config), jax.tree.map(jnp.asarray, random_params(config, seed, scale))
+
+
+def noisy(params: Params, amount: float, seed: int = 1) -> Params:
+    """The parameters, each times 1 + amount * normal: a draft that agrees with its target now and then."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: x * np.asarray(1 + amount * rng.normal(size=x.shape), x.dtype), params)
+
+
+def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **options: Any) -> tuple[KVHeadConfig, Params]:
+    """A head that begins as the target's last layer, its weights a bit off."""
+    config = KVHeadConfig.of_target(target.config, **{"image_slots": 2, "slot_bias": True} | options)
+    theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
+    layers = f"layers_{target.text.num_hidden_layers - 1}"
+    shapes = abstract_head(config)
+    own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {"norm": theirs["norm"]}
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype), shapes)
+    return config, noisy({**drawn, **own}, noise)
+
+
+def text_only(model: LanguageModel, params: Params) -> tuple[LanguageModel, Params]:
+    """The decoder alone, as a model without a tower."""
+    return LanguageModel(model.text), params["language_model"]
+
+
+def resized(model: LanguageModel, params: Params, vocabulary: int) -> tuple[LanguageModel, Params]:
+    """A text-only model whose vocabulary is cut, or grown by likely tokens that a smaller target does not have."""
+    model, params = text_only(model, params)
+    params = jax.tree.map(lambda x: x, params)
+    embedding, head = params["model"]["embed_tokens"]["embedding"], params["lm_head"]["kernel"]
+    surplus = max(vocabulary - embedding.shape[0], 0)
+    embedding = jnp.pad(embedding, ((0, surplus), (0, 0)), mode="symmetric")
+    head = jnp.pad(head, ((0, 0), (0, surplus)), mode="symmetric")
+    params["model"]["embed_tokens"]["embedding"] = embedding[:vocabulary]
+    params["lm_head"]["kernel"] = head[:, :vocabulary]
+    return LanguageModel(replace(model.text, vocab_size=vocabulary)), params
