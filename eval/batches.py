@@ -27,7 +27,7 @@ from jaxspec.command import run_script
 from jaxspec.data.prompts import bucket
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, Request, Result
-from jaxspec.decoding.host import BATCH_BUCKETS
+from jaxspec.decoding.requests import BATCH_BUCKETS
 from jaxspec.errors import check_counts
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.command import eval_preset, eval_presets, load_models

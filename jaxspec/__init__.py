@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
     from jaxspec.decoding.engine import Engine
     from jaxspec.decoding.engine_config import EngineConfig
-    from jaxspec.decoding.host import Request, Result
     from jaxspec.decoding.loading import LoadedModel
+    from jaxspec.decoding.requests import Request, Result
     from jaxspec.errors import InputError
 
 _HOMES = {
@@ -25,8 +25,8 @@ _HOMES = {
     "EngineConfig": "jaxspec.decoding.engine_config",
     "InputError": "jaxspec.errors",
     "LoadedModel": "jaxspec.decoding.loading",
-    "Request": "jaxspec.decoding.host",
-    "Result": "jaxspec.decoding.host",
+    "Request": "jaxspec.decoding.requests",
+    "Result": "jaxspec.decoding.requests",
 }
 
 __all__ = [

@@ -39,10 +39,10 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_one_module() -> Iterator[None]:
     """Each program maps memory, and the system ends a process that holds some thousands of them."""
-    from jaxspec.decoding import host
+    from jaxspec.decoding import compile_cache
 
     yield
-    host._EXECUTABLES.clear()
+    compile_cache._EXECUTABLES.clear()
     jax.clear_caches()
 
 

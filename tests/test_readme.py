@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxspec import typing
-from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.combination import Weighted
 from jaxspec.decoding.drafters import ChainDrafter
-from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.weighting import Static
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jaxspec.decoding.host import Result
+from jaxspec.decoding.requests import Result
 
 
 def progress(words: str) -> None:

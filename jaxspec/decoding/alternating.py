@@ -35,7 +35,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.autoregressive import next_token
 from jaxspec.decoding.collaborative import (
     CollaborativeState,
     Member,
@@ -46,6 +45,7 @@ from jaxspec.decoding.collaborative import (
     prefill_members,
     verify_combined,
 )
+from jaxspec.decoding.speculative import next_token
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Bool, Float, Int, Params
 from jaxspec.verification import Verdict

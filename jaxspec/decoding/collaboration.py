@@ -15,13 +15,15 @@ from jaxspec.data.prompts import bucket
 from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.collaborative import CollaborativeState, Member, MemberPrompts, OneProposer
 from jaxspec.decoding.combination import Combination, parse_combination
-from jaxspec.decoding.host import (
+from jaxspec.decoding.compile_cache import Held, timed
+from jaxspec.decoding.loading import LoadedModel, check_vocabulary, check_words, image_inputs
+from jaxspec.decoding.memory import MemberSizes, MembersReport, plan_members
+from jaxspec.decoding.requests import (
     BATCH_BUCKETS,
     IMAGE_BUCKETS,
     NEW_BUCKETS,
     PROMPT_BUCKETS,
     EncodedRequest,
-    Held,
     Request,
     Result,
     check_batch_size,
@@ -33,10 +35,7 @@ from jaxspec.decoding.host import (
     prompt_encoder,
     prompt_row,
     sampling_options,
-    timed,
 )
-from jaxspec.decoding.loading import LoadedModel, check_vocabulary, check_words, image_inputs
-from jaxspec.decoding.memory import MemberSizes, MembersReport, plan_members
 from jaxspec.decoding.views import Row, View, parse_view, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.sampling import Sampling

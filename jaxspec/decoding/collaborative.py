@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.autoregressive import next_token
 from jaxspec.decoding.combination import combined, greedy_token
+from jaxspec.decoding.speculative import next_token
 from jaxspec.decoding.state import cut, draw_next, step_keys
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import Pool, PromptRows

@@ -18,14 +18,17 @@ import numpy as np
 from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, gammas_up_to, init_gamma, measure_costs, update_prior
-from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.captions import Caption, Captioner
+from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.growth import grow, rooms
-from jaxspec.decoding.host import (
+from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
+from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
+from jaxspec.decoding.refill import refill_rows, take_in
+from jaxspec.decoding.replay import RecordedTarget
+from jaxspec.decoding.requests import (
     BATCH_BUCKETS,
     EncodedRequest,
-    Held,
     Request,
     Result,
     RowStats,
@@ -37,13 +40,8 @@ from jaxspec.decoding.host import (
     prompt_encoder,
     prompt_row,
     sampling_options,
-    timed,
 )
-from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
-from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
-from jaxspec.decoding.refill import refill_rows, take_in
-from jaxspec.decoding.replay import RecordedTarget
-from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import STRIDE, DecodeState, Pause, PromptBatch, place, rewound, whereabouts
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from jaxspec.decoding.drafters import ContextPolicy
-from jaxspec.decoding.host import IMAGE_BUCKETS, NEW_BUCKETS, PROMPT_BUCKETS, check_batch_size
+from jaxspec.decoding.requests import IMAGE_BUCKETS, NEW_BUCKETS, PROMPT_BUCKETS, check_batch_size
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.views import parse_views, parse_weights
 from jaxspec.decoding.weighting_rules import parse_weighting

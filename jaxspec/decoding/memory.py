@@ -14,8 +14,8 @@ import numpy as np
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.alternating import Alternating
-from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.collaborative import MemberPrompts, OneProposer
+from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.decoding.views import VIEWS
 from jaxspec.models import LanguageModel, image_zeros

@@ -1,4 +1,4 @@
-"""Speculative decoding: draft -> extend -> verify -> commit, in one `while_loop`."""
+"""The two decode loops: plain, and speculative (draft -> extend -> verify -> commit), each one `while_loop`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,61 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import keep_path
-from jaxspec.decoding.autoregressive import Autoregressive, prefill_target
+from jaxspec.cache import KVCache, keep_path
 from jaxspec.decoding.drafters import ChainDrafter
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, commit, going_on, init_state, newest, step_keys
+from jaxspec.decoding.state import (
+    DecodeState,
+    Pause,
+    PromptBatch,
+    commit,
+    draw_next,
+    init_state,
+    keep_decoding,
+    newest,
+    step_keys,
+)
 from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
-from jaxspec.typing import Array, Float, Params
+from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
 """Stream of a block's keys for weights: no draft is that long."""
+
+
+@dataclass(frozen=True)
+class Autoregressive:
+    """A target on its own; static, part of the compiled program. `params` is {"target": ...}."""
+
+    target: LanguageModel
+
+    @property
+    def spare_slots(self) -> int:
+        """Cache slots past the last new token that a step may write to."""
+        return 0
+
+    def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+        """Runs the prompts; the state holds each row's first new token. `new_slots` bounds what a row may add."""
+        slots = batch.target.tokens.shape[1] + new_slots
+        first, _, cache = prefill_target(self.target, params["target"], batch, options, slots)
+        return init_state(first, cache, None, None, options, new_slots, gamma=0)
+
+    def decode(
+        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
+    ) -> DecodeState:
+        """One token a step until every row is done, or the loop is to pause, in one `while_loop`."""
+        nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
+
+        def step(state: DecodeState) -> DecodeState:
+            logits, cache = self.target.extend(params["target"], newest(state)[:, None], state.target)
+            token = next_token(logits[:, 0], state.count, options)
+            state = state.replace(target=cache.replace(length=state.target.length))
+            return commit(state, nothing, Verdict(jnp.zeros_like(token), token), options)[0]
+
+        return jax.lax.while_loop(lambda state: keep_decoding(state, pause), step, state)
 
 
 @dataclass(frozen=True)
@@ -77,7 +118,7 @@ class Speculator:
         if self.gammas:
             return self._decode_adaptively(params, state, options, pause)
         return jax.lax.while_loop(
-            lambda state: going_on(state, pause), lambda state: self.block(params, state, options), state
+            lambda state: keep_decoding(state, pause), lambda state: self.block(params, state, options), state
         )
 
     def _decode_adaptively(
@@ -93,7 +134,7 @@ class Speculator:
             """Blocks for as long as this length is the choice."""
             speculator = replace(self, drafter=replace(self.drafter, gamma=self.gammas[choice]))
             return jax.lax.while_loop(
-                lambda carry: going_on(carry[0], pause) & (carry[1] == choice),
+                lambda carry: keep_decoding(carry[0], pause) & (carry[1] == choice),
                 lambda carry: chosen(speculator.block(params, carry[0], options)),
                 carry,
             )
@@ -105,7 +146,7 @@ class Speculator:
             return carry
 
         state, choice = jax.lax.while_loop(
-            lambda carry: going_on(carry[0], pause) & (carry[1] > 0), step, chosen(state)
+            lambda carry: keep_decoding(carry[0], pause) & (carry[1] > 0), step, chosen(state)
         )
         # Once plain, plain to the end: the draft would have to read again all that it has missed.
         assert state.gamma is not None
@@ -163,3 +204,21 @@ class Speculator:
             return verify(p, draft, step_keys(options, state.count, self.drafter.reads), greedy)
 
         return jax.lax.cond(jnp.all(greedy), lambda: match(argmax(logits), draft), drawn)
+        return jax.lax.cond(jnp.all(greedy), lambda: match(argmax(logits), draft), drawn)
+
+def prefill_target(
+    model: LanguageModel,
+    params: Params,
+    batch: PromptBatch,
+    options: Sampling,
+    slots: int,
+    keep_hidden: bool = False,
+) -> tuple[Int[Array, " B"], Float[Array, "B U P E"] | None, KVCache]:
+    """Runs the prompts: the first new tokens, the image features, and a cache of `slots`."""
+    rows = batch.target
+    features = None if batch.images is None else model.encode(params, batch.images)
+    logits, cache = model.prefill(params, model.embed(params, rows, features), rows, slots, keep_hidden)
+    return next_token(logits, jnp.zeros_like(rows.length), options), features, cache
+def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
+    """One token a row from the model's own distribution."""
+    return draw_next(lambda: argmax(logits), lambda: distribution(logits, options), count, options)

@@ -129,7 +129,7 @@ STRIDE = 8
 """Tokens between two pauses of an answer that is streamed: a block or two."""
 
 
-def going_on(state: DecodeState, pause: Pause | None = None) -> Array:
+def keep_decoding(state: DecodeState, pause: Pause | None = None) -> Array:
     """Whether a loop goes on."""
     if pause is None:
         return ~jnp.all(state.done)

@@ -19,8 +19,8 @@ from tqdm import tqdm
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration import Collaboration, MemberCounts, Method
 from jaxspec.decoding.combination import parse_combination
-from jaxspec.decoding.host import Request, Result
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.requests import Request, Result
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.collaborative_theory import (
     Calls,

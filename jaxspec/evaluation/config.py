@@ -14,7 +14,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.data.sets import SETS, check_names, evaluation_set
 from jaxspec.decoding.collaboration import CollaborationConfig, Method
 from jaxspec.decoding.engine_config import EngineConfig
-from jaxspec.decoding.host import IMAGE_BUCKETS, PROMPT_BUCKETS
+from jaxspec.decoding.requests import IMAGE_BUCKETS, PROMPT_BUCKETS
 from jaxspec.errors import InputError, check_counts
 
 

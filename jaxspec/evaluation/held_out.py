@@ -16,7 +16,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.collaborative import Member
 from jaxspec.decoding.combination import Combination, greedy_token
-from jaxspec.decoding.host import Request
+from jaxspec.decoding.requests import Request
 from jaxspec.evaluation.block_efficiency import first_question
 from jaxspec.evaluation.collaborative_theory import acceptance
 from jaxspec.sampling import tempered

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, init_cache
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.engine import run_prefill
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
 from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting import Static

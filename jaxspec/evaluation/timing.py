@@ -18,8 +18,8 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxspec.decoding.collaboration import Collaboration
+from jaxspec.decoding.compile_cache import Held, executable
 from jaxspec.decoding.engine import Engine, Request, Result
-from jaxspec.decoding.host import Held, executable
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import rewound
 from jaxspec.sampling import argmax

@@ -22,8 +22,8 @@ from absl import flags
 from jaxspec.data.images import StoredImage, to_rgb
 from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, bucket
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
+from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows, which_image
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT, Slots

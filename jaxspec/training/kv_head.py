@@ -23,8 +23,8 @@ from jaxspec.checkpoints.huggingface import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig, LlavaConfig
 from jaxspec.data.sources import mixture
-from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.inputs import PromptRows, in_order

@@ -20,8 +20,8 @@ import jax
 from jaxspec.checkpoints.export import with_words
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.data.sources import mixture, open_source
-from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params

@@ -15,9 +15,9 @@ from PIL import Image
 from jaxspec.config import LlamaConfig
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
-from jaxspec.decoding.host import Request
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.memory import abstract_member_inputs
+from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
 from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.models import text_params

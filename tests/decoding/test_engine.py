@@ -24,9 +24,10 @@ from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.data.prompts import Prompt
+from jaxspec.decoding import compile_cache
 from jaxspec.decoding import engine as engine_module
-from jaxspec.decoding import host
 from jaxspec.decoding.adaptive_gamma import init_gamma
+from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
@@ -76,7 +77,7 @@ def outputs(results: list[Result]) -> list[tuple[int, ...]]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The table of compiled programs, empty."""
     fresh: dict[Any, Any] = {}
-    monkeypatch.setattr(host, "_EXECUTABLES", fresh)
+    monkeypatch.setattr(compile_cache, "_EXECUTABLES", fresh)
     return fresh
 
 
@@ -143,7 +144,7 @@ def test_a_row_that_is_done_takes_in_the_next_request(
 def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight requests of one length in four rows: two rounds of the loop, all rows at work in both."""
     decodes = []
-    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or host.timed(step, *a, **k))
+    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
     engine = Engine(target, config=replace(CONFIG, refill=True, batch_size=4))
     engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
     assert decodes.count(engine_module.run_decode) == 2
@@ -186,7 +187,7 @@ def test_programs_used_last_outlive_the_others(
     jax.clear_caches()  # so that no test before this one holds the program too
     first = outputs(engine.generate([request_of(engine, "Hi", images=1)]))
     given_up = weakref.ref(next(iter(compiled.values()))._executable)
-    monkeypatch.setattr(host, "MAPPINGS", 0)
+    monkeypatch.setattr(compile_cache, "MAPPINGS", 0)
     engine.generate([request_of(engine, "Hi")])  # a prefill of its own, for which that with images is given up
     assert len(compiled) == 2
     assert given_up() is None  # and its memory with it
@@ -205,7 +206,7 @@ def test_engines_of_one_program_share_it(
 def test_the_compiled_programs_move_nothing_but_their_inputs_between_host_and_device(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executable, guarded = host.executable, []
+    executable, guarded = compile_cache.executable, []
 
     def watched(*args: Any) -> Callable[..., Any]:
         run = executable(*args)
@@ -218,7 +219,7 @@ def test_the_compiled_programs_move_nothing_but_their_inputs_between_host_and_de
 
         return call
 
-    monkeypatch.setattr(host, "executable", watched)
+    monkeypatch.setattr(compile_cache, "executable", watched)
     engine.generate([request_of(engine, "Hi", images=1)])
     assert guarded == [engine_module.run_prefill, engine_module.run_decode]
 

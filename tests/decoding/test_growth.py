@@ -10,9 +10,9 @@ import pytest
 
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding import growth
+from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.growth import rooms
-from jaxspec.decoding.host import timed
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.models import LanguageModel
 from tests import tiny

@@ -17,7 +17,7 @@ import pytest
 
 from jaxspec.decoding import speculative
 from jaxspec.decoding.adaptive_gamma import init_gamma
-from jaxspec.decoding.autoregressive import Autoregressive
+from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array

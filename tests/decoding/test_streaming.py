@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.data.prompts import PromptEncoder
+from jaxspec.decoding import compile_cache, growth
 from jaxspec.decoding import engine as engine_module
-from jaxspec.decoding import growth, host
+from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from tests import tiny
 from tests.decoding.test_engine import loaded, request_of
@@ -44,13 +45,13 @@ def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
     config: EngineConfig | None, first: int, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(growth, "FIRST", first)
-    monkeypatch.setattr(host, "_EXECUTABLES", {})
+    monkeypatch.setattr(compile_cache, "_EXECUTABLES", {})
     engine = Engine(target, config and draft, config or CONFIG)
     for temperature in (0.0, 1.0):
         whole = engine.generate(asked(engine, temperature))
-        programs = len(host._EXECUTABLES)
+        programs = len(compile_cache._EXECUTABLES)
         *parts, last = engine.stream(asked(engine, temperature))
-        assert len(host._EXECUTABLES) == programs
+        assert len(compile_cache._EXECUTABLES) == programs
         assert (last.tokens, last.text, last.trace) == (whole.tokens, whole.text, whole.trace)
         for field, value in vars(whole.stats).items():
             np.testing.assert_array_equal(getattr(last.stats, field), value, err_msg=field)
@@ -66,7 +67,7 @@ def test_who_stops_reading_stops_the_decoding(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, decodes = Engine(target, config=CONFIG), []
-    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or host.timed(step, *a, **k))
+    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
     part = next(engine.stream(asked(engine)))
     assert decodes == [engine_module.run_prefill, engine_module.run_decode]
     assert 1 < len(part.tokens) < NEW

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from jaxspec.config import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, VisionConfig
 from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.autoregressive import Autoregressive
 from jaxspec.decoding.memory import Sizes, plan_memory
+from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of
 from jaxspec.models.inputs import ImageInputs, Pool

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.autoregressive import Autoregressive
-from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter

@@ -16,8 +16,8 @@ from jaxspec.config import LlavaNextConfig
 from jaxspec.data.picturebook.samples import Sample
 from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.data.sources import mixture
-from jaxspec.decoding.host import prompt_encoder
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from jaxspec import Collaboration, CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding import host
-from jaxspec.decoding.host import Held
+from jaxspec.decoding import compile_cache
+from jaxspec.decoding.compile_cache import Held
 from jaxspec.sharding import make_mesh, shardings
 from tests import tiny
 
@@ -78,7 +78,7 @@ def test_a_setting_that_changes_programs_compiles_them_anew(
     target: LoadedModel, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: dict[Any, Any] = {}
-    monkeypatch.setattr(host, "_EXECUTABLES", compiled)
+    monkeypatch.setattr(compile_cache, "_EXECUTABLES", compiled)
     for precision, programs in (("highest", 2), ("highest", 2), ("bfloat16", 4)):
         settings("jax_default_matmul_precision", precision)
         Engine(target).generate("Hi")
