@@ -24,15 +24,15 @@ from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.models import FAMILIES, LanguageModel, build, text_params  # noqa: E402
-from tests import tiny as pair  # noqa: E402
-from tests.parity import qwen_vl, tiles, tiny  # noqa: E402
+from tests import tiny  # noqa: E402
+from tests.tiny import hf, qwen_vl, tiles  # noqa: E402
 
 MODELS = {
-    "llama": tiny.llama,
-    "mistral": tiny.mistral,
-    "qwen2": tiny.qwen2,
-    "opt": tiny.opt,
-    "llava": tiny.llava,
+    "llama": hf.llama,
+    "mistral": hf.mistral,
+    "qwen2": hf.qwen2,
+    "opt": hf.opt,
+    "llava": hf.llava,
     "llava_next": tiles.llava_next,
     "llava_onevision": tiles.onevision,
     "qwen2_5_vl": qwen_vl.model,
@@ -58,9 +58,9 @@ def reload(path: Path, kind: Any) -> Any:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LLaVA with tokeniser, chat template, processor, licence, and entries of its own in config.json."""
     path = tmp_path_factory.mktemp("source") / "llava"
-    words = pair.tokenizer()
+    words = tiny.tokenizer()
     words.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    pair.save(path, pair.CONFIG, pair.random_params(pair.CONFIG), words)
+    tiny.save(path, tiny.CONFIG, tiny.random_params(tiny.CONFIG), words)
     raw = read(path / "config.json")
     raw |= {"pad_token_id": 3, "initializer_range": 0.03, "quantum_flux": [1, 2], "auto_map": {"A": "b.C"}}
     raw["text_config"] |= {"pretraining_tp": 1, "pad_token_id": None}
@@ -78,7 +78,7 @@ def test_every_family_has_a_tiny_model():
 def test_round_trip_bit_for_bit(model_type, tmp_path):
     """transformers -> jaxspec -> transformers: the same tensors under the same names, from shards too."""
     model = MODELS[model_type]()
-    export(tiny.write(tmp_path / "theirs", model), tmp_path / "ours", max_shard_bytes=20_000)
+    export(hf.write(tmp_path / "theirs", model), tmp_path / "ours", max_shard_bytes=20_000)
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
     again = reload(tmp_path / "ours", type(model))
     before, after = model.state_dict(), again.state_dict()
@@ -123,9 +123,9 @@ def test_text_only(source, tmp_path):
     assert found.config == replace(text_config(whole.config), pad_token_id=3)
     model = reload(tmp_path / "text", AutoModelForCausalLM)
     assert isinstance(model, LlamaForCausalLM)
-    rows = [tiny.text(8)]
+    rows = [hf.text(8)]
     ours = build(found.config).apply({"params": found.params}, jnp.asarray(rows))
-    tiny.assert_close(ours[0], tiny.logits(model, rows)[0])
+    hf.assert_close(ours[0], hf.logits(model, rows)[0])
     files = {file.name for file in (tmp_path / "text").iterdir()}
     assert "tokenizer.json" in files
     assert not files & {"preprocessor_config.json", "processor_config.json"}
@@ -134,8 +134,8 @@ def test_text_only(source, tmp_path):
 
 
 def test_new_words_are_the_mean_of_the_old_and_others_are_cut():
-    params = pair.random_params(text_config(pair.CONFIG))
-    size = text_config(pair.CONFIG).vocab_size
+    params = tiny.random_params(text_config(tiny.CONFIG))
+    size = text_config(tiny.CONFIG).vocab_size
     grown = with_words(params, size + 3)
     table = grown["model"]["embed_tokens"]["embedding"]
     np.testing.assert_array_equal(table[:size], params["model"]["embed_tokens"]["embedding"])
@@ -147,8 +147,8 @@ def test_new_words_are_the_mean_of_the_old_and_others_are_cut():
 @pytest.mark.parametrize("tied", [False, True])
 def test_padded_tokens_are_never_likeliest(tied):
     """Whatever the hidden state: the added logits are the mean of the others, also where all of these are negative."""
-    config = replace(text_config(pair.CONFIG), tie_word_embeddings=tied)
-    params = pair.random_params(config)
+    config = replace(text_config(tiny.CONFIG), tie_word_embeddings=tied)
+    params = tiny.random_params(config)
     size = config.vocab_size
     padded_config, padded = pad_vocabulary(config, params, size + 5)
     assert padded_config == replace(config, vocab_size=size + 5)
@@ -164,10 +164,10 @@ def test_padded_tokens_are_never_likeliest(tied):
 
 def test_vocabulary_of_a_target(source, tmp_path, capsys):
     """A text draft in the target's vocabulary; a larger one, or one of other words, is refused."""
-    text = replace(text_config(pair.CONFIG), vocab_size=text_config(pair.CONFIG).vocab_size - 3)
-    draft = pair.save(tmp_path / "draft", text, pair.random_params(text))
+    text = replace(text_config(tiny.CONFIG), vocab_size=text_config(tiny.CONFIG).vocab_size - 3)
+    draft = tiny.save(tmp_path / "draft", text, tiny.random_params(text))
     main(["export", str(draft), str(tmp_path / "padded"), "--vocab-of", str(source)])
-    assert load(tmp_path / "padded").config.vocab_size == text_config(pair.CONFIG).vocab_size
+    assert load(tmp_path / "padded").config.vocab_size == text_config(tiny.CONFIG).vocab_size
     card = (tmp_path / "padded" / "README.md").read_text()
     assert "| draft for | `llava`" in card
     assert ", of which the last 3 are means" in card
@@ -177,7 +177,7 @@ def test_vocabulary_of_a_target(source, tmp_path, capsys):
     assert not (tmp_path / "cut").exists()
 
     other = shutil.copytree(draft, tmp_path / "other")
-    pair.tokenizer(pair.CHARACTERS[::-1]).save_pretrained(other)
+    tiny.tokenizer(tiny.CHARACTERS[::-1]).save_pretrained(other)
     with pytest.raises(SystemExit):
         main(["export", str(other), str(tmp_path / "cut"), "--vocab-of", str(source)])
     assert "differs from the target's" in capsys.readouterr().err
@@ -242,7 +242,7 @@ def test_inspect_by_command(source, tmp_path, capsys):
 
 @pytest.fixture
 def head(tmp_path):
-    pair.save_head(tmp_path / "head", pair.CONFIG, pair.random_params(pair.CONFIG))
+    tiny.save_head(tmp_path / "head", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
     return tmp_path / "head"
 
 
@@ -250,7 +250,7 @@ def test_inspect_a_kv_head(head, capsys):
     main(["inspect", str(head), "--json"])
     spoken = json.loads(capsys.readouterr().out)
     assert (spoken["family"], spoken["model_type"]) == ("KV head for 'target'", "jaxspec_kv_head")
-    assert (spoken["context"], spoken["image_tokens"], spoken["chat_template"]) == (pair.PAIR_CONTEXT, 1, None)
+    assert (spoken["context"], spoken["image_tokens"], spoken["chat_template"]) == (tiny.PAIR_CONTEXT, 1, None)
     assert set(spoken["parameters"]) == {"layers", "norm", "kv_projector", "slot_bias"}
     main(["inspect", str(head)])
     assert "KV head for 'target' (jaxspec_kv_head)" in capsys.readouterr().out

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 from transformers import LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
 
 from tests.disk import full_disk  # noqa: E402
-from tests.parity import tiny  # noqa: E402
+from tests.tiny import hf  # noqa: E402
 
 EMBEDDING = "language_model.model.embed_tokens.weight"
 HEAD = "language_model.lm_head.weight"
@@ -34,13 +34,13 @@ HEAD = "language_model.lm_head.weight"
 
 @pytest.fixture(scope="module")
 def llava() -> Any:
-    return tiny.llava()
+    return hf.llava()
 
 
 @pytest.fixture(scope="module")
 def hub(llava, tmp_path_factory) -> Path:
     """A LLaVA in the layout of the hub's files."""
-    return tiny.write(tmp_path_factory.mktemp("hub") / "model", llava, tiny.hub_tensors(llava))
+    return hf.write(tmp_path_factory.mktemp("hub") / "model", llava, hf.hub_tensors(llava))
 
 
 def equal(a: Any, b: Any) -> None:
@@ -72,7 +72,7 @@ def test_names_and_axes(llava, hub):
     ours = params["language_model"]["model"]["layers_1"]
     equal(ours["self_attn"]["q_proj"]["kernel"], layer.self_attn.q_proj.weight.detach().numpy().T)
     equal(ours["input_layernorm"]["weight"], layer.input_layernorm.weight.detach().numpy())
-    convolution = tiny.hub_tensors(llava)["vision_tower.vision_model.embeddings.patch_embedding.weight"]
+    convolution = hf.hub_tensors(llava)["vision_tower.vision_model.embeddings.patch_embedding.weight"]
     kernel = params["vision_tower"]["vision_model"]["embeddings"]["patch_embedding"]["kernel"]
     equal(kernel, np.einsum("oiyx->yxio", convolution))
 
@@ -91,7 +91,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(tmp_path, llava, hub, name):
-    path = tiny.write(tmp_path / "model", llava, renamed(tiny.hub_tensors(llava), *LAYOUTS[name]))
+    path = hf.write(tmp_path / "model", llava, renamed(hf.hub_tensors(llava), *LAYOUTS[name]))
     equal(load(path).params, load(hub).params)
 
 
@@ -104,8 +104,8 @@ def test_saved_by_this_transformers(tmp_path, llava, hub, shards):
 
 def test_dtypes(tmp_path, llava, hub):
     """bfloat16 files are read as they are, and cast on request."""
-    tensors = {name: t.astype(ml_dtypes.bfloat16) for name, t in tiny.hub_tensors(llava).items()}
-    path = tiny.write(tmp_path / "model", llava, tensors)
+    tensors = {name: t.astype(ml_dtypes.bfloat16) for name, t in hf.hub_tensors(llava).items()}
+    path = hf.write(tmp_path / "model", llava, tensors)
     stored, cast = load(path).params, load(path, dtype=jnp.float32).params
     assert {leaf.dtype for leaf in jax.tree.leaves(stored)} == {jnp.dtype(jnp.bfloat16)}
     assert {leaf.dtype for leaf in jax.tree.leaves(cast)} == {jnp.dtype(jnp.float32)}
@@ -118,19 +118,19 @@ def test_known_buffers_are_ignored(tmp_path, llava, hub):
         "language_model.model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),
         "vision_tower.vision_model.embeddings.position_ids": np.arange(10)[None],
     }
-    path = tiny.write(tmp_path / "model", llava, tiny.hub_tensors(llava) | buffers)
+    path = hf.write(tmp_path / "model", llava, hf.hub_tensors(llava) | buffers)
     equal(load(path).params, load(hub).params)
 
 
 def test_tied_head(tmp_path):
-    model = tiny.llava(text={"tie_word_embeddings": True})
-    tensors = tiny.hub_tensors(model)
+    model = hf.llava(text={"tie_word_embeddings": True})
+    tensors = hf.hub_tensors(model)
     assert HEAD not in tensors
-    alone = load(tiny.write(tmp_path / "alone", model, tensors))
+    alone = load(hf.write(tmp_path / "alone", model, tensors))
     assert "lm_head" not in alone.params["language_model"]
-    same = tiny.write(tmp_path / "same", model, tensors | {HEAD: tensors[EMBEDDING]})
+    same = hf.write(tmp_path / "same", model, tensors | {HEAD: tensors[EMBEDDING]})
     equal(load(same).params, alone.params)
-    other = tiny.write(tmp_path / "other", model, tensors | {HEAD: tensors[EMBEDDING] + 1})
+    other = hf.write(tmp_path / "other", model, tensors | {HEAD: tensors[EMBEDDING] + 1})
     refused(other, f"{HEAD} differs from its tied embedding")
 
 
@@ -158,17 +158,17 @@ def test_shardings(hub):
 
 @pytest.mark.parametrize("shard_bytes", [5 << 30, 20_000])
 @pytest.mark.parametrize(
-    "changes", [{}, {"text": {"tie_word_embeddings": True}}, {"text": {"rope_scaling": tiny.LLAMA3}}]
+    "changes", [{}, {"text": {"tie_word_embeddings": True}}, {"text": {"rope_scaling": hf.LLAMA3}}]
 )
 def test_llava_round_trip(tmp_path, changes, shard_bytes):
-    model = tiny.llava(**changes)
-    checkpoint = load(tiny.write(tmp_path / "theirs", model))
+    model = hf.llava(**changes)
+    checkpoint = load(hf.write(tmp_path / "theirs", model))
     save(tmp_path / "ours", checkpoint.config, checkpoint.params, max_shard_bytes=shard_bytes)
     assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (shard_bytes < 5 << 30)
 
-    again = tiny.reload(tmp_path / "ours", LlavaForConditionalGeneration)
-    rows, pixels = [[1, *[tiny.IMAGE] * tiny.PATCHES, *tiny.text(8)]], tiny.images(1)
-    equal(tiny.logits(again, rows, pixels), tiny.logits(model, rows, pixels))
+    again = hf.reload(tmp_path / "ours", LlavaForConditionalGeneration)
+    rows, pixels = [[1, *[hf.IMAGE] * hf.PATCHES, *hf.text(8)]], hf.images(1)
+    equal(hf.logits(again, rows, pixels), hf.logits(model, rows, pixels))
 
     ours = load(tmp_path / "ours")
     assert ours.config == checkpoint.config
@@ -179,11 +179,11 @@ def test_llava_round_trip(tmp_path, changes, shard_bytes):
     "changes", [{"rope_theta": 500.0}, {"tie_word_embeddings": True, "attention_bias": True}]
 )
 def test_llama_round_trip(tmp_path, changes):
-    model = tiny.llama(**changes)
-    checkpoint = load(tiny.write(tmp_path / "theirs", model))
+    model = hf.llama(**changes)
+    checkpoint = load(hf.write(tmp_path / "theirs", model))
     save(tmp_path / "ours", checkpoint.config, checkpoint.params)
-    again = tiny.reload(tmp_path / "ours", LlamaForCausalLM)
-    equal(tiny.logits(again, [tiny.text(8)]), tiny.logits(model, [tiny.text(8)]))
+    again = hf.reload(tmp_path / "ours", LlamaForCausalLM)
+    equal(hf.logits(again, [hf.text(8)]), hf.logits(model, [hf.text(8)]))
     assert load(tmp_path / "ours").config == checkpoint.config
 
 
@@ -223,8 +223,8 @@ def test_saved_files(tmp_path, hub):
 
 
 def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
-    config = LlamaConfig(**tiny.TEXT)
-    params = tiny.random_params(abstract_params(config))
+    config = LlamaConfig(**hf.TEXT)
+    params = hf.random_params(abstract_params(config))
     path = tmp_path / "model"
     path.mkdir()
     save(path, config, params, max_shard_bytes=10_000)
@@ -248,8 +248,8 @@ def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path):
-    config = LlamaConfig(**tiny.TEXT)
-    params = tiny.random_params(abstract_params(config))
+    config = LlamaConfig(**hf.TEXT)
+    params = hf.random_params(abstract_params(config))
     save(tmp_path / "model", config, params)
     with full_disk(1 << 12), pytest.raises(InputError, match="model: cannot be written: File too large"):
         save(tmp_path / "model", config, params, overwrite=True)
@@ -258,8 +258,8 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
 
 
 def test_save_refuses_other_parameters(tmp_path):
-    config = LlamaConfig(**tiny.TEXT)
-    params = tiny.random_params(abstract_params(config))
+    config = LlamaConfig(**hf.TEXT)
+    params = hf.random_params(abstract_params(config))
     narrow = {"model": params["model"], "lm_head": {"kernel": params["lm_head"]["kernel"][:, :-1]}}
     with pytest.raises(InputError, match=r"the parameters do not fit the config: lm_head\.weight$"):
         save(tmp_path / "model", config, narrow)
@@ -274,31 +274,31 @@ def without(tensors: dict[str, np.ndarray], *names: str) -> dict[str, np.ndarray
 
 
 def test_missing_tensors(tmp_path, llava):
-    tensors = tiny.hub_tensors(llava)
-    one = tiny.write(tmp_path / "one", llava, without(tensors, HEAD))
+    tensors = hf.hub_tensors(llava)
+    one = hf.write(tmp_path / "one", llava, without(tensors, HEAD))
     refused(one, str(one), f"{HEAD} is missing")
     tower = {name: tensor for name, tensor in tensors.items() if not name.startswith("vision_tower")}
     count = len(tensors) - len(tower)
-    refused(tiny.write(tmp_path / "tower", llava, tower), "is missing; and", f"({count} in all)")
+    refused(hf.write(tmp_path / "tower", llava, tower), "is missing; and", f"({count} in all)")
 
 
 def test_extra_tensor(tmp_path, llava):
     extra = {"language_model.model.layers.2.input_layernorm.weight": np.ones(32, np.float32)}
-    path = tiny.write(tmp_path / "model", llava, tiny.hub_tensors(llava) | extra)
+    path = hf.write(tmp_path / "model", llava, hf.hub_tensors(llava) | extra)
     refused(path, "language_model.model.layers.2.input_layernorm.weight is unexpected")
 
 
 def test_same_parameter_twice(tmp_path, llava):
-    tensors = tiny.hub_tensors(llava)
-    path = tiny.write(tmp_path / "model", llava, tensors | {"lm_head.weight": tensors[HEAD]})
+    tensors = hf.hub_tensors(llava)
+    path = hf.write(tmp_path / "model", llava, tensors | {"lm_head.weight": tensors[HEAD]})
     refused(path, "lm_head.weight", HEAD, "are the same parameter")
 
 
 def test_wrong_shape_and_dtype_are_told_together(tmp_path, llava):
-    tensors = tiny.hub_tensors(llava)
+    tensors = hf.hub_tensors(llava)
     tensors["language_model.model.norm.weight"] = np.ones(31, np.float32)
     tensors[HEAD] = tensors[HEAD].astype(np.int8)
-    path = tiny.write(tmp_path / "model", llava, tensors)
+    path = hf.write(tmp_path / "model", llava, tensors)
     refused(
         path,
         "language_model.model.norm.weight is [31], config.json asks for [32]",
@@ -308,10 +308,10 @@ def test_wrong_shape_and_dtype_are_told_together(tmp_path, llava):
 
 def test_padded_vocabulary(tmp_path, llava):
     """Rows that are not the config's vocabulary are an error that names both numbers."""
-    tensors = tiny.hub_tensors(llava)
+    tensors = hf.hub_tensors(llava)
     for name in (EMBEDDING, HEAD):
         tensors[name] = np.pad(tensors[name], ((0, 11), (0, 0)))
-    path = tiny.write(tmp_path / "model", llava, tensors)
+    path = hf.write(tmp_path / "model", llava, tensors)
     refused(path, f"{EMBEDDING} has 64 rows and config.json says vocab_size 53", f"{HEAD} has 64 rows")
 
     config = json.loads((path / "config.json").read_text())
@@ -377,7 +377,7 @@ def test_wrong_config(tmp_path, config, parts):
 
 
 def test_broken_files(tmp_path, llava):
-    path = tiny.write(tmp_path / "model", llava, tiny.hub_tensors(llava))
+    path = hf.write(tmp_path / "model", llava, hf.hub_tensors(llava))
     whole = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(whole[:-100])
     refused(path, "model.safetensors: unreadable (", "fetch it again")

@@ -16,8 +16,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, 
 from jaxspec.decoding.loading import same_tower
 from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.evaluation.exactness import forward_logits
-from tests.parity import qwen_vl, tiny
-from tests.tiny import noisy
+from tests.tiny import hf, noisy, qwen_vl
 
 NEW, LENGTH, UNITS = 64, 448, 32
 QUESTION = "What is it?"
@@ -40,7 +39,7 @@ def engine(target: LoadedModel, draft: LoadedModel | None = None, *views: str) -
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> tuple[Any, LoadedModel]:
-    made = tiny.talkative(qwen_vl.model())
+    made = hf.talkative(qwen_vl.model())
     return made, LoadedModel.load(qwen_vl.write(tmp_path_factory.mktemp("target"), made))
 
 

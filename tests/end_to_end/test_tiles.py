@@ -22,8 +22,8 @@ from jaxspec.decoding.loading import same_tower  # noqa: E402
 from jaxspec.decoding.memory import Sizes, abstract_inputs  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.evaluation.exactness import forward_logits  # noqa: E402
-from tests import tiny as checkpoints  # noqa: E402
-from tests.parity import tiles, tiny  # noqa: E402
+from tests import tiny  # noqa: E402
+from tests.tiny import hf, tiles  # noqa: E402
 
 NEW = 64
 SHAPES = [[], [(90, 31)], [(40, 41), (13, 64)], [(20, 30), (55, 21), (12, 12), (33, 34), (25, 80)]]
@@ -64,7 +64,7 @@ def decode(engine: Engine, answers: list[tuple[Prompt, list[int]]]) -> list[Any]
 def test_a_draft_of_the_same_family(target, answers):
     """It looks through the target's tower; view P is shown the base tile of each image alone."""
     _, ours = target
-    params = checkpoints.noisy(ours.params, 0.05) | {"vision_tower": ours.params["vision_tower"]}
+    params = tiny.noisy(ours.params, 0.05) | {"vision_tower": ours.params["vision_tower"]}
     draft = replace(ours, params=params)
     assert same_tower(ours, draft)
     engine = Engine(ours, draft, EngineConfig(("M", "T", "P"), gamma=3, **BUCKETS))
@@ -83,11 +83,11 @@ def test_a_draft_that_reads_pages(target, answers):
     _, ours = target
     if ours.config.model_type != "llava_next":
         pytest.skip("one family is enough to show it")
-    tower = VisionConfig(**tiny.VISION | {"hidden_size": 16, "num_hidden_layers": 2})
-    text = LlamaConfig(**tiny.TEXT | tiles.TEXT | {"hidden_size": 16, "intermediate_size": 24})
+    tower = VisionConfig(**hf.VISION | {"hidden_size": 16, "num_hidden_layers": 2})
+    text = LlamaConfig(**hf.TEXT | tiles.TEXT | {"hidden_size": 16, "intermediate_size": 24})
     config = LlavaConfig(text, tower, image_token_index=tiles.IMAGE)
     pages = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
-    draft = LoadedModel(config, checkpoints.random_params(config), ours.tokenizer, pages)
+    draft = LoadedModel(config, tiny.random_params(config), ours.tokenizer, pages)
     assert not same_tower(ours, draft)
     decode(Engine(ours, draft, EngineConfig(("M", "P"), gamma=2, **BUCKETS)), answers)
 
@@ -106,7 +106,7 @@ def test_without_tiles(tmp_path):
     ids = np.repeat(prompt.tokens, np.where(prompt.tokens == tiles.IMAGE, 9, 1)).astype(np.int64)
     with torch.no_grad():
         logits = theirs(input_ids=torch.tensor(ids[None]), pixel_values=pixels).logits[0, -1]
-    tiny.assert_close(forward_logits(ours, prompt, ()), logits)
+    hf.assert_close(forward_logits(ours, prompt, ()), logits)
     assert ours.without_tiles() is ours
 
 
@@ -129,7 +129,7 @@ ONEVISION_TEMPLATE = (
 
 def test_templates_place_images():
     """A template of OneVision's shape: images before the text, and the line break between them."""
-    words = checkpoints.tokenizer()
+    words = tiny.tokenizer()
     words.add_tokens(["<|im_start|>", "<|im_end|>", "<video>"], special_tokens=True)
     words.chat_template = ONEVISION_TEMPLATE
     encoder = PromptEncoder(words, tiles.IMAGE)

@@ -15,9 +15,9 @@ from jaxspec.config import TextConfig
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.models import LanguageModel, abstract_params, build
 from jaxspec.models.inputs import PromptRows
-from tests import tiny as loops
-from tests.parity import tiny
-from tests.parity.tiny import torch
+from tests import tiny
+from tests.tiny import hf
+from tests.tiny.hf import torch
 
 ROTARY = {
     "model/embed_tokens": "model.embed_tokens",
@@ -27,12 +27,12 @@ ROTARY = {
     "model/norm": "model.norm",
 }
 """Modules of Llama's shape, ours and transformers'."""
-ROWS = [tiny.text(40, seed=1), tiny.text(7, seed=2), tiny.text(23, seed=3)]
+ROWS = [hf.text(40, seed=1), hf.text(7, seed=2), hf.text(23, seed=3)]
 
 
 def check_modules(path: Path, model: Any, names: dict[str, str]) -> huggingface.Checkpoint:
     """Logits of a ragged batch, after each module's own output, first to last: {our path: transformers' path}."""
-    checkpoint = huggingface.load(tiny.write(path, model))
+    checkpoint = huggingface.load(hf.write(path, model))
     theirs: dict[str, np.ndarray] = {}
 
     def keep(name: str) -> Any:
@@ -42,13 +42,13 @@ def check_modules(path: Path, model: Any, names: dict[str, str]) -> huggingface.
         return hook
 
     hooks = [model.get_submodule(name).register_forward_hook(keep(name)) for name in names.values()]
-    logits = tiny.logits(model, ROWS)
+    logits = hf.logits(model, ROWS)
     for hook in hooks:
         hook.remove()
 
     module = build(checkpoint.config)
     apply = jax.jit(lambda *inputs: module.apply(*inputs, capture_intermediates=True, mutable=["intermediates"]))
-    ours, inside = apply({"params": checkpoint.params}, jnp.asarray(tiny.padded(ROWS)[0]))
+    ours, inside = apply({"params": checkpoint.params}, jnp.asarray(hf.padded(ROWS)[0]))
     for here, there in names.items():
         found = inside["intermediates"]
         for key in here.split("/"):
@@ -56,9 +56,9 @@ def check_modules(path: Path, model: Any, names: dict[str, str]) -> huggingface.
         out = found["__call__"][0]
         out = out[0] if isinstance(out, tuple) else out
         for row, expected, count in zip(out, theirs[there].reshape(out.shape), map(len, ROWS)):
-            tiny.assert_close(row[:count], expected[:count], here)
+            hf.assert_close(row[:count], expected[:count], here)
     for row, expected in zip(ours, logits):
-        tiny.assert_close(row[: len(expected)], expected)
+        hf.assert_close(row[: len(expected)], expected)
     assert type(checkpoint.config).from_hf(checkpoint.config.to_hf()) == checkpoint.config
     return checkpoint
 
@@ -67,21 +67,21 @@ def check_decode(checkpoint: huggingface.Checkpoint, model: Any) -> None:
     """Prefill of ragged rows, then steps of one token, and one of four, through the cache."""
     lm, params = LanguageModel(checkpoint.config), checkpoint.params
     prompts, total = [4, 11, 9], 10
-    rows = [tiny.text(count + total, seed=count) for count in prompts]
-    theirs = tiny.logits(model, rows)
+    rows = [hf.text(count + total, seed=count) for count in prompts]
+    theirs = hf.logits(model, rows)
 
-    tokens, length = tiny.padded([row[:count] for row, count in zip(rows, prompts)], width=16)
+    tokens, length = hf.padded([row[:count] for row, count in zip(rows, prompts)], width=16)
     prompt = PromptRows(jnp.asarray(tokens), jnp.asarray(length))
     last, cache = jax.jit(lm.prefill, static_argnums=3)(params, lm.embed(params, prompt, None), prompt, 32)
     for row, count in enumerate(prompts):
-        tiny.assert_close(last[row], theirs[row][count - 1])
+        hf.assert_close(last[row], theirs[row][count - 1])
 
     extend, done = jax.jit(lm.extend), 0
     for step in (1, 1, 1, 1, 1, 1, 4):
         new = jnp.asarray([row[count + done : count + done + step] for row, count in zip(rows, prompts)])
         ours, cache = extend(params, new, cache)
         for row, count in enumerate(prompts):
-            tiny.assert_close(ours[row], theirs[row][count + done : count + done + step])
+            hf.assert_close(ours[row], theirs[row][count + done : count + done + step])
         done += step
     np.testing.assert_array_equal(cache.length, length + total)
 
@@ -98,15 +98,15 @@ def check_greedy(checkpoint: huggingface.Checkpoint, model: Any, new: int = 64) 
     assert min(len(set(tokens)) for tokens in expected) > 4, "a constant answer proves little"
 
     lm, params = LanguageModel(checkpoint.config), checkpoint.params
-    prompt = PromptRows(*(jnp.asarray(x, jnp.int32) for x in tiny.padded(rows)))
+    prompt = PromptRows(*(jnp.asarray(x, jnp.int32) for x in hf.padded(rows)))
     batch = PromptBatch(prompt, None, views=(prompt,), weights=jnp.ones((len(rows), 1)))
-    options = loops.sampling(len(rows), new=new, eos=(-1,))
-    assert loops.outputs(loops.run_plain(lm, params, batch, options, new)) == expected
+    options = tiny.sampling(len(rows), new=new, eos=(-1,))
+    assert tiny.outputs(tiny.run_plain(lm, params, batch, options, new)) == expected
 
     draft = LanguageModel(replace(checkpoint.config, num_hidden_layers=1))
-    both = {"target": params, "drafter": _part(loops.noisy(params, 0.02), abstract_params(draft.config))}
-    state = loops.run_speculative(loops.speculator(lm, draft, ("T",), 3), both, batch, options, new)
-    assert loops.outputs(state) == expected
+    both = {"target": params, "drafter": _part(tiny.noisy(params, 0.02), abstract_params(draft.config))}
+    state = tiny.run_speculative(tiny.speculator(lm, draft, ("T",), 3), both, batch, options, new)
+    assert tiny.outputs(state) == expected
     accepted = np.asarray(state.stats.histogram).sum(0)
     assert accepted[0] > 0
     assert accepted[1:].sum() > 0
@@ -119,10 +119,10 @@ def _part(params: Any, shapes: Any) -> Any:
 
 def check_round_trip(path: Path, model: Any) -> None:
     """transformers' weights -> jaxspec -> a directory that transformers loads: the same logits, bit for bit."""
-    checkpoint = huggingface.load(tiny.write(path / "theirs", model))
+    checkpoint = huggingface.load(hf.write(path / "theirs", model))
     huggingface.save(path / "ours", checkpoint.config, checkpoint.params)
-    again = tiny.reload(path / "ours", type(model))
-    for ours, theirs in zip(tiny.logits(again, ROWS), tiny.logits(model, ROWS)):
+    again = hf.reload(path / "ours", type(model))
+    for ours, theirs in zip(hf.logits(again, ROWS), hf.logits(model, ROWS)):
         np.testing.assert_array_equal(ours, theirs)
     assert huggingface.load(path / "ours").config == checkpoint.config
 
@@ -136,6 +136,6 @@ def check_field(config: TextConfig, **change: Any) -> None:
     other = replace(config, **change)
     shapes = abstract_params(config)
     if shapes == abstract_params(other):
-        params, tokens = tiny.random_params(shapes), [tiny.text(40)]
+        params, tokens = hf.random_params(shapes), [hf.text(40)]
         difference = our_logits(config, params, tokens) - our_logits(other, params, tokens)
-        assert np.abs(difference).max() > 10 * tiny.TOLERANCE
+        assert np.abs(difference).max() > 10 * hf.TOLERANCE

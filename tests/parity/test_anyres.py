@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
 from jaxspec.evaluation.exactness import forward_logits  # noqa: E402
-from tests.parity import tiles, tiny  # noqa: E402
+from tests.tiny import hf, tiles  # noqa: E402
 
 SIZES = st.tuples(st.integers(9, 400), st.integers(9, 400))
 SIDES = st.integers(1, 4)
@@ -133,7 +133,7 @@ def test_logits(pair):
         prompt = encoder.prompt("what?", [tiles.page(*shape) for shape in shapes])
         with torch.no_grad():
             theirs = model(**tiles.inputs(model, prompt)).logits[0, -1]
-        tiny.assert_close(forward_logits(ours, prompt, ()), theirs)
+        hf.assert_close(forward_logits(ours, prompt, ()), theirs)
 
 
 def test_round_trip(pair, tmp_path):
@@ -146,7 +146,7 @@ def test_round_trip(pair, tmp_path):
         assert torch.equal(tensor, model.state_dict()[name]), name
     assert huggingface.load(tmp_path / "out").config == ours.config
     assert again.config.image_grid_pinpoints == model.config.image_grid_pinpoints
-    hub = huggingface.load(tiny.write(tmp_path / "hub", model, tiny.hub_tensors(model)))
+    hub = huggingface.load(hf.write(tmp_path / "hub", model, hf.hub_tensors(model)))
     np.testing.assert_array_equal(hub.params["image_newline"], ours.params["image_newline"])
 
 

@@ -17,7 +17,7 @@ from jaxspec.models.vision import VisionTower
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.parity import tiny  # noqa: E402
+from tests.tiny import hf  # noqa: E402
 
 # What each field is changed to; the tower's shapes or its output must follow.
 CHANGES: dict[str, Any] = {
@@ -43,8 +43,8 @@ def tower(config: VisionConfig, params: Any, pixels: np.ndarray) -> tuple[tuple[
 @pytest.mark.parametrize("act", ["quick_gelu", "gelu"])
 @pytest.mark.parametrize("size", [{"image_size": 12, "patch_size": 4}, {"image_size": 15, "patch_size": 4}])
 def test_hidden_states(tmp_path, act, size):
-    model = tiny.llava(vision={"hidden_act": act, "layer_norm_eps": 1e-3} | size)
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    model = hf.llava(vision={"hidden_act": act, "layer_norm_eps": 1e-3} | size)
+    checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     pixels = np.random.default_rng(0).normal(size=(2, 3, size["image_size"], size["image_size"]))
     pixels = pixels.astype(np.float32)
     with torch.no_grad():
@@ -53,8 +53,8 @@ def test_hidden_states(tmp_path, act, size):
     ours, pooled = tower(checkpoint.config.vision_config, checkpoint.params["vision_tower"], pixels)
     assert len(ours) == len(theirs.hidden_states) == 4
     for layer in (-1, -2, 0):
-        tiny.assert_close(ours[layer], theirs.hidden_states[layer])
-    tiny.assert_close(pooled, theirs.pooler_output)
+        hf.assert_close(ours[layer], theirs.hidden_states[layer])
+    hf.assert_close(pooled, theirs.pooler_output)
 
 
 def test_every_field_is_accounted_for():
@@ -63,7 +63,7 @@ def test_every_field_is_accounted_for():
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_field_changes_output(name):
-    config = VisionConfig(**tiny.VISION | {"num_hidden_layers": 1})
+    config = VisionConfig(**hf.VISION | {"num_hidden_layers": 1})
     other = replace(config, **{name: CHANGES[name]})
 
     def shapes(c: VisionConfig) -> Any:
@@ -71,9 +71,9 @@ def test_field_changes_output(name):
         return jax.eval_shape(VisionTower(c).init, jax.random.key(0), pixels)["params"]
 
     if shapes(config) == shapes(other):
-        params = tiny.random_params(shapes(config))
-        before, after = (tower(c, params, tiny.images(1))[0][-1] for c in (config, other))
-        assert np.abs(before - after).max() > 10 * tiny.TOLERANCE
+        params = hf.random_params(shapes(config))
+        before, after = (tower(c, params, hf.images(1))[0][-1] for c in (config, other))
+        assert np.abs(before - after).max() > 10 * hf.TOLERANCE
 
 
 def test_unsupported_activation():

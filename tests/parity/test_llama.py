@@ -21,14 +21,15 @@ from jaxspec.models import LanguageModel, abstract_params, layers
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
-from tests.parity import decoders, tiny
+from tests.parity import decoders
+from tests.tiny import hf
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {},
     "multi-head": {"num_key_value_heads": 4},
     "multi-query, head_dim": {"num_key_value_heads": 1, "head_dim": 12},
     "linear": {"rope_scaling": {"type": "linear", "factor": 3.0}},
-    "llama3, tied": {"rope_scaling": tiny.LLAMA3, "tie_word_embeddings": True},
+    "llama3, tied": {"rope_scaling": hf.LLAMA3, "tie_word_embeddings": True},
     "biases, theta, eps": {
         "attention_bias": True,
         "mlp_bias": True,
@@ -78,25 +79,25 @@ HUB_SCALINGS: dict[str, dict[str, Any]] = {
 
 
 def text_config(**changes: Any) -> LlamaConfig:
-    return LlamaConfig(**tiny.TEXT | changes)
+    return LlamaConfig(**hf.TEXT | changes)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_modules(tmp_path, name):
-    decoders.check_modules(tmp_path / "model", tiny.llama(**VARIANTS[name]), decoders.ROTARY)
+    decoders.check_modules(tmp_path / "model", hf.llama(**VARIANTS[name]), decoders.ROTARY)
 
 
 @pytest.mark.parametrize("changes", [{}, {"head_dim": 12, "num_key_value_heads": 4, "sliding_window": 128}])
 def test_mistral(tmp_path, changes):
-    model = tiny.mistral(**changes)
+    model = hf.mistral(**changes)
     decoders.check_modules(tmp_path / "model", model, decoders.ROTARY)
     if not changes:
         decoders.check_round_trip(tmp_path, model)
 
 
 def test_decoding(tmp_path):
-    model = tiny.talkative(tiny.llama(**VARIANTS["llama3, tied"]))
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    model = hf.talkative(hf.llama(**VARIANTS["llama3, tied"]))
+    checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     decoders.check_decode(checkpoint, model)
     decoders.check_greedy(checkpoint, model)
 
@@ -104,9 +105,9 @@ def test_decoding(tmp_path):
 def test_rollback_is_a_length():
     """Slots past a row's length are rubbish that changes nothing."""
     config = text_config(num_hidden_layers=1)
-    lm, params = LanguageModel(config), tiny.random_params(abstract_params(config))
+    lm, params = LanguageModel(config), hf.random_params(abstract_params(config))
     extend = jax.jit(lm.extend)
-    _, clean = extend(params, jnp.asarray([tiny.text(3)]), init_cache(config, 1, 16, jnp.float32))
+    _, clean = extend(params, jnp.asarray([hf.text(3)]), init_cache(config, 1, 16, jnp.float32))
     new = jnp.asarray([[5, 6, 7]])
     straight, _ = extend(params, new, clean)
     _, dirty = extend(params, jnp.asarray([[9, 10, 11]]), clean)
@@ -116,17 +117,17 @@ def test_rollback_is_a_length():
 
 def test_blocked_attention(tmp_path, monkeypatch):
     """A prompt longer than a query block: the same logits, by way of the blocks."""
-    model = tiny.llama()
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
-    rows = [tiny.text(48), tiny.text(33)]
+    model = hf.llama()
+    checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
+    rows = [hf.text(48), hf.text(33)]
     whole = layers._attend_block
     seen = []
     monkeypatch.setattr(layers, "QUERY_BLOCK", 8)
     monkeypatch.setattr(layers, "_attend_block", lambda q, *rest: seen.append(q.shape[1]) or whole(q, *rest))
-    ours = decoders.our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0])
+    ours = decoders.our_logits(checkpoint.config, checkpoint.params, hf.padded(rows)[0])
     assert set(seen) == {8}
-    for row, theirs in zip(ours, tiny.logits(model, rows)):
-        tiny.assert_close(row[: len(theirs)], theirs)
+    for row, theirs in zip(ours, hf.logits(model, rows)):
+        hf.assert_close(row[: len(theirs)], theirs)
 
 
 def test_every_field_is_accounted_for():
@@ -139,19 +140,19 @@ def test_every_field_is_accounted_for():
 @pytest.fixture(scope="module")
 def logits_of() -> Callable[[LlamaConfig], jax.Array]:
     """Logits of one prompt and one set of weights under a configuration, each computed once."""
-    return functools.cache(lambda c: decoders.our_logits(c, tiny.random_params(abstract_params(c)), [tiny.text(40)]))
+    return functools.cache(lambda c: decoders.our_logits(c, hf.random_params(abstract_params(c)), [hf.text(40)]))
 
 
 @pytest.mark.parametrize("name", [*CHANGES, *ROPE_CHANGES])
 def test_field_changes_output(logits_of, name):
-    config = text_config(num_hidden_layers=1, rope_scaling=RopeScaling(**tiny.LLAMA3))
+    config = text_config(num_hidden_layers=1, rope_scaling=RopeScaling(**hf.LLAMA3))
     if name in CHANGES:
         other = replace(config, **CHANGES[name])
     else:
         scaling = replace(config.rope_scaling, **{name: ROPE_CHANGES[name]})
         other = replace(config, rope_scaling=scaling)
     if abstract_params(config) == abstract_params(other):
-        assert np.abs(logits_of(config) - logits_of(other)).max() > 10 * tiny.TOLERANCE
+        assert np.abs(logits_of(config) - logits_of(other)).max() > 10 * hf.TOLERANCE
 
 
 @pytest.mark.parametrize("name", YARN_CHANGES)
@@ -182,11 +183,11 @@ def test_published_frequencies(name):
 
 def test_published_buffers_are_ignored(tmp_path):
     """Old files store what each layer computes from the positions."""
-    model = tiny.llama()
+    model = hf.llama()
     names = ("inv_freq", "cos_cached", "sin_cached")
     buffers = {f"model.layers.1.self_attn.rotary_emb.{name}": np.ones(4, np.float32) for name in names}
-    found = huggingface.load(tiny.write(tmp_path / "model", model, tiny.hub_tensors(model) | buffers))
-    plain = huggingface.load(tiny.write(tmp_path / "plain", model))
+    found = huggingface.load(hf.write(tmp_path / "model", model, hf.hub_tensors(model) | buffers))
+    plain = huggingface.load(hf.write(tmp_path / "plain", model))
     jax.tree.map(np.testing.assert_array_equal, found.params, plain.params)
 
 

@@ -21,10 +21,10 @@ from jaxspec.models.llava import Projector
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.parity import tiny  # noqa: E402
+from tests.tiny import hf  # noqa: E402
 
-SHALLOW_TEXT = tiny.TEXT | {"num_hidden_layers": 1}
-SHALLOW_VISION = tiny.VISION | {"num_hidden_layers": 1}
+SHALLOW_TEXT = hf.TEXT | {"num_hidden_layers": 1}
+SHALLOW_VISION = hf.VISION | {"num_hidden_layers": 1}
 # What each field is changed to; the model's shapes or its logits must follow.
 CHANGES: dict[str, Any] = {
     "text_config": LlamaConfig(**SHALLOW_TEXT | {"rms_norm_eps": 0.1}),
@@ -41,7 +41,7 @@ UNREAD = {"model_type", "projector_hidden_act"}
 
 def prompt(images: int, words: int, seed: int) -> list[int]:
     """BOS, the images with a token between them, then words."""
-    return [1, *([tiny.IMAGE] * tiny.PATCHES + [5]) * images, *tiny.text(words, seed)[1:]]
+    return [1, *([hf.IMAGE] * hf.PATCHES + [5]) * images, *hf.text(words, seed)[1:]]
 
 
 def pixel_batch(counts: list[int], pixels: np.ndarray) -> np.ndarray:
@@ -60,20 +60,20 @@ def our_logits(config: LlavaConfig, params: Any, tokens: np.ndarray, pixels: np.
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> tuple[Any, huggingface.Checkpoint]:
-    model = tiny.llava()
-    return model, huggingface.load(tiny.write(tmp_path_factory.mktemp("llava") / "model", model))
+    model = hf.llava()
+    return model, huggingface.load(hf.write(tmp_path_factory.mktemp("llava") / "model", model))
 
 
 def test_projector(pair):
     model, checkpoint = pair
-    features = np.random.default_rng(0).normal(size=(2, tiny.PATCHES, tiny.VISION["hidden_size"]))
+    features = np.random.default_rng(0).normal(size=(2, hf.PATCHES, hf.VISION["hidden_size"]))
     features = features.astype(np.float32)
     with torch.no_grad():
         theirs = model.model.multi_modal_projector(torch.tensor(features))
     ours = Projector(checkpoint.config).apply(
         {"params": checkpoint.params["multi_modal_projector"]}, jnp.asarray(features)
     )
-    tiny.assert_close(ours, theirs)
+    hf.assert_close(ours, theirs)
 
 
 def test_prompt_logits(pair):
@@ -81,10 +81,10 @@ def test_prompt_logits(pair):
     model, checkpoint = pair
     counts = [1, 0, 3]
     rows = [prompt(count, words, seed=words) for count, words in zip(counts, (12, 9, 6))]
-    pixels = tiny.images(sum(counts))
-    ours = our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0], pixel_batch(counts, pixels))
-    for row, theirs in zip(ours, tiny.logits(model, rows, pixels)):
-        tiny.assert_close(row[: len(theirs)], theirs)
+    pixels = hf.images(sum(counts))
+    ours = our_logits(checkpoint.config, checkpoint.params, hf.padded(rows)[0], pixel_batch(counts, pixels))
+    for row, theirs in zip(ours, hf.logits(model, rows, pixels)):
+        hf.assert_close(row[: len(theirs)], theirs)
     assert LlavaConfig.from_hf(checkpoint.config.to_hf()) == checkpoint.config
 
 
@@ -93,17 +93,17 @@ def test_prompt_logits(pair):
     [
         {"vision_feature_layer": -1, "multimodal_projector_bias": False, "tie_word_embeddings": True},
         {"vision_feature_layer": 1, "vision_feature_select_strategy": "full"},
-        {"text": {"rope_scaling": tiny.LLAMA3, "tie_word_embeddings": True}},
+        {"text": {"rope_scaling": hf.LLAMA3, "tie_word_embeddings": True}},
     ],
     ids=["last layer, no bias, tied", "first layer, class token", "llama3, tied inside"],
 )
 def test_variants(tmp_path, changes):
-    model = tiny.llava(**changes)
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    model = hf.llava(**changes)
+    checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     patches = checkpoint.config.image_tokens
-    rows, pixels = [[1, *[tiny.IMAGE] * patches, *tiny.text(5)]], tiny.images(1)
-    ours = our_logits(checkpoint.config, checkpoint.params, tiny.padded(rows)[0], pixel_batch([1], pixels))
-    tiny.assert_close(ours[0], tiny.logits(model, rows, pixels)[0])
+    rows, pixels = [[1, *[hf.IMAGE] * patches, *hf.text(5)]], hf.images(1)
+    ours = our_logits(checkpoint.config, checkpoint.params, hf.padded(rows)[0], pixel_batch([1], pixels))
+    hf.assert_close(ours[0], hf.logits(model, rows, pixels)[0])
     assert LlavaConfig.from_hf(checkpoint.config.to_hf()) == checkpoint.config
 
 
@@ -113,15 +113,15 @@ def test_decode_logits(pair):
     lm, params = LanguageModel(checkpoint.config), checkpoint.params
     counts, steps = [2, 0, 1], 6
     rows = [prompt(count, 4 + steps, seed=count) for count in counts]
-    pixels = tiny.images(sum(counts))
-    theirs = tiny.logits(model, rows, pixels)
+    pixels = hf.images(sum(counts))
+    theirs = hf.logits(model, rows, pixels)
     starts = [len(row) - steps for row in rows]
 
-    tokens, length = tiny.padded([row[:start] for row, start in zip(rows, starts)])
+    tokens, length = hf.padded([row[:start] for row, start in zip(rows, starts)])
 
     @jax.jit
     def prefill(tokens: jax.Array, length: jax.Array, pixels: jax.Array) -> Any:
-        rows = PromptRows(tokens, length, in_order(tokens == tiny.IMAGE))
+        rows = PromptRows(tokens, length, in_order(tokens == hf.IMAGE))
         embeds = lm.embed(params, rows, lm.encode(params, {"pixels": pixels}))
         return lm.prefill(params, embeds, rows, 48)
 
@@ -129,7 +129,7 @@ def test_decode_logits(pair):
     extend = jax.jit(lm.extend)
     for step in range(steps + 1):
         for row, start in enumerate(starts):
-            tiny.assert_close(logits[row], theirs[row][start + step - 1])
+            hf.assert_close(logits[row], theirs[row][start + step - 1])
         if step < steps:
             new = jnp.asarray([[row[start + step]] for row, start in zip(rows, starts)])
             logits, cache = extend(params, new, cache)
@@ -143,17 +143,17 @@ def test_every_field_is_accounted_for():
 @pytest.fixture(scope="module")
 def logits_of() -> Callable[[LlavaConfig], jax.Array]:
     """Logits of one prompt and one set of weights under a configuration, each computed once."""
-    tokens, pixels = tiny.padded([[7, *prompt(1, 6, seed=0)]])[0], pixel_batch([1], tiny.images(1))
-    return functools.cache(lambda c: our_logits(c, tiny.random_params(abstract_params(c)), tokens, pixels))
+    tokens, pixels = hf.padded([[7, *prompt(1, 6, seed=0)]])[0], pixel_batch([1], hf.images(1))
+    return functools.cache(lambda c: our_logits(c, hf.random_params(abstract_params(c)), tokens, pixels))
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_field_changes_output(logits_of, name):
     text, vision = LlamaConfig(**SHALLOW_TEXT), VisionConfig(**SHALLOW_VISION)
-    config = LlavaConfig(text, vision, image_token_index=tiny.IMAGE)
+    config = LlavaConfig(text, vision, image_token_index=hf.IMAGE)
     other = replace(config, **{name: CHANGES[name]})
     if abstract_params(config) == abstract_params(other):
-        assert np.abs(logits_of(config) - logits_of(other)).max() > 10 * tiny.TOLERANCE
+        assert np.abs(logits_of(config) - logits_of(other)).max() > 10 * hf.TOLERANCE
 
 
 def test_defaults_are_those_of_transformers():

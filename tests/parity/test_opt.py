@@ -19,7 +19,8 @@ from jaxspec.models import LanguageModel, abstract_params
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
-from tests.parity import decoders, tiny
+from tests.parity import decoders
+from tests.tiny import hf
 
 MODULES = {
     "model/decoder/embed_tokens": "model.decoder.embed_tokens",
@@ -65,19 +66,19 @@ UNREAD = {"model_type", "num_key_value_heads", "head_dim", "bos_token_id", "eos_
 
 
 def config_of(**changes: Any) -> OptConfig:
-    return OptConfig.from_hf(tiny.OPT | {"num_hidden_layers": 1} | changes)
+    return OptConfig.from_hf(hf.OPT | {"num_hidden_layers": 1} | changes)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_modules(tmp_path, name):
     changes, more = VARIANTS[name]
-    decoders.check_modules(tmp_path / "model", tiny.opt(**changes), MODULES | more)
+    decoders.check_modules(tmp_path / "model", hf.opt(**changes), MODULES | more)
 
 
 @pytest.mark.parametrize("name", ["pre-norm", "post-norm, projections"])
 def test_decoding(tmp_path, name):
-    model = tiny.talkative(tiny.opt(**VARIANTS[name][0]))
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    model = hf.talkative(hf.opt(**VARIANTS[name][0]))
+    checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     decoders.check_decode(checkpoint, model)
     if name == "pre-norm":
         decoders.check_greedy(checkpoint, model)
@@ -85,7 +86,7 @@ def test_decoding(tmp_path, name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_round_trip(tmp_path, name):
-    decoders.check_round_trip(tmp_path, tiny.opt(**VARIANTS[name][0]))
+    decoders.check_round_trip(tmp_path, hf.opt(**VARIANTS[name][0]))
 
 
 LAYOUTS = {
@@ -97,20 +98,20 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts(tmp_path, name):
     """Published files differ in how much of the prefix they write; some hold the tied head too."""
-    model = tiny.opt(**LIKE_350M)
-    tensors = tiny.hub_tensors(model)
+    model = hf.opt(**LIKE_350M)
+    tensors = hf.hub_tensors(model)
     head = {"lm_head.weight": tensors["model.decoder.embed_tokens.weight"]}
     renamed = {re.sub(*LAYOUTS[name], key): tensor for key, tensor in tensors.items()}
-    bare = huggingface.load(tiny.write(tmp_path / "bare", model, renamed | head))
-    whole = huggingface.load(tiny.write(tmp_path / "whole", model))
+    bare = huggingface.load(hf.write(tmp_path / "bare", model, renamed | head))
+    whole = huggingface.load(hf.write(tmp_path / "whole", model))
     jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
 
 
 def test_a_padded_vocabulary_is_named(tmp_path):
-    model = tiny.opt()
-    tensors = tiny.hub_tensors(model)
+    model = hf.opt()
+    tensors = hf.hub_tensors(model)
     name = "model.decoder.embed_tokens.weight"
-    path = tiny.write(tmp_path / "model", model, tensors | {name: np.pad(tensors[name], ((0, 3), (0, 0)))})
+    path = hf.write(tmp_path / "model", model, tensors | {name: np.pad(tensors[name], ((0, 3), (0, 0)))})
     with pytest.raises(InputError, match=f"{name} has 56 rows and config.json says vocab_size 53"):
         huggingface.load(path)
 
@@ -140,7 +141,7 @@ def test_defaults_are_those_of_transformers():
 def test_drafts_past_the_last_position_do_not_spoil_the_row():
     """A block may pass the context's end; what it writes there is rolled back, and must be finite till then."""
     config = config_of(max_position_embeddings=4)
-    lm, params = LanguageModel(config), tiny.random_params(abstract_params(config))
+    lm, params = LanguageModel(config), hf.random_params(abstract_params(config))
     extend = jax.jit(lm.extend)
     _, cache = extend(params, jnp.asarray([[5, 6, 7]]), init_cache(config, 1, 12, jnp.dtype(jnp.float32)))
     past, dirty = extend(params, jnp.asarray([[8, 9, 10]]), cache)

@@ -16,7 +16,8 @@ from jaxspec.errors import InputError
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
-from tests.parity import decoders, tiny
+from tests.parity import decoders
+from tests.tiny import hf
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
@@ -33,28 +34,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_modules(tmp_path, name):
-    decoders.check_modules(tmp_path / "model", tiny.qwen2(**VARIANTS[name]), decoders.ROTARY)
+    decoders.check_modules(tmp_path / "model", hf.qwen2(**VARIANTS[name]), decoders.ROTARY)
 
 
 def test_decoding(tmp_path):
-    model = tiny.talkative(tiny.qwen2(**VARIANTS["tied, theta, eps"]))
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    model = hf.talkative(hf.qwen2(**VARIANTS["tied, theta, eps"]))
+    checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     decoders.check_decode(checkpoint, model)
     decoders.check_greedy(checkpoint, model)
 
 
 @pytest.mark.parametrize("name", ["grouped, head_dim", "tied, theta, eps", "yarn in full", "yarn, magnitudes"])
 def test_round_trip(tmp_path, name):
-    decoders.check_round_trip(tmp_path, tiny.qwen2(**VARIANTS[name]))
+    decoders.check_round_trip(tmp_path, hf.qwen2(**VARIANTS[name]))
 
 
 def test_a_file_without_the_models_prefix(tmp_path):
     """As the bare `Qwen2Model` is saved; the tied head needs no tensor."""
-    model = tiny.qwen2(tie_word_embeddings=True)
-    tensors = {re.sub("^model.", "", name): tensor for name, tensor in tiny.hub_tensors(model).items()}
+    model = hf.qwen2(tie_word_embeddings=True)
+    tensors = {re.sub("^model.", "", name): tensor for name, tensor in hf.hub_tensors(model).items()}
     assert "embed_tokens.weight" in tensors
-    bare = huggingface.load(tiny.write(tmp_path / "bare", model, tensors))
-    whole = huggingface.load(tiny.write(tmp_path / "whole", model))
+    bare = huggingface.load(hf.write(tmp_path / "bare", model, tensors))
+    whole = huggingface.load(hf.write(tmp_path / "whole", model))
     jax.tree.map(np.testing.assert_array_equal, bare.params, whole.params)
 
 

@@ -22,8 +22,7 @@ from jaxspec.models.qwen_vl import VisionTower, window_contents
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.parity import qwen_vl, tiny  # noqa: E402
-from tests.tiny import QUICK  # noqa: E402
+from tests.tiny import QUICK, hf, qwen_vl  # noqa: E402
 
 SIZES = [(20, 50), (9, 8), (43, 19)]
 """Sizes of images, odd in every way: grids of 3x6, 2x2 (grown) and 5x2 merge groups."""
@@ -70,7 +69,7 @@ def test_tower(pair):
         found = np.asarray(ours[name])
         if name == "merger":
             there = there.reshape(*found.shape[:2], -1)[..., 0]
-        tiny.assert_close(found[there], expected, name)
+        hf.assert_close(found[there], expected, name)
 
 
 def prompts() -> tuple[list[list[int]], list[list[Any]]]:
@@ -116,11 +115,11 @@ def test_logits_and_round_trip(tmp_path, name):
     rows, images = prompts()
     theirs = [run(made, row, seen) for row, seen in zip(rows, images)]
     for found, expected in zip(our_logits(loaded, rows, images, 64), theirs):
-        tiny.assert_close(found, expected)
+        hf.assert_close(found, expected)
     assert QwenVLConfig.from_hf(loaded.config.to_hf()) == loaded.config
 
     huggingface.save(tmp_path / "ours", loaded.config, loaded.params)
-    again = tiny.reload(tmp_path / "ours", type(made))
+    again = hf.reload(tmp_path / "ours", type(made))
     for expected, row, seen in zip(theirs, rows, images):
         np.testing.assert_array_equal(run(again, row, seen), expected)
 
@@ -140,7 +139,7 @@ def test_key_layouts(tmp_path, pair):
         for name, tensor in tensors.items()
     }
     for folder, names in (("modules", tensors), ("hub", hub)):
-        found = huggingface.load(tiny.write(tmp_path / folder, made, names))
+        found = huggingface.load(hf.write(tmp_path / folder, made, names))
         assert found.config == loaded.config
         jax.tree.map(np.testing.assert_array_equal, found.params, loaded.params)
     nested = loaded.config.to_hf()
@@ -230,7 +229,7 @@ def logits_of() -> Callable[[QwenVLConfig], np.ndarray]:
 
     @functools.cache
     def of(config: QwenVLConfig) -> np.ndarray:
-        params = tiny.random_params(abstract_params(config))
+        params = hf.random_params(abstract_params(config))
         loaded = LoadedModel(config, params, None, qwen_vl.image_processor())
         return our_logits(loaded, [row], [images], 64)[0]
 
@@ -241,7 +240,7 @@ def logits_of() -> Callable[[QwenVLConfig], np.ndarray]:
 def test_field_changes_output(logits_of, name, part):
     other = replace(SHALLOW, **{name: CHANGES[name][part]})
     if abstract_params(SHALLOW) == abstract_params(other):
-        assert np.abs(logits_of(SHALLOW) - logits_of(other)).max() > 10 * tiny.TOLERANCE
+        assert np.abs(logits_of(SHALLOW) - logits_of(other)).max() > 10 * hf.TOLERANCE
 
 
 def test_defaults_are_those_of_transformers():

@@ -17,8 +17,8 @@ from jaxspec.models.vision import PAGE_BLOCK, VisionTower
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
-from tests.parity import tiles, tiny  # noqa: E402
 from tests.parity.test_clip import tower  # noqa: E402
+from tests.tiny import hf, tiles  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ from tests.parity.test_clip import tower  # noqa: E402
     ids=["blocks of pages", "head, patches and a rest"],
 )
 def test_hidden_states(tmp_path, head, patch, count):
-    pixels = tiny.VISION["image_size"]
+    pixels = hf.VISION["image_size"]
     model = tiles.onevision(vision={"vision_use_head": head, "patch_size": patch, "layer_norm_eps": 1e-3})
-    checkpoint = huggingface.load(tiny.write(tmp_path / "model", model))
+    checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     assert isinstance(checkpoint.config, LlavaConfig)
     images = np.random.default_rng(0).normal(size=(count, 3, pixels, pixels)).astype(np.float32)
     with torch.no_grad():
@@ -37,8 +37,8 @@ def test_hidden_states(tmp_path, head, patch, count):
     ours, pooled = tower(checkpoint.config.vision_config, checkpoint.params["vision_tower"], images)
     assert len(ours) == len(theirs.hidden_states) == 4
     for layer in (-1, -2, 0):
-        tiny.assert_close(ours[layer], theirs.hidden_states[layer])
-    tiny.assert_close(pooled, theirs.pooler_output if head else theirs.last_hidden_state)
+        hf.assert_close(ours[layer], theirs.hidden_states[layer])
+    hf.assert_close(pooled, theirs.pooler_output if head else theirs.last_hidden_state)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_field_changes_output(name, value):
         return jax.eval_shape(VisionTower(c).init, jax.random.key(0), pixels)["params"]
 
     if shapes(config) == shapes(other):
-        params = tiny.random_params(shapes(config))
-        before, after = (tower(c, params, tiny.images(1))[0][-1] for c in (config, other))
-        assert np.abs(before - after).max() > 10 * tiny.TOLERANCE
+        params = hf.random_params(shapes(config))
+        before, after = (tower(c, params, hf.images(1))[0][-1] for c in (config, other))
+        assert np.abs(before - after).max() > 10 * hf.TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["image_size", "patch_size"])

@@ -11,27 +11,26 @@ from PIL import Image
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import LoadedModel
-from tests.parity import tiny
-from tests.parity.tiny import torch
-from tests.tiny import SPECIAL, tokenizer
+from tests.tiny import SPECIAL, hf, tokenizer
+from tests.tiny.hf import torch
 
 IMAGE = SPECIAL.index("<image>")
 PINPOINTS = [[12, 24], [24, 12], [24, 24], [36, 12], [12, 36], [36, 36]]
 TEXT = {"vocab_size": 104, "max_position_embeddings": 1024}
-SIGLIP = {name: value for name, value in tiny.VISION.items() if name != "projection_dim"}
+SIGLIP = {name: value for name, value in hf.VISION.items() if name != "projection_dim"}
 
 
 def llava_next(**changes: Any) -> Any:
     from transformers import CLIPVisionConfig, LlavaNextConfig, LlavaNextForConditionalGeneration
 
     config = LlavaNextConfig(
-        text_config=tiny.text_config(TEXT),
-        vision_config=CLIPVisionConfig(**tiny.VISION),
+        text_config=hf.text_config(TEXT),
+        vision_config=CLIPVisionConfig(**hf.VISION),
         image_token_index=IMAGE,
         image_grid_pinpoints=PINPOINTS,
         **changes,
     )
-    return tiny.talkative(tiny.random_model(LlavaNextForConditionalGeneration, config))
+    return hf.talkative(hf.random_model(LlavaNextForConditionalGeneration, config))
 
 
 def onevision(text: Any = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -39,7 +38,7 @@ def onevision(text: Any = None, vision: dict[str, Any] | None = None, **changes:
     from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration, SiglipVisionConfig
 
     config = LlavaOnevisionConfig(
-        text_config=text or tiny.text_config(TEXT),
+        text_config=text or hf.text_config(TEXT),
         vision_config=SiglipVisionConfig(**SIGLIP | {"vision_use_head": False} | (vision or {})),
         image_token_index=IMAGE,
         video_token_index=SPECIAL.index("<pad>"),
@@ -47,13 +46,13 @@ def onevision(text: Any = None, vision: dict[str, Any] | None = None, **changes:
         vision_aspect_ratio="anyres_max_2",
         **changes,
     )
-    return tiny.talkative(tiny.random_model(LlavaOnevisionForConditionalGeneration, config))
+    return hf.talkative(hf.random_model(LlavaOnevisionForConditionalGeneration, config))
 
 
 def onevision_qwen2() -> Any:
     from transformers import Qwen2Config
 
-    return onevision(text=Qwen2Config(**tiny.TEXT | TEXT | {"tie_word_embeddings": True}))
+    return onevision(text=Qwen2Config(**hf.TEXT | TEXT | {"tie_word_embeddings": True}))
 
 
 MODELS = {"next": llava_next, "onevision": onevision, "onevision-qwen2": onevision_qwen2}

@@ -19,8 +19,8 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from tests.parity import tiny
-from tests.parity.tiny import torch
+from tests.tiny import hf
+from tests.tiny.hf import torch
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 START, STOP, IMAGE = (SPECIAL.index(f"<|{name}|>") for name in ("vision_start", "vision_end", "image_pad"))
@@ -75,12 +75,12 @@ def model(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = No
         vision_start_token_id=START,
         vision_end_token_id=STOP,
     )
-    return tiny.random_model(Qwen2_5_VLForConditionalGeneration, config)
+    return hf.random_model(Qwen2_5_VLForConditionalGeneration, config)
 
 
 def text_model(**changes: Any) -> Any:
     """A Qwen2.5 of the same words, with fewer rows of padding."""
-    return tiny.random_model(Qwen2ForCausalLM, Qwen2Config(**TEXT | {"vocab_size": PADDED - 2} | changes))
+    return hf.random_model(Qwen2ForCausalLM, Qwen2Config(**TEXT | {"vocab_size": PADDED - 2} | changes))
 
 
 def tokenizer() -> Any:
