@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Integral
+
+_LONGEST = 200
+"""Characters of another library's message that are passed on."""
 
 
 class InputError(ValueError):
@@ -35,3 +39,22 @@ def nearest(name: str, known: Sequence[str]) -> str:
 def printable(text: str) -> str:
     """Return the text with what a terminal would obey, and what no encoding has, written as escapes."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's first line, cut and printable; its type's name where it says nothing."""
+    line = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
+    return "".join(letter if letter.isprintable() else "?" for letter in line[:_LONGEST])
+
+
+@contextmanager
+def reading(what: str, mend: str = "save it again with save_pretrained") -> Iterator[None]:
+    """Raise InputError for whatever another library raises within: "`what` (the error's first line); `mend`"."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of tokenizers is no Exception
+        if "trust_remote_code" in str(error):
+            mend = "a checkpoint's own code is never run: use a class that transformers has"
+        raise InputError(f"{what} ({first_line(error)}); {mend}") from error

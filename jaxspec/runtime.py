@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import sys
-import threading
 from pathlib import Path
 
 import jax
@@ -31,16 +29,6 @@ def parse_dtype(name: str) -> jnp.dtype:
     if name not in DTYPES:
         raise InputError(f"dtype: {name!r} is none of models; {nearest(name, DTYPES)}")
     return jnp.dtype(name)
-
-
-def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:
-    """The draft length, or the most tokens that an answer may have where that is less; a line says so then."""
-    if not 1 <= max_new_tokens < gamma:
-        return gamma
-    print(
-        f"{option}: {gamma} is over the {max_new_tokens} new tokens; drafting {max_new_tokens} a block", file=sys.stderr
-    )
-    return max_new_tokens
 
 
 def join_cluster(place: str) -> None:
@@ -69,40 +57,6 @@ def join_cluster(place: str) -> None:
 def cache_directory() -> Path:
     """Where jaxspec keeps what it can make again: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxspec"
-
-
-class PeakMemory:
-    """Watches, as a context manager, by how many bytes this process's memory grows.
-
-    Where there is /proc, resident memory is sampled; elsewhere growth past the process's earlier peak is counted.
-    """
-
-    growth: int = 0
-
-    def __enter__(self) -> PeakMemory:
-        self._start = self._now()
-        self._done = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._watcher.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._watcher.join()
-        self.growth = max(self.growth, self._now() - self._start)
-
-    def _watch(self) -> None:
-        while not self._done.wait(0.005):
-            self.growth = max(self.growth, self._now() - self._start)
-
-    @staticmethod
-    def _now() -> int:
-        try:
-            with open("/proc/self/statm") as file:
-                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except OSError:
-            unit = 1 if sys.platform == "darwin" else 1024
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def human_bytes(size: float) -> str:

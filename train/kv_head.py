@@ -15,7 +15,7 @@ from typing import Literal
 import jax
 
 from configs.train.kv_head import RECIPES
-from jaxspec.checkpoints.huggingface import check_output
+from jaxspec.checkpoints.directories import check_output
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.command import run_script
 from jaxspec.config.kv_head import Feature, Pooling

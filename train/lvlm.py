@@ -12,7 +12,7 @@ from transformers import CLIPImageProcessor
 
 from configs.models.mini import IMAGE_TOKEN, TOWER
 from configs.train.mini import Pages
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories, huggingface
 from jaxspec.config import LlavaConfig
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.data.sources import Picturebook, mixture
@@ -63,7 +63,7 @@ def train_lvlm(
       directory: of checkpoints and metrics.
       out: the Hugging Face directory; of several processes, the first writes it.
     """
-    huggingface.check_output(out, directory)
+    directories.check_output(out, directory)
     samples = mixture([(Picturebook(train.seed, pages.kinds), 1.0)], train.seed)
     model = unread(config)
     batches = ConversationBatches(

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.builders import prepare
@@ -129,8 +129,8 @@ def main(command: Llava | Text | Book) -> Path:
 
 def _reader(target: str) -> LoadedModel:
     """A target without its parameters."""
-    path = huggingface.locate(target)
-    config = huggingface.read_config(path)
+    path = directories.locate(target)
+    config = directories.read_config(path)
     processor = load_image_processor(path, config) if LanguageModel(config).has_vision else None
     return LoadedModel(config, {}, load_tokenizer(path), processor)
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import tyro
 
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories, huggingface
 from jaxspec.command import input_errors, script_name
 from jaxspec.errors import InputError, nearest
 from jaxspec.presets import load_preset, preset_names
@@ -78,7 +78,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     setup_runtime()
     runs = options.runs or Path("runs/train") / name
     out = options.out or runs / "hf"
-    huggingface.check_output(out, *(runs / stage.name for stage in stages))
+    directories.check_output(out, *(runs / stage.name for stage in stages))
     draft = train_draft(recipe, runs, places)
     if jax.process_index() == 0:
         huggingface.save(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.huggingface import check_destination, load, locate, read_json, read_raw_config, save
+from jaxspec.checkpoints.directories import check_destination, locate, read_json, read_raw_config
+from jaxspec.checkpoints.huggingface import load, save
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.checkpoints.model_card import model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
@@ -58,7 +58,7 @@ def export(
         the text of a text model.
     """
     path = locate(source, revision)
-    check_destination(Path(os.path.abspath(Path(destination).expanduser())), overwrite, path)
+    check_destination(destination, overwrite, path)
     if is_kv_head(path):
         if target is not None or text_only:
             raise InputError(f"{path}: a KV head, which has neither words nor towers; leave vocab-of and text-only out")
@@ -90,7 +90,7 @@ def export(
             params,
             name=model_name(destination),
             source=found.path,
-            target=target,
+            target=target and target.name,
             added=text_config(config).vocab_size - text_config(found.config).vocab_size,
             encoder=encoder,
             generation=generation,

@@ -1,4 +1,4 @@
-"""How parameters lie in files, and whether the tensors of some files are the parameters of a configuration."""
+"""How parameters lie in files, and whether a directory's tensors are the parameters of its configuration."""
 
 from __future__ import annotations
 
@@ -8,24 +8,69 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor
+from jaxspec.checkpoints.directories import check_files, parse_config, quantised, read_raw_config
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.models import abstract_params
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params, family_of
 from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
 """What old transformers stored besides parameters; computed here."""
-
+_STACK = re.compile(r"(.*?\b(?:layers|blocks))\.(\d+)\.(.*)")
+"""A tensor of a stack of layers: the stack, the layer's number, the tensor's name in it."""
+_ROWS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
+"""Tensors with a row a token."""
 _DEPTHS = ("num_hidden_layers", "depth")
 _WIDTHS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("word_embed_proj_dim", "num_heads", "out_hidden_size", "num_channels", "in_channels", "image_size"),
 )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a directory holds, known without reading a tensor, and everything that keeps it from being loaded."""
+
+    config: ModelConfig | None
+    """None where config.json is missing, unreadable or of an unsupported family."""
+    tensors: dict[str, StoredTensor]
+    """By their names in the hub's layout."""
+    problems: list[str]
+
+
+def survey(path: Path) -> Survey:
+    """Look at a local directory without reading its tensors; never raises for what is wrong in it."""
+    problems: list[str] = []
+    config = None
+    try:
+        check_files(path)
+    except InputError as error:
+        return Survey(None, {}, [str(error)])
+    try:
+        raw = read_raw_config(path)
+        problems += quantised(path, raw)
+        config = parse_config(path, raw)
+    except InputError as error:
+        problems.append(str(error))
+        if not (path / "config.json").is_file():
+            return Survey(None, {}, problems)
+    tensors = list_directory(path, problems)
+    if config is None:
+        return Survey(None, {tensor.name: tensor for tensor in tensors}, problems)
+    whole = not problems
+    stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
+    if stored or whole:
+        found = oversized(config, stored) or misfits(config, slots_of(config)[0], stored)
+        # With a shard unread, what is missing was told already.
+        problems += [problem for problem in found if whole or not problem.endswith(" is missing")]
+    return Survey(config, stored, problems)
 
 
 @dataclass(frozen=True)
@@ -107,8 +152,7 @@ def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, St
                 problems.append(f"{name} is missing")
             continue
         found, shape = stored[name], stored[name].shape
-        rows = re.search(r"(^|\.)(embed_tokens|lm_head)\.weight$", name)
-        if rows and len(shape) == 2 and shape[0] != vocabulary and shape[1:] == slot.file_shape[1:]:
+        if _ROWS.search(name) and len(shape) == 2 and shape[0] != vocabulary and shape[1:] == slot.file_shape[1:]:
             problems.append(
                 f"{found.name} has {shape[0]} rows and config.json says vocab_size {vocabulary}; "
                 "set vocab_size to the rows, padding counted, or resize the tensor"
@@ -153,14 +197,13 @@ def _depths(slots: Mapping[str, Slot], stored: Mapping[str, StoredTensor]) -> li
 
 
 def _stacks(names: Iterable[str]) -> dict[str, dict[str, set[str]]]:
-    """Stack of layers -> layer number -> names of its tensors."""
+    """Return stack of layers -> layer number -> names of its tensors."""
     stacks: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for name in names:
-        if match := re.match(r"(.*?\b(?:layers|blocks))\.(\d+)\.(.*)", name):
-            stacks[match[1]][match[2]].add(match[3])
+    for match in filter(None, map(_STACK.match, names)):
+        stacks[match[1]][match[2]].add(match[3])
     return stacks
 
 
 def _stem(name: str) -> str:
-    match = re.match(r"(.*?\b(?:layers|blocks))\.\d+\.", name)
+    match = _STACK.match(name)
     return match[1] if match else ""

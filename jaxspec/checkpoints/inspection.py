@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints.huggingface import read_raw_config, survey
+from jaxspec.checkpoints.directories import read_raw_config
+from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.kv_head import is_kv_head, list_kv_head
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.checkpoints.tensor_files import StoredTensor

@@ -22,8 +22,6 @@ state that the token was predicted from. The names are those of an EAGLE head's 
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxspec.checkpoints.directories import SINGLE, read_raw_config, write_json, written_whole
 from jaxspec.checkpoints.fitting import oversized, slots_in, tensor_name
-from jaxspec.checkpoints.huggingface import read_raw_config, written_whole
-from jaxspec.checkpoints.tensor_files import FLOATS, SINGLE, StoredTensor, check_finite, list_file
+from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, check_finite, list_file
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
@@ -69,8 +67,8 @@ def save_kv_head(
 
     `beside` writes more files, and InputError is raised, as in `huggingface.save`.
     """
-    with written_whole(Path(os.path.abspath(Path(path).expanduser())), overwrite) as fresh:
-        (fresh / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    with written_whole(path, overwrite) as fresh:
+        write_json(fresh / "config.json", config.to_dict())
         tensors = {name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()}
         save_file(tensors, fresh / SINGLE, metadata={"format": "pt"})
         (fresh / SINGLE).chmod((fresh / "config.json").stat().st_mode)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -14,9 +14,6 @@ from jaxspec.config import KVHeadConfig, LlavaOnevisionConfig, ModelConfig, Qwen
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.typing import Params
-
-if TYPE_CHECKING:
-    from jaxspec.checkpoints.export import Target
 
 _QUESTION = {True: "What is in the picture?", False: "Who are you?"}
 """What a model that sees is asked, and one that does not."""
@@ -44,7 +41,7 @@ def write_model_card(
     *,
     name: str,
     source: Path,
-    target: Target | None,
+    target: str | None,
     added: int,
     encoder: PromptEncoder | None,
     generation: Mapping[str, Any],
@@ -52,6 +49,7 @@ def write_model_card(
     """Writes what the model is, what it was made of and for, and how to load and to ask it.
 
     Args:
+      target: name of the model that it drafts for, if it is a draft.
       added: rows of the vocabulary that the source does not have.
       encoder: what makes its prompts, with the chat template that is written along; None without a tokeniser.
       generation: what generation_config.json holds.
@@ -68,7 +66,7 @@ def write_model_card(
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
     if target is not None:
-        facts["draft for"] = f"`{target.name}`"
+        facts["draft for"] = f"`{target}`"
     shown = "--image photo.jpg " if sees else ""
     asked = f'{shown}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
     commands = f"jaxspec generate --target path/to/this {asked}"
@@ -77,7 +75,7 @@ def write_model_card(
         told += "\nWhere torchvision is installed, transformers scales images with it, a little differently."
     if target is not None:
         view = "" if sees else " --views T"
-        commands += f"\njaxspec generate --target {_place(target.name)} --draft path/to/this{view} {asked}"
+        commands += f"\njaxspec generate --target {_place(target)} --draft path/to/this{view} {asked}"
         told = told.replace("this", "the first command") + "\nThe second speculates with this model."
     notes = "\nIts processor wants torchvision, for videos.\n" if isinstance(config, _READ_VIDEOS) else ""
     notes += f"\n{_assistant(sees)}\n" if target is not None else ""

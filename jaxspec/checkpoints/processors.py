@@ -6,7 +6,6 @@ and neither torch nor torchvision is needed.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from importlib import import_module
@@ -15,31 +14,42 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from jaxspec.checkpoints.border import check_files, reading
-from jaxspec.checkpoints.page_check import check_pages
+import numpy as np
+from PIL import Image
+
+from jaxspec.checkpoints.directories import IMAGE_FILES, TOKENIZER_FILES, check_files, read_json, write_json
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
-from jaxspec.errors import InputError
+from jaxspec.config.schema import RULES, Rule, check_fields
+from jaxspec.errors import InputError, reading
+from jaxspec.models import family_of
 
 _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
 """A text with letters that a tokeniser may not know."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+_IMAGE_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
 _PAGE_SETTINGS = {
     *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
 }
-_IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
-_TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
-_TOKENIZER_COPIED = (
-    *(*_TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt"),
-)
-TOKENIZER_BESIDE = (*_TOKENIZER_COPIED, "chat_template.jinja", "chat_template.json", "additional_chat_templates")
-IMAGE_BESIDE = (*_IMAGE_FILES, "video_preprocessor_config.json")
+_MEND = "use the preprocessor_config.json that belongs to the model"
+_RULES = {
+    **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"), Rule(bool)),
+    "image_mean": Rule(float, -1e3, 1e3, (0, 1)),
+    "image_std": Rule(float, 1e-6, 1e3, (0, 1)),
+    "rescale_factor": Rule(float, 1e-9, 1e3),
+    "resample": Rule(int, 0, 5),
+    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size"), Rule(int, 1, 4096)),
+    "image_grid_pinpoints": RULES["image_grid_pinpoints"],
+}
+_MOST_TILES = 100
+_QWEN_EDGES = {"shortest_edge": Rule(int, 1, 1 << 22), "longest_edge": Rule(int, 1, 1 << 25)}
+"""The names of Qwen's limits on an image's pixels."""
 
 
 def has_tokenizer(path: Path) -> bool:
     """Whether a directory holds a tokeniser that `load_tokenizer` would read."""
-    return any((path / name).is_file() for name in _TOKENIZER_FILES)
+    return any((path / name).is_file() for name in _TOKENIZERS)
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -51,7 +61,7 @@ def load_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     # Asked first: given a config.json alone, transformers 5 makes an empty tokeniser and says nothing.
-    _require(path, _TOKENIZER_FILES, "tokenizer")
+    _require(path, _TOKENIZERS, "tokenizer")
     if not (Path(path) / "tokenizer.json").is_file() and find_spec("sentencepiece") is None:
         raise InputError(
             f"{path}: tokenizer.model is read with sentencepiece, which is not installed; "
@@ -72,7 +82,7 @@ def _processor_template(path: Path) -> Any | None:
     """
     for name in _TEMPLATE_FILES:
         if (path / name).is_file():
-            found = json.loads((path / name).read_text(encoding="utf-8")).get("chat_template")
+            found = read_json(path / name).get("chat_template")
             if found is not None:
                 return found
     return None
@@ -87,7 +97,7 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
     """
     import transformers
 
-    _require(path, _IMAGE_FILES, "image processor")
+    _require(path, _IMAGE_PROCESSORS, "image processor")
     # The same wish in the words of transformers 5 and of transformers 4.
     wish = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
     with reading(f"{path}: transformers cannot read the image processor"):
@@ -99,6 +109,40 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
     if config is not None and not isinstance(config, TextConfig):
         check_pages(path, processor, config)
     return processor
+
+
+def check_pages(path: str | Path, processor: Any, config: LvlmConfig) -> None:
+    """Raises InputError for settings of a directory's processor that cannot be meant, and for pages that do not fit."""
+    where = f"{path}: image processor"
+    settings = processor.to_dict()
+    check_fields(where, settings, _RULES)
+    edges: dict[str, Rule] = _QWEN_EDGES
+    if isinstance(config, QwenVLConfig):
+        vision = config.vision_config
+        ours = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
+        theirs = tuple(settings.get(name) for name in ("patch_size", "temporal_patch_size", "merge_size"))
+        if ours != theirs:
+            raise InputError(f"{where}: cuts patches {theirs}, and config.json says {ours}; {_MEND}")
+    else:
+        side = config.vision_config.image_size
+        names = ("size", "crop_size", "height", "width", "shortest_edge", "longest_edge")
+        edges = dict[str, Rule].fromkeys(names, Rule(int, 1, 2 * side))
+        for pinpoint in settings.get("image_grid_pinpoints") or ():
+            if len(pinpoint) != 2 or pinpoint[0] * pinpoint[1] > _MOST_TILES * side**2:
+                raise InputError(f"{where}: image_grid_pinpoints {pinpoint} are over {_MOST_TILES} tiles; {_MEND}")
+    for name in ("size", "crop_size"):
+        size = settings.get(name)
+        check_fields(where, size if isinstance(size, dict) else {name: size}, edges)
+    family = family_of(config.model_type)
+    assert family.images is not None
+    try:
+        with reading("image processor: fails on a blank page", _MEND):
+            (units,) = family.images(config, processor).read([Image.new("RGB", (64, 48))])
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    for name, (shape, _) in family.images.shapes(config).items():
+        if units[name].shape[1:] != shape or not np.isfinite(units[name]).all():
+            raise InputError(f"{where}: makes of a blank page no {name} of shape {list(shape)}, all finite; {_MEND}")
 
 
 def _check_torchvision() -> None:
@@ -133,8 +177,7 @@ def save_processors(
     if image_processor is not None:
         image_processor.save_pretrained(str(path))
     if tokenizer is not None and image_processor is not None and not isinstance(config, TextConfig):
-        words = json.dumps(_processor(config, tokenizer), indent=2)
-        (path / "processor_config.json").write_text(words + "\n", encoding="utf-8")
+        write_json(path / "processor_config.json", _processor(config, tokenizer))
 
 
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
@@ -165,17 +208,17 @@ def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: An
     The loaded tokeniser's chat templates, a dictionary, are written where tokenisers and processors of both versions
     look, and nowhere else. With `add_bos` its copy puts BOS in front of texts.
     """
-    for name in (*_TOKENIZER_COPIED, *(() if isinstance(config, TextConfig) else IMAGE_BESIDE)):
+    for name in (*TOKENIZER_FILES, *(() if isinstance(config, TextConfig) else IMAGE_FILES)):
         if (source / name).is_file():
             shutil.copyfile(source / name, path / name)
     if (path / "tokenizer_config.json").is_file():
         _speak_both_versions(path / "tokenizer_config.json")
     whole, images = path / "processor_config.json", path / "preprocessor_config.json"
     if whole.is_file() and not images.is_file():
-        nested = json.loads(whole.read_text(encoding="utf-8")).get("image_processor")
+        nested = read_json(whole).get("image_processor")
         if nested:  # where transformers 5 keeps it, and transformers 4 does not look
             nested["image_processor_type"] = nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
-            images.write_text(json.dumps(nested, indent=2) + "\n", encoding="utf-8")
+            write_json(images, nested)
     if tokenizer is None:
         return
     # Where nothing is said, transformers 4 makes token types too, which none of these models takes.
@@ -195,10 +238,9 @@ def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: An
 
 def _rewrite(file: Path, entries: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Changes entries of a JSON file, which may be missing, and takes its chat template out."""
-    given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    given = read_json(file) if file.is_file() else {}
     given.pop("chat_template", None)
-    words = json.dumps({**defaults, **given, **entries}, indent=2, ensure_ascii=False)
-    file.write_text(words + "\n", encoding="utf-8")
+    write_json(file, {**defaults, **given, **entries})
 
 
 def _begin_with_bos(file: Path, tokenizer: Any) -> None:
@@ -215,13 +257,13 @@ def _begin_with_bos(file: Path, tokenizer: Any) -> None:
 
 def _speak_both_versions(file: Path) -> None:
     """Renames what transformers 5 writes and transformers 4 refuses; version 5 reads either."""
-    raw = json.loads(file.read_text(encoding="utf-8"))
+    raw = read_json(file)
     if raw.get("tokenizer_class") == "TokenizersBackend":
         raw["tokenizer_class"] = "PreTrainedTokenizerFast"
         raw.setdefault("model_input_names", ["input_ids", "attention_mask"])
     if isinstance(raw.get("extra_special_tokens"), list):
         raw["additional_special_tokens"] = raw.pop("extra_special_tokens")
-    file.write_text(json.dumps(raw, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(file, raw)
 
 
 def _require(path: str | Path, files: tuple[str, ...], what: str) -> None:

@@ -19,10 +19,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxspec.checkpoints.border import first_line
-from jaxspec.errors import InputError
+from jaxspec.checkpoints.directories import INDEX, SINGLE, what_lies_in
+from jaxspec.errors import InputError, first_line
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """What parameters may be stored as. Other dtypes are those of quantised models."""
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F64": 64}
@@ -172,17 +171,3 @@ def _checked(index: Any) -> dict[str, str]:
         if not isinstance(shard, str) or not re.fullmatch(r"\w[\w. -]*\.safetensors", shard):
             raise ValueError(f"it names {str(shard)[:60]!r}, and no file of its directory is called so")
     return index
-
-
-def what_lies_in(path: Path) -> str:
-    """What a directory holds in the place of a model in safetensors, and what to do about it; "" if nothing known."""
-    names = sorted(file.name for file in path.iterdir())
-    if not names:
-        return "the directory is empty; fetch the model again"
-    if "adapter_config.json" in names:
-        return "it is a LoRA adapter; merge it into its base model (PEFT: merge_and_unload) and save that"
-    for ending, kind in ((".gguf", "GGUF"), (".bin", "PyTorch .bin"), (".pth", "PyTorch .pth"), (".msgpack", "Flax")):
-        found = [name for name in names if name.endswith(ending)]
-        if found:
-            return f"only {kind} weights ({found[0]}); save the model as safetensors with transformers"
-    return ""

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import jax
 
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories
 from jaxspec.cli.generate import ALONE, Generate, computes_in, encoded, refuse, request_of, told
 from jaxspec.cli.terminal import progress, say
 from jaxspec.data.images import load_image
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
+from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import collaboration_metrics
-from jaxspec.runtime import capped_gamma
 
 
 def run(args: Generate) -> None:
@@ -34,7 +34,7 @@ def run(args: Generate) -> None:
     config.checked(len(names))
     images = [load_image(path) for path in args.image]
     request = request_of(args)
-    paths = [huggingface.locate(name) for name in names]
+    paths = [directories.locate(name) for name in names]
     dtype = computes_in(args)
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:

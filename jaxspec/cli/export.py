@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 import tyro
 
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.model_card import model_name
@@ -51,13 +51,13 @@ def run(args: Export) -> str:
     """Does it; a line about what was written."""
     size = _bytes(args.max_shard_size)
     setup_runtime()
-    source = huggingface.locate(args.source, args.revision)
+    source = directories.locate(args.source, args.revision)
     target = None
     if args.vocab_of is not None:
-        path = huggingface.locate(args.vocab_of)
+        path = directories.locate(args.vocab_of)
         if not is_kv_head(source):  # which `export` refuses
             check_words(load_tokenizer(path), load_tokenizer(source))
-        target = Target(model_name(path), text_config(huggingface.read_config(path)).vocab_size)
+        target = Target(model_name(path), text_config(directories.read_config(path)).vocab_size)
     progress(f"exporting {source}")
     config = export(
         source,

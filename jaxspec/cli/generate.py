@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.cli.terminal import progress, say, show
 from jaxspec.data.images import load_image
@@ -23,12 +23,12 @@ from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.collaboration import Method
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
-from jaxspec.runtime import capped_gamma
 from jaxspec.sharding import make_mesh
 
 
@@ -150,9 +150,9 @@ def run(args: Generate) -> None:
     request = request_of(args)
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
     models = [(args.target, args.revision)] + ([] if draft is None else [(draft, args.draft_revision)])
-    paths = [huggingface.locate(*model) for model in models]
+    paths = [directories.locate(*model) for model in models]
     for path in paths:
-        huggingface.read_config(path)
+        directories.read_config(path)
 
     dtype = computes_in(args)
     loaded: list[LoadedModel] = []

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.inspection import Inspection, inspect
 from jaxspec.errors import printable
 from jaxspec.runtime import human_bytes, setup_runtime
@@ -32,7 +32,7 @@ class Inspect:
 def run(args: Inspect) -> bool:
     """Prints the facts; whether the checkpoint would load."""
     setup_runtime()
-    found = inspect(huggingface.locate(args.path, args.revision))
+    found = inspect(directories.locate(args.path, args.revision))
     if args.json:
         print(json.dumps(asdict(found)))
     else:

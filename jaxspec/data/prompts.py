@@ -18,10 +18,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxspec.checkpoints.border import first_line
 from jaxspec.config import LvlmConfig, ModelConfig
 from jaxspec.data.templates import render
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, first_line
 
 PLACEHOLDER = "<image>"
 VIDEO = "<video>"

@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 from PIL.Image import Image
 
-from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.border import check_files, reading
+from jaxspec.checkpoints import directories
 from jaxspec.decoding.captions import CachedCaptions, Caption, Captioner, CaptionFile
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 from jaxspec.runtime import cache_directory
 
 QUESTION = "Write a caption for this image."
@@ -53,7 +52,7 @@ def load_captioner(
     if kind == "file":
         return CaptionFile(Path(text.removeprefix("file:")))
     if kind == "jax":
-        path = huggingface.locate(where)
+        path = directories.locate(where)
         model = LvlmCaptioner(LoadedModel.load(path, dtype, beside=beside), _fingerprint(path), how or QUESTION)
     else:
         model = TransformersCaptioner(kind, where, _task(how) if kind == "florence2" else None)
@@ -116,7 +115,7 @@ class TransformersCaptioner:
         """Processor and model."""
         import transformers
 
-        check_files(Path(self.source))
+        directories.check_files(Path(self.source))
         with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
             config = transformers.AutoConfig.from_pretrained(self.source, trust_remote_code=False)
             if config.model_type not in MODEL_TYPES[self.kind]:

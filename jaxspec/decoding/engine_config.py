@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import get_args
 
@@ -64,3 +65,13 @@ class EngineConfig:
             raise InputError("refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma")
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
+
+
+def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:
+    """Return the draft length, or the most tokens that an answer may have where that is less; a line says so then."""
+    if not 1 <= max_new_tokens < gamma:
+        return gamma
+    print(
+        f"{option}: {gamma} is over the {max_new_tokens} new tokens; drafting {max_new_tokens} a block", file=sys.stderr
+    )
+    return max_new_tokens

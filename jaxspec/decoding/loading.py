@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 from PIL.Image import Image
 
-from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, page_processor
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
@@ -79,13 +79,13 @@ class LoadedModel:
         runs on it.
         """
         setup_runtime()
-        path = huggingface.locate(path_or_id, revision)
+        path = directories.locate(path_or_id, revision)
         platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
         if dtype is None and platform == "cpu":
             dtype = jnp.dtype("float32")
         places = None
         if mesh is not None:
-            config = huggingface.read_config(path)
+            config = directories.read_config(path)
             places = shardings(config, abstract_params(config), mesh)
         found = huggingface.load(path, dtype=dtype, shardings=places)
         processor = load_image_processor(found.path, found.config) if LanguageModel(found.config).has_vision else None
@@ -186,7 +186,7 @@ def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
     file = path / "generation_config.json"
     if not file.is_file():
         return config
-    stop = huggingface.read_json(file).get("eos_token_id")
+    stop = directories.read_json(file).get("eos_token_id")
     check_fields(str(file), {"eos_token_id": stop})
     text = replace(text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop)
     return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text

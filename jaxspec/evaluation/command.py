@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import tyro
 
-from jaxspec.checkpoints.huggingface import locate, read_config
+from jaxspec.checkpoints.directories import locate, read_config
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.command import script_name
 from jaxspec.data.rows import local_rows
 from jaxspec.data.sets import MMSPEC
 from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.captions import Captioner
+from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import PREFIX, RecordedTarget
 from jaxspec.decoding.weighting_rules import parse_weighting
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.config import EvalConfig, Row, data_places, with_own_sets
 from jaxspec.presets import load_preset, preset_names
-from jaxspec.runtime import capped_gamma
 
 Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)

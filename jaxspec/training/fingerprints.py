@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.checkpoints.huggingface import locate
+from jaxspec.checkpoints.directories import locate
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
 from jaxspec.data.samples import Sample
 from jaxspec.typing import Params

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxspec.checkpoints.huggingface import locate
+from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig, LlavaConfig
 from jaxspec.data.sources import mixture

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from jaxspec.checkpoints.huggingface import load, read_config, save
+from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.huggingface import load, save
 from jaxspec.checkpoints.inspection import inspect
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.errors import InputError

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxspec.checkpoints.huggingface import read_config
+from jaxspec.checkpoints.directories import read_config
 from jaxspec.models import abstract_params
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

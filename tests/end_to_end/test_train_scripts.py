@@ -13,7 +13,7 @@ import tyro
 
 from configs.models.mini import DRAFT
 from configs.train import mini
-from jaxspec.checkpoints.huggingface import check_output
+from jaxspec.checkpoints.directories import check_output
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import InputError

@@ -23,7 +23,8 @@ address, number, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 jax.config.update("jax_platforms", "cpu")
 jax.distributed.initialize(address, 2, number)
 from pathlib import Path
-from jaxspec.checkpoints.huggingface import load, read_config
+from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.models import abstract_params
 from jaxspec.sharding import make_mesh, shardings
