@@ -41,7 +41,7 @@ def main(
     parts: tuple[Part, ...] = ("passes", "images", "forced", "mixtures"),
     batches: tuple[int, ...] = (1,),
     views: tuple[int, ...] = (1, 4),
-    rules: tuple[str, ...] = ("mt-paper", "mt-release", "mtcp-paper", "mtcp-release", "hard_match", "em", "hedge"),
+    rules: tuple[str, ...] = ("mt-paper", "mt-release", "mtcp-paper", "mtcp-release", "hard_match", "em"),
     clock: Literal["wall", "cpu"] = "wall",
 ) -> None:
     """Times what the preset under configs/latency names.

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxspec.command import input_errors, script_name
-from jaxspec.decoding.weighting import Adaptive
-from jaxspec.decoding.weighting_rules import PRESETS, RULES, parse_weighting
+from jaxspec.decoding.weighting import PRESETS, RULES, Adaptive, parse_weighting
 from jaxspec.evaluation.command import load_models, parse_command
 from jaxspec.evaluation.regret import measure_regret
 from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results

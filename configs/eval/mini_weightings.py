@@ -19,7 +19,7 @@ config = replace(
                 *(f"grid:measure={measure}" for measure in ("kl", "tvd", "matches", "matches_kl", "matches_tvd")),
                 *(f"grid:window={window}" for window in (1, 4, 16)),
                 *("inverse_error_power", "inverse_error_softmax", "hard_match", "adaboost"),
-                *("em", "hedge", "exponentiated_gradient"),
+                "em",
             )
         ),
         Row("MT*, adaptive J", ("M", "T"), weighting="mt-paper", adaptive_gamma=True),

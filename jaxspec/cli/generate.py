@@ -26,7 +26,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, 
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.views import needs_captioner, parse_views
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
 from jaxspec.sharding import make_mesh

@@ -56,7 +56,7 @@ from jaxspec.decoding.views import (
     stack_rows,
     which_image,
 )
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.kv_head import head_rows, reads_as_text

@@ -10,7 +10,7 @@ from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.requests import IMAGE_BUCKETS, NEW_BUCKETS, PROMPT_BUCKETS, check_batch_size
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.views import parse_views, parse_weights
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
 
 

@@ -14,45 +14,90 @@ alone. Before the first block has been verified they are the given initial weigh
 | `inverse_error_softmax` | softmax(1 / (tau E))                                           | TABED's paper: MTCP*      |
 | `hard_match`            | how often the view's likeliest token was the target's          | TABED                     |
 | `adaboost`              | log-odds of the same                                           | TABED                     |
-| `hedge`                 | mean of the grid, each point weighted by exp(-rate * its cost) | here                      |
-| `exponentiated_gradient`| the initial ones times exp(rate * summed acceptance gradient)  | here                      |
 | `em`                    | one damped EM step for min_w KL(p, sum_r w_r q_r) a place      | here                      |
 
 In text a rule is its name and what differs from its defaults, as `grid:window=16,measure=tvd`: `str` writes it,
-`parse_weighting` of `weighting_rules`, where the adaptive rules are, reads it.
+`parse_weighting` reads it.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.decoding.mixtures import TINY
+from jaxspec.decoding.mixtures import TINY, mixture, mixture_costs, simplex_grid, total, view_costs
 from jaxspec.errors import InputError, nearest
 from jaxspec.typing import Array, Bool, Float, Int
 
+ERROR_FLOOR = 1e-11
+"""Least accumulated error of a view: the inverse of a perfect one is 1e11, as in the released code."""
 
-class Weighting(Protocol):
-    """What a speculator asks of a rule. All arrays are per row: no row's weights depend on another row."""
+CERTAIN = 1e5
+"""AdaBoost's log-odds of a view that was always right, as in the released code."""
+
+LARGEST = 1e6
+"""The largest of a rule's numbers, and the inverse of the least: of others float32 would make weights that are none."""
+
+RANGES = {
+    **{"window": (1, LARGEST), "steps": (1, LARGEST), "tau": (0, LARGEST)},
+    **{"rate": (0, 1), "constant": (-LARGEST, LARGEST)},
+}
+"""Least and largest values of fields. At rates over 1 an EM step could make weights negative."""
+
+WORDS = {"all": None, "true": True, "false": False}
+"""How values that are neither numbers nor a choice are written in text."""
+
+
+def _mend(value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: float = math.inf) -> str:
+    """Return what to give instead of a value that is of no such kind or out of range; nothing where it fits."""
+    if isinstance(kinds[0], str):
+        return "" if value in kinds else f" is unknown; {nearest(str(value), kinds)}"
+    if type(value) not in (*kinds, *([int] if float in kinds else [])):
+        names = {int: "a number", float: "a number", bool: "true or false", type(None): "all"}
+        return f"; give {' or '.join(names[kind] for kind in kinds)}"
+    if value is None or (least <= value <= most and not 0 < abs(value) < 1 / LARGEST):
+        return ""
+    return f"; give {least:g} or more, up to {most:g}" if most == LARGEST else f"; give from {least:g} to {most:g}"
+
+
+@dataclass(frozen=True)
+class Weighting(ABC):
+    """A rule. All its arrays are per row: no row's weights depend on another row."""
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self))
+        for field in fields(self):
+            value, kind = getattr(self, field.name), kinds[field.name]
+            if mend := _mend(value, get_args(kind) or (kind,), *RANGES.get(field.name, ())):
+                raise InputError(f"weighting {self.name}: {field.name} {value!r}{mend}")
+
+    def __str__(self) -> str:
+        given = [f"{f.name}={_write(value)}" for f in fields(self) if (value := getattr(self, f.name)) != f.default]
+        return ":".join(filter(None, [self.name, ",".join(given)]))
 
     @property
     def hard_labels(self) -> bool:
         """Whether the target's likeliest tokens are all that the rule looks at: it can learn from recorded answers."""
-        ...
+        return False
 
+    @abstractmethod
     def init(self, weights: Float[Array, "B R"]) -> Any:
-        """The state before the first block, with the initial weights."""
-        ...
+        """Return the state before the first block, with the initial weights."""
 
+    @abstractmethod
     def weights(self, state: Any, keys: Array) -> Float[Array, "B R"]:
-        """The next block's weights, on the simplex. `keys` [B] are the rows' own, new in each block."""
-        ...
+        """Return the next block's weights, on the simplex. `keys` [B] are the rows' own, new in each block."""
 
+    @abstractmethod
     def observe(
         self,
         state: Any,
@@ -61,46 +106,15 @@ class Weighting(Protocol):
         view_probs: Float[Array, "R B J V"],
         valid: Bool[Array, "B J"],
     ) -> Any:
-        """Learns from a block that was drafted with these weights. `p` and `view_probs` are the target's and the
-        views' softmax at the row's temperature (0 counts as 1), unfiltered; `valid` marks the places that were verified
-        in context."""
-        ...
+        """Learn from a block that was drafted with these weights.
 
-
-LARGEST = 1e6
-"""The largest of a rule's rates, temperatures and counts; the least one that is not 0 is its inverse."""
+        `p` and `view_probs` are the target's and the views' softmax at the row's temperature (0 counts as 1),
+        unfiltered; `valid` marks the places that were verified in context.
+        """
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What all rules share: a name, a text form, and checks of their fields."""
-
-    name: ClassVar[str]
-
-    @property
-    def hard_labels(self) -> bool:
-        return False
-
-    def __str__(self) -> str:
-        values = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
-        given = ",".join(f"{name}={_write(value)}" for name, value, default in values if value != default)
-        return f"{self.name}:{given}" if given else self.name
-
-    def _check_choice(self, field: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, field)
-        if value not in choices:
-            raise InputError(f"weighting {self.name}: {field} {value!r} is unknown; {nearest(value, choices)}")
-
-    def _check_range(self, field: str, least: float, most: float = float("inf")) -> None:
-        value = getattr(self, field)
-        # Numbers of which float32 makes 0 or infinity would make weights that are no numbers.
-        if not least <= value <= min(most, LARGEST) or 0 < value < 1 / LARGEST:
-            upwards = f"from {least:g} to {most:g}" if most < float("inf") else f"{least:g} or more, up to {LARGEST:g}"
-            raise InputError(f"weighting {self.name}: {field} {value:g}; give {upwards}")
-
-
-@dataclass(frozen=True)
-class Static(Rule):
+class Static(Weighting):
     """IbED: the initial weights, for good."""
 
     name = "static"
@@ -121,9 +135,6 @@ class Static(Rule):
         return state
 
 
-Draw = Literal["dirichlet", "uniform"]
-
-
 @dataclass(frozen=True)
 class Random(Static):
     """Weights drawn anew for each block, the first included, from the row's own keys; initial weights play no part.
@@ -132,12 +143,9 @@ class Random(Static):
     sum, as the released code does, which favours the middle.
     """
 
-    draw: Draw = "dirichlet"
+    draw: Literal["dirichlet", "uniform"] = "dirichlet"
 
     name = "random"
-
-    def __post_init__(self) -> None:
-        self._check_choice("draw", get_args(Draw))
 
     def weights(self, state: Float[Array, "B R"], keys: Array) -> Float[Array, "B R"]:
         # Exponential variates over their sum are Dirichlet(1, ..., 1).
@@ -147,46 +155,40 @@ class Random(Static):
 
 
 class Scores(struct.PyTreeNode):
-    """What an adaptive rule remembers of each row: O(candidates), times the window where there is one."""
+    """What an adaptive rule remembers of each row: O(points), times the window where there is one."""
 
     initial: Float[Array, "B R"]
     weights: Float[Array, "B R"]
     """Weights of the next block."""
-    seen: Int[Array, " B"]
+    count: Int[Array, " B"]
     """Verified places so far."""
-    kept: Float[Array, "B H M C"]
-    """Scores of the last H places, a ring; their running sum, H being 1, when the window is all."""
+    ring: Float[Array, "B window measures points"]
+    """Scores of the places in the window; their running sum, in one slot, when the window is all."""
 
 
 @dataclass(frozen=True)
-class Adaptive(Rule, ABC):
+class Adaptive(Weighting):
     """A rule that learns; subclasses say what a place scores and what weights the scores of a window give."""
 
     window: int | None = None
     """Verified places that count, the newest ones; None is all."""
 
-    def __post_init__(self) -> None:
-        if self.window is not None:
-            self._check_range("window", 1)
-
     @abstractmethod
     def score(
         self, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "B R"]
-    ) -> Float[Array, "B J M C"]:
-        """M scores of C candidates at each place; `weights` are those that the block was drafted with."""
+    ) -> Float[Array, "B J measures points"]:
+        """Return the scores of each place, of views or of mixtures; the block was drafted with `weights`."""
 
     @abstractmethod
-    def choose(
-        self, total: Float[Array, "B M C"], places: Int[Array, " B"], initial: Float[Array, "B R"], vocabulary: int
-    ) -> Float[Array, "B R"]:
-        """Weights from the window's summed scores and how many places it holds."""
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+        """Return weights from the window's summed scores [B, measures, points] and the number of its places [B]."""
 
     def init(self, weights: Float[Array, "B R"]) -> Scores:
-        views, batch = weights.shape[1], weights.shape[0]
-        probs = jax.ShapeDtypeStruct((batch, 1, 1), jnp.float32)
-        scores = jax.eval_shape(self.score, probs, jax.ShapeDtypeStruct((views, batch, 1, 1), jnp.float32), weights)
-        kept = jnp.zeros((batch, self.window or 1, *scores.shape[2:]))
-        return Scores(weights, weights, jnp.zeros(batch, jnp.int32), kept)
+        batch, views = weights.shape
+        p, view_probs = (jax.ShapeDtypeStruct((*n, batch, 1, 1), jnp.float32) for n in ((), (views,)))
+        shape = jax.eval_shape(self.score, p, view_probs, weights).shape[2:]
+        ring = jnp.zeros((batch, self.window or 1, *shape))
+        return Scores(weights, weights, jnp.zeros(batch, jnp.int32), ring)
 
     def weights(self, state: Scores, keys: Array) -> Float[Array, "B R"]:
         return state.weights
@@ -201,21 +203,213 @@ class Adaptive(Rule, ABC):
     ) -> Scores:
         scores = self.score(p, view_probs, weights)
         added = valid.sum(1)
-        seen = state.seen + added
+        count = state.count + added
         if self.window is None:
-            kept = state.kept + jnp.where(valid[..., None, None], scores, 0.0).sum(1, keepdims=True)
-            places = seen
+            ring = state.ring + jnp.where(valid[..., None, None], scores, 0.0).sum(1, keepdims=True)
+            places = count
         else:
+            # Window 4, 5 places so far, valid [1, 1, 0]: ranks are 1, 2, 2, and the two go to slots 5 % 4 and 6 % 4.
+            # What does not stay goes to slot 4, which there is not.
             rank = jnp.cumsum(valid, axis=1)
             stays = valid & (rank > added[:, None] - self.window)
-            slot = jnp.where(stays, (state.seen[:, None] + rank - 1) % self.window, self.window)
-            kept = state.kept.at[jnp.arange(len(added))[:, None], slot].set(scores, mode="drop")
-            places = jnp.minimum(seen, self.window)
-        chosen = self.choose(kept.sum(1), places, state.initial, p.shape[-1])
-        return Scores(state.initial, jnp.where(seen[:, None] > 0, chosen, state.initial), seen, kept)
+            slot = jnp.where(stays, (state.count[:, None] + rank - 1) % self.window, self.window)
+            ring = state.ring.at[jnp.arange(len(added))[:, None], slot].set(scores, mode="drop")
+            places = jnp.minimum(count, self.window)
+        chosen = self.choose(ring.sum(1), places, state.initial, p.shape[-1])
+        return Scores(state.initial, jnp.where(count[:, None] > 0, chosen, state.initial), count, ring)
+
+
+@dataclass(frozen=True)
+class Grid(Adaptive):
+    """TABED's w-grid: the weights, multiples of 1/steps, whose mixture would have done best.
+
+    `kl` and `tvd` take the least summed divergence, `matches` the most places where the mixture's likeliest token
+    is the target's, `matches_kl` and `matches_tvd` among those the least divergence. What is still tied goes to
+    the first point of the grid: the least weight on the first view, then on the second.
+    """
+
+    measure: Literal["kl", "tvd", "matches", "matches_kl", "matches_tvd"] = "kl"
+    steps: int = 10
+
+    name = "grid"
+
+    @property
+    def hard_labels(self) -> bool:
+        return self.measure == "matches"
+
+    def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures points"]:
+        measures: Any = tuple(self.measure.replace("matches", "misses").split("_"))
+        return mixture_costs(measures, p, view_probs, jnp.asarray(simplex_grid(len(view_probs), self.steps)))
+
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+        cost = scores[:, 0]
+        if scores.shape[1] > 1:
+            cost = jnp.where(cost <= cost.min(-1, keepdims=True), scores[:, 1], jnp.inf)
+        return jnp.asarray(simplex_grid(initial.shape[1], self.steps))[jnp.argmin(cost, axis=-1)]
+
+
+@dataclass(frozen=True)
+class InverseErrorPower(Adaptive):
+    """TABED's released reading of its formula for many views: w_r proportional to E_r^(-1/tau), E_r what view r alone
+    cost.
+
+    At tau 1 weights are inverse to errors; tau 0 takes the best view. The released scripts run it beside the grid.
+    """
+
+    measure: Literal["kl", "tvd"] = "kl"
+    tau: float = 1.0
+
+    name = "inverse_error_power"
+
+    def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
+        return view_costs((self.measure,), p, view_probs)
+
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+        error = jnp.maximum(scores[:, 0], ERROR_FLOOR)
+        if self.tau == 0:
+            return jax.nn.one_hot(jnp.argmin(error, axis=-1), initial.shape[1])
+        return jax.nn.softmax(self.logits(error), axis=-1)
+
+    def logits(self, error: Float[Array, "B R"]) -> Float[Array, "B R"]:
+        return -jnp.log(error) / self.tau
+
+
+@dataclass(frozen=True)
+class InverseErrorSoftmax(InverseErrorPower):
+    """The formula that TABED prints, taken literally: softmax(1 / (tau E)).
+
+    It all but takes the best view while errors are small, and forgets them as they grow. The measure's scale
+    matters here: `tvd` is the L1 distance.
+    """
+
+    name = "inverse_error_softmax"
+
+    def logits(self, error: Float[Array, "B R"]) -> Float[Array, "B R"]:
+        return 1 / (self.tau * error)
+
+
+@dataclass(frozen=True)
+class HardMatch(Adaptive):
+    """w_r proportional to the places where view r's likeliest token was the target's; initial where none was."""
+
+    name = "hard_match"
+
+    @property
+    def hard_labels(self) -> bool:
+        return True
+
+    def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
+        return 1 - view_costs(("misses",), p, view_probs)
+
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+        return _normalised(scores[:, 0], initial)
+
+
+@dataclass(frozen=True)
+class AdaBoost(HardMatch):
+    """SAMME's log-odds: w_r proportional to ln(a_r / (1 - a_r)) + constant * ln(V - 1), a_r its share of matches.
+
+    Views worse than chance get weight 0, or with `negative`, as in the released code, a negative one: the drafter
+    then draws from the positive part of the mixture. At constant 1 the second term (10.4 at 32064 tokens)
+    outweighs the first, and weights are near uniform.
+    """
+
+    constant: float = 1.0
+    negative: bool = False
+
+    name = "adaboost"
+
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+        hits, misses = scores[:, 0], places[:, None] - scores[:, 0]
+        odds = jnp.log(jnp.maximum(hits, 1)) - jnp.log(jnp.maximum(misses, 1))
+        value = odds + self.constant * jnp.log(float(max(vocabulary - 1, 1)))
+        value = jnp.where(misses <= 0, CERTAIN, jnp.where(hits <= 0, -CERTAIN, value))
+        hopeless = (hits <= 0).all(-1, keepdims=True)
+        return jnp.where(hopeless, initial, _normalised(value if self.negative else jnp.maximum(value, 0), initial))
+
+
+@dataclass(frozen=True)
+class Em(Adaptive):
+    """EM for min_w sum KL(p, sum_r w_r q_r), one damped step a place: w_r times 1 + rate * (E_p[q_r / q_w] - 1).
+
+    KL is convex in w, so the steps lead to the best mixture without a grid (Helmbold et al. 1997, EM_eta: rate 1 is
+    EM itself, which jumps to what explains the last place; smaller rates average over about 1/rate places).
+    """
+
+    rate: float = 0.3
+
+    name = "em"
+
+    def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
+        mixed = jnp.maximum(mixture(view_probs, weights.T[..., None, None]), TINY)
+        # E_p[q_r / q_w]: minus the gradient of KL(p || q_w) in w. Times w_r, the share of p that view r explains.
+        explained = jnp.moveaxis(total(p / mixed * view_probs), 0, -1)
+        return jnp.log(jnp.maximum(1 + self.rate * (explained - 1), TINY))[:, :, None]
+
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+        return jax.nn.softmax(jnp.log(initial) + scores[:, 0], axis=-1)
+
+
+RULES: dict[str, type[Weighting]] = {
+    rule.name: rule
+    for rule in (Static, Random, Grid, InverseErrorPower, InverseErrorSoftmax, HardMatch, AdaBoost, Em)
+}
+
+PRESETS = {
+    "mt-paper": Grid(measure="kl"),
+    "mt-release": Grid(measure="matches_kl"),
+    "mtcp-paper": InverseErrorSoftmax(measure="kl"),
+    "mtcp-release": InverseErrorPower(measure="kl"),
+}
+"""TABED's rules, each for any number of views.
+
+`mt-paper` and `mtcp-paper` are MT* (views M, T) and MTCP* (M, T, C, P) as the paper's appendix B.2 writes them; it
+names the grid of MT* but no measure, which is read as KL, its measure elsewhere. The scripts of the released code run
+every mixture, MT* and MTCP* alike, with the same three rules: first `mt-release`, the grid; then inverse KL, which is
+`mtcp-release`; then inverse L1 (`inverse_error_power:measure=tvd`). So the released MTCP* is `mt-release` over four
+views. None of its files says which of the three gave the published numbers."""
+
+
+def parse_weighting(text: str) -> Weighting:
+    """Return the rule that a text names: `em`, `grid:window=16,measure=tvd`, or a preset such as `mt-paper`.
+
+    Raises InputError for an unknown name, field or value, with the nearest one.
+    """
+    if text in PRESETS:
+        return PRESETS[text]
+    name, _, options = text.partition(":")
+    if name not in RULES:
+        raise InputError(f"weighting: {name!r} is unknown; {nearest(name, (*RULES, *PRESETS))}")
+    rule = RULES[name]
+    known = [field.name for field in fields(rule)]
+    given: dict[str, Any] = {}
+    for part in filter(None, options.split(",")):
+        field, _, value = part.partition("=")
+        if field not in known:
+            mend = nearest(field, known) if known else "it has no fields"
+            raise InputError(f"weighting {name}: field {field!r} is unknown; {mend}")
+        given[field] = _read(value)
+    return rule(**given)
+
+
+def _read(text: str) -> Any:
+    """Return a field's value from its text: one of `WORDS`, a number, or a choice."""
+    if text in WORDS:
+        return WORDS[text]
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text
 
 
 def _write(value: Any) -> str:
-    if value is None:
-        return "all"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    """Return what `_read` reads as this value."""
+    words = [word for word, known in WORDS.items() if known is value]
+    return words[0] if words else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _normalised(values: Float[Array, "B R"], initial: Float[Array, "B R"]) -> Float[Array, "B R"]:
+    """Return values divided by their sum; the initial weights where that is 0, or is but for rounding."""
+    total = values.sum(-1, keepdims=True)
+    nothing = jnp.abs(total) <= 1e-6 * jnp.abs(values).sum(-1, keepdims=True)
+    return jnp.where(nothing, initial, values / jnp.where(nothing, 1.0, total))

@@ -19,7 +19,7 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.replay import RecordedTarget
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
 from jaxspec.evaluation.timing import PassTimes, by_turns, time_passes

@@ -21,7 +21,7 @@ from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import PREFIX, RecordedTarget
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.config import EvalConfig, Row, data_places, with_own_sets
 from jaxspec.presets import load_preset, preset_names

@@ -18,7 +18,7 @@ from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import rewrite, stack_rows, which_image
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.evaluation.block_efficiency import Question, each_turn, first_question
 from jaxspec.evaluation.config import EvalConfig, Row
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields

@@ -21,8 +21,7 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
 from jaxspec.decoding.views import VIEWS
-from jaxspec.decoding.weighting import Static
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import Static, parse_weighting
 from jaxspec.evaluation.forced import ForcedSpeculator, accepted_pattern
 from jaxspec.evaluation.limits import Limits, pass_work
 from jaxspec.evaluation.metrics import predicted_speedup

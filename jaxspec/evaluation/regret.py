@@ -19,12 +19,11 @@ from tqdm import tqdm
 
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.mixtures import measure_mixtures, simplex_grid
+from jaxspec.decoding.mixtures import mixture_costs, simplex_grid
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
-from jaxspec.decoding.weighting import Weighting
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import each_turn
 from jaxspec.evaluation.config import EvalConfig, Row
@@ -197,6 +196,6 @@ def _counted(recording: Recording) -> Bool[Array, "B T"]:
 
 
 def _losses(p: Array, q: Array, candidates: Array, counted: Array) -> dict[str, Array]:
-    costs = measure_mixtures(("kl", "tvd", "misses"), p, q, candidates)
+    costs = mixture_costs(("kl", "tvd", "misses"), p, q, candidates)
     sums = jnp.where(counted[..., None, None], costs, 0.0).sum(1).min(-1)
     return {"kl": sums[:, 0], "rejections": sums[:, 1] / 2, "misses": sums[:, 2]}

@@ -60,16 +60,6 @@ def grid(measure: str = "kl", steps: int = 10) -> Callable[..., np.ndarray]:
     return weights
 
 
-def hedge(measure: str = "kl", steps: int = 10, rate: float = 1.0) -> Callable[..., np.ndarray]:
-    def weights(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
-        points = simplex(q.shape[1], steps)
-        cost = sum(np.asarray([summed(m, p, q, w) for w in points]) for m in measure.split("_"))
-        share = np.exp(-rate * (cost - cost.min()))
-        return share @ points / share.sum()
-
-    return weights
-
-
 def errors(measure: str, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.maximum([summed(measure, p, q, one) for one in np.eye(q.shape[1])], 1e-11)
 
@@ -126,13 +116,6 @@ def em_step(rate: float = 0.3) -> Stepwise:
     def step(p: np.ndarray, q: np.ndarray, w: np.ndarray) -> np.ndarray:
         explained = (p * q / np.maximum(w @ q, TINY)).sum(-1)
         return log(1 + rate * (explained - 1))
-
-    return step
-
-
-def gradient_step(rate: float = 2.0) -> Stepwise:
-    def step(p: np.ndarray, q: np.ndarray, w: np.ndarray) -> np.ndarray:
-        return rate * q[:, w @ q < p].sum(-1)
 
     return step
 

@@ -10,7 +10,7 @@ import pytest
 
 from configs.eval.mini import config as mini
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.evaluation.block_efficiency import each_turn
 from jaxspec.evaluation.config import Row
 from jaxspec.evaluation.regret import best_fixed, record, replay

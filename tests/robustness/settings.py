@@ -20,7 +20,7 @@ from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.weighting_rules import PRESETS, RULES
+from jaxspec.decoding.weighting import PRESETS, RULES
 from jaxspec.sharding import make_mesh, shardings
 
 VIEWS = ("M", "T", "C", "P", "P-1d", "P-after", "T-literal", "kv")

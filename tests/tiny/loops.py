@@ -15,7 +15,7 @@ from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import parse_views, prompt_views
-from jaxspec.decoding.weighting_rules import parse_weighting
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import head_rows
