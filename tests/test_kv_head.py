@@ -50,7 +50,7 @@ def random_head(config: KVHeadConfig, seed: int = 0) -> Params:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
-    from tests.kv_head_reference import run_block
+    from tests.tiny.kv_head_reference import run_block
 
     config, rng = VARIANTS[name], np.random.default_rng(1)
     rows = head_rows(config, SHOWN, LENGTH + 2, 3)

@@ -24,7 +24,7 @@ from jaxspec.sampling import (
     mix,
     tempered,
 )
-from tests.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
+from tests.tiny.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
 
 B, V = 4, 13
 

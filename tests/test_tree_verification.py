@@ -18,8 +18,8 @@ from jaxspec.cache import TreeMask
 from jaxspec.decoding.tree import Tree, branching
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, rejection, tree_rejection
-from tests.oracles import goodness_of_fit
 from tests.test_verification import COLD, WARM, B, J, V, distributions, drawn, jit_rejection, keys, one_hot
+from tests.tiny.oracles import goodness_of_fit
 
 Verify = Callable[[Array, Draft, Array, Array], Verdict]
 

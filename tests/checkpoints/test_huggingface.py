@@ -25,8 +25,8 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 
 from transformers import LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
 
-from tests.disk import full_disk  # noqa: E402
 from tests.tiny import hf  # noqa: E402
+from tests.tiny.disk import full_disk  # noqa: E402
 
 EMBEDDING = "language_model.model.embed_tokens.weight"
 HEAD = "language_model.lm_head.weight"

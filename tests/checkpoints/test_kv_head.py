@@ -52,7 +52,7 @@ def test_pytorch_runs_the_files(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
     from safetensors.torch import load_file as load_tensors
 
-    from tests.kv_head_reference import run_block
+    from tests.tiny.kv_head_reference import run_block
 
     config, params = saved(tmp_path / "head", name)
     raw = json.loads((tmp_path / "head" / "config.json").read_text())

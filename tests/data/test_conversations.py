@@ -18,7 +18,7 @@ from jaxspec.data.rows import Row
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Picturebook, mixture, open_source
 from jaxspec.errors import InputError
-from tests.disk import full_disk
+from tests.tiny.disk import full_disk
 from train.prepare import Book, Llava, Text, main
 
 

@@ -19,7 +19,7 @@ from jaxspec.decoding.combination import parse_combination
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 from tests.decoding import tables
-from tests.oracles import goodness_of_fit, numpy_filtered, numpy_softmax
+from tests.tiny.oracles import goodness_of_fit, numpy_filtered, numpy_softmax
 
 SAMPLED, GREEDY = 75_000, 250
 """Rows of a batch that draw after one prompt, and rows at temperature 0 after many."""

@@ -11,8 +11,8 @@ import pytest
 
 from jaxspec.decoding.combination import Combination, Custom, combined, parse_combination
 from jaxspec.sampling import Sampling
-from tests.oracles import numpy_filtered, numpy_softmax
 from tests.tiny import sampling
+from tests.tiny.oracles import numpy_filtered, numpy_softmax
 
 RNG = np.random.default_rng(0)
 LOGITS = (2 * RNG.normal(size=(3, 4, 7))).astype(np.float32)

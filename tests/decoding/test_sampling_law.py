@@ -22,8 +22,8 @@ from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, Verdict, _residual, rejection
-from tests.oracles import goodness_of_fit, numpy_distribution
 from tests.tiny import kv_head, lvlm, noisy, prompts, sampling, speculator, weighted
+from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
 IMAGE = VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholder would show an image

@@ -21,7 +21,7 @@ from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 from tests import tiny
 from tests.decoding import weighting_reference as reference
-from tests.oracles import numpy_softmax
+from tests.tiny.oracles import numpy_softmax
 
 LENGTHS, IMAGES, B, NEW, GAMMA = [5, 3, 7], [1, 1, 2], 3, 12, 3
 TEMPERATURE = [0.0, 1.0, 0.7]

@@ -17,8 +17,9 @@ from jaxspec.errors import InputError
 from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.kv_head import train_kv_head
-from tests import tiny as end_to_end
-from tests.training import child, tiny
+from tests import tiny
+from tests.tiny import training
+from tests.training import child
 from tests.training.child import Child
 from tests.training.test_conversations import Talk
 
@@ -31,8 +32,8 @@ def pair(model: str, directory: Path) -> list[Child]:
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    single = replace(tiny.STAGE, mesh=MeshConfig(data=1))
-    expected = tiny.train(single, tmp_path / "one")
+    single = replace(training.STAGE, mesh=MeshConfig(data=1))
+    expected = training.train(single, tmp_path / "one")
     told = pair("lvlm", tmp_path / "two")
     # Both stand before the gate when one is told, and pass it when both know.
     for run in told:
@@ -42,23 +43,24 @@ def test_two_processes(tmp_path: Path) -> None:
         run.await_line(lambda line: "Received preemption notice" in line)
     first, second = end(told, 128 + signal.SIGTERM)
     step = int(first.partition("told to end; step ")[2].split()[0])
-    assert step < tiny.STAGE.steps
+    assert step < training.STAGE.steps
     assert "told to end" not in second  # the first process speaks for all
     first, second = end(pair("lvlm", tmp_path / "two"), 0)
     assert f"resuming {tmp_path / 'two'} at step {step} of" in first
-    np.testing.assert_allclose(tiny.losses(tmp_path / "two"), tiny.losses(tmp_path / "one"), rtol=1e-5)
+    np.testing.assert_allclose(training.losses(tmp_path / "two"), training.losses(tmp_path / "one"), rtol=1e-5)
     # One process takes over what two have saved.
-    finished = tiny.train(single, tmp_path / "two", lambda step: pytest.fail("asked for data"))
+    finished = training.train(single, tmp_path / "two", lambda step: pytest.fail("asked for data"))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), finished, expected)
 
 
 def test_two_processes_train_a_head(tmp_path: Path) -> None:
     """Each on its half of the rows: the losses of one process."""
-    path = end_to_end.save(tmp_path / "target", end_to_end.CONFIG, end_to_end.random_params(end_to_end.CONFIG))
+    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
     data = prepare("talk", tmp_path, [Talk()[i] for i in range(20)])
     train_kv_head(replace(child.HEAD, target=str(path)), tmp_path / "one", {"talk": data})
     end(pair("head", tmp_path), 0)
-    np.testing.assert_allclose(tiny.losses(tmp_path / "head"), tiny.losses(tmp_path / "one" / "head"), rtol=1e-4)
+    two, one = training.losses(tmp_path / "head"), training.losses(tmp_path / "one" / "head")
+    np.testing.assert_allclose(two, one, rtol=1e-4)
 
 
 def end(runs: list[Child], code: int) -> list[str]:

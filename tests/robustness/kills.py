@@ -27,7 +27,8 @@ import numpy as np
 from jaxspec.data.builders import Prepared, prepare
 from jaxspec.data.sources import Picturebook
 from jaxspec.evaluation.report import begin, finish, markdown, write_results
-from tests.training import child, tiny
+from tests.tiny import training
+from tests.training import child
 
 EARLY = 0.1
 """Share of the time, before the work and behind it, in which kills are tried too."""
@@ -50,7 +51,7 @@ def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
     """Kills trainings of two megabytes of parameters, a checkpoint every eight of 80 steps, so many times in all."""
 
     def check(run: Path) -> Any:
-        lines, steps = tiny.metrics(run), child.LINE.steps
+        lines, steps = training.metrics(run), child.LINE.steps
         assert [line["step"] for line in lines] == [*range(1, steps + 1)], f"{run}: a line of metrics is lost"
         assert [line["batch"] for line in lines] == [*range(steps)], f"{run}: a batch is lost or seen twice"
         ended = child.train_line(run, _no_batch)  # a finished run gives what it has saved

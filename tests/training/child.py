@@ -26,10 +26,10 @@ from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage
 from jaxspec.training.trainer import fit
 from tests.conftest import ROOT
-from tests.training import tiny
+from tests.tiny import training
 
 LINE = TrainConfig(steps=80, batch=4, warmup=2, save_every=8, log_every=1, mesh=MeshConfig(data=1))
-LVLM = replace(tiny.STAGE, mesh=MeshConfig(data=2, fsdp=2))
+LVLM = replace(training.STAGE, mesh=MeshConfig(data=2, fsdp=2))
 HEAD = HeadRecipe(
     "target",
     {"image_slots": 1},
@@ -109,9 +109,9 @@ def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
         announce(step)
         if step >= GATE:
             sys.stdin.readline()
-        return tiny.batch(step)
+        return training.batch(step)
 
-    return tiny.train(LVLM, directory, batch)
+    return training.train(LVLM, directory, batch)
 
 
 def train_head(directory: Path, announce: Callable[[int], None]) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
 from jaxspec.training.trainer import fit
-from tests.training import tiny
+from tests.tiny import training
 from tests.training.test_trainer import STAGE, batches, dies_at, loss_fn, params
 
 STATE = {"a": jnp.arange(5000, dtype=jnp.float32), "b": {"c": jnp.ones((3, 4), jnp.bfloat16)}}
@@ -99,7 +99,7 @@ def test_a_run_goes_on_from_the_step_before(tmp_path: Path, capsys: pytest.Captu
     ended = fit(STAGE, params(), loss_fn, lambda step: seen.append(step) or batches(step), run)
     assert seen == [2, 3, 4, 5]
     np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
-    assert [line["step"] for line in tiny.metrics(run)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in training.metrics(run)] == [1, 2, 3, 4, 5, 6]
     said = capsys.readouterr().err
     for step in (7, 4):
         assert f"{run}/checkpoints: step {step} is damaged" in said
@@ -123,6 +123,6 @@ def test_odd_lines_of_metrics_are_set_aside(tmp_path: Path, capsys: pytest.Captu
     path.write_bytes(b"\n".join([*odd, path.read_bytes()]))
     damaged = path.read_bytes()
     fit(STAGE, params(), loss_fn, batches, tmp_path)
-    assert [line["step"] for line in tiny.metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in training.metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert (tmp_path / "metrics.damaged.jsonl").read_bytes() == damaged
     assert f"{path}: line 1 is none of metrics (9 are not); it is metrics.damaged.jsonl now" in capsys.readouterr().err

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.training import child, tiny
+from tests.tiny import training
+from tests.training import child
 from tests.training.child import Child
 
 
@@ -26,7 +27,7 @@ def finish(directory: Path, straight: np.ndarray) -> None:
     """Lets a run end, and compares it."""
     said = Child("line", directory).end(0)
     assert f"resuming {directory} at step" in said
-    lines = tiny.metrics(directory)
+    lines = training.metrics(directory)
     assert [line["step"] for line in lines] == [*range(1, child.LINE.steps + 1)]
     assert [line["batch"] for line in lines] == [*range(child.LINE.steps)]
     # The finished run asks for no batch, and gives its parameters.

@@ -14,14 +14,14 @@ from jaxspec.sharding import make_mesh, shardings
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.optimizer import make_optimizer, partition
 from jaxspec.training.placement import place_state, placed_on, process_share
-from tests.training import tiny
+from tests.tiny import training
 
 STAGES = {
-    "one": replace(tiny.STAGE, mesh=MeshConfig(data=1)),
-    "data": replace(tiny.STAGE, mesh=MeshConfig(data=8)),
-    "fsdp": replace(tiny.STAGE, mesh=MeshConfig(fsdp=8)),
-    "model": replace(tiny.STAGE, mesh=MeshConfig(data=1, model=8)),
-    "mixed": replace(tiny.STAGE, mesh=MeshConfig(data=2, fsdp=2, model=2), accumulate=2, remat=True),
+    "one": replace(training.STAGE, mesh=MeshConfig(data=1)),
+    "data": replace(training.STAGE, mesh=MeshConfig(data=8)),
+    "fsdp": replace(training.STAGE, mesh=MeshConfig(fsdp=8)),
+    "model": replace(training.STAGE, mesh=MeshConfig(data=1, model=8)),
+    "mixed": replace(training.STAGE, mesh=MeshConfig(data=2, fsdp=2, model=2), accumulate=2, remat=True),
 }
 
 
@@ -29,8 +29,8 @@ STAGES = {
 def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """The losses of one device."""
     path = tmp_path_factory.mktemp("alone")
-    tiny.train(STAGES["one"], path)
-    losses = tiny.losses(path)
+    training.train(STAGES["one"], path)
+    losses = training.losses(path)
     assert len(losses) == 20
     assert losses[-1] < 0.9 * losses[0]
     return losses
@@ -39,31 +39,32 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 @pytest.mark.parametrize("mesh", ["data", "fsdp", "model", "mixed"])
 def test_losses_are_those_of_one_device(mesh, alone, tmp_path):
     """To rounding; mixed also in two parts, and with activations computed anew."""
-    tiny.train(STAGES[mesh], tmp_path)
-    np.testing.assert_allclose(tiny.losses(tmp_path), alone, rtol=1e-5)
+    training.train(STAGES[mesh], tmp_path)
+    np.testing.assert_allclose(training.losses(tmp_path), alone, rtol=1e-5)
 
 
 def test_goes_on_with_other_devices(alone, tmp_path):
     def dies(step):
         if step == 14:
             raise KeyboardInterrupt
-        return tiny.batch(step)
+        return training.batch(step)
 
     with pytest.raises(KeyboardInterrupt):
-        tiny.train(STAGES["fsdp"], tmp_path, dies)
-    tiny.train(STAGES["model"], tmp_path)
-    np.testing.assert_allclose(tiny.losses(tmp_path), alone, rtol=1e-5)
+        training.train(STAGES["fsdp"], tmp_path, dies)
+    training.train(STAGES["model"], tmp_path)
+    np.testing.assert_allclose(training.losses(tmp_path), alone, rtol=1e-5)
 
 
 def test_each_device_holds_its_share():
     """The optimiser's state is split as the parameters are; without a place, all is whole everywhere."""
     mesh = make_mesh(model=2, fsdp=4)
-    trainable, held = partition(tiny.params(), ("vision_tower",))
-    optimizer = make_optimizer(tiny.STAGE, trainable)
-    places = partial(shardings, tiny.CONFIG, tiny.params())
+    params = training.params()
+    trainable, held = partition(params, ("vision_tower",))
+    optimizer = make_optimizer(training.STAGE, trainable)
+    places = partial(shardings, training.CONFIG, params)
     name = "language_model/model/layers_0/mlp/gate_proj/kernel"
     for found, rows, columns in ((places, 4, 2), (None, 1, 1)):
-        state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, tiny.params(), found), mesh, "bfloat16")
+        state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, found), mesh, "bfloat16")
         adam = next(part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part))
         for leaf in (state.params[name], adam.mu[name], adam.nu[name]):
             assert leaf.addressable_shards[0].data.shape == (32 // rows, 64 // columns)

@@ -24,7 +24,7 @@ from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.optimizer import make_optimizer
 from jaxspec.training.step import init_state
 from jaxspec.training.trainer import fit
-from tests.disk import full_disk
+from tests.tiny.disk import full_disk
 
 STAGE = TrainConfig(
     steps=6, batch=8, learning_rate=0.1, warmup=1, save_every=2, log_every=1, frozen=("frozen",), mesh=MeshConfig(1)

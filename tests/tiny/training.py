@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import TEXT
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
+from tests.tiny.models import random_params
 
 BATCH, WIDTH, IMAGE = 16, 12, 5
 
@@ -60,14 +60,7 @@ def batch(step: int) -> dict[str, np.ndarray]:
 
 
 def params() -> Params:
-    """Random ones, made without a compiler."""
-    rng = np.random.default_rng(0)
-
-    def draw(path: Any, leaf: Any) -> np.ndarray:
-        norm = path[-1].key == "weight"
-        return np.asarray(norm + (not norm) * rng.normal(size=leaf.shape) * 0.1, np.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, abstract_params(CONFIG))
+    return random_params(CONFIG, scale=0.1)
 
 
 def train(stage: TrainConfig, directory: Path, batches: Any = batch) -> Params:
