@@ -13,15 +13,22 @@ import jax.numpy as jnp
 from jaxspec.errors import InputError, nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
+PROGRAM_BYTES = 2**30
+"""Most that compiled programs take on disk."""
 
 
 def setup_runtime() -> None:
-    """Keep compiled programs on disk, unless the process keeps them elsewhere, and silence transformers' notices."""
+    """Keep compiled programs on disk, unless the process keeps them elsewhere, and silence transformers' notices.
+
+    They lie in the user's cache directory, at most `PROGRAM_BYTES` of them; those used last stay.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
     if "transformers" in sys.modules:
         sys.modules["transformers"].logging.set_verbosity_error()
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
+        jax.config.update("jax_compilation_cache_max_size", PROGRAM_BYTES)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def parse_dtype(name: str) -> jnp.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from jaxspec import __version__
 from jaxspec.command import expect_interrupt, input_errors
@@ -16,13 +17,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     expect_interrupt("jaxspec")
 
+    import jax
     import tyro
 
     from jaxspec.cli import collaborate, demo, export, generate, inspect
+    from jaxspec.decoding.captioners import runs_torch
     from jaxspec.errors import printable
 
     with input_errors("jaxspec"):
-        command = tyro.extras.subcommand_cli_from_dict(
+        command: Any = tyro.extras.subcommand_cli_from_dict(
             {
                 "demo": demo.Demo,
                 "generate": generate.Generate,
@@ -33,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             description="Lossless speculative decoding of vision-language models. --version prints the version.",
             args=argv,
         )
+        if argv is None and not runs_torch(getattr(command, "captioner", None) or ""):
+            hide_torch()
+        if not getattr(command, "cache", True):
+            jax.config.update("jax_enable_compilation_cache", False)
         if isinstance(command, generate.Generate):
             (collaborate if command.collaborate is not None else generate).run(command)
         elif isinstance(command, demo.Demo):
@@ -41,3 +48,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(printable(export.run(command)))
         elif not inspect.run(command):
             sys.exit(2)
+
+
+def hide_torch() -> None:
+    """Keep transformers from importing torch, which takes seconds and does nothing for tokenisers and image processors.
+
+    For processes of the command's own: to all that follows torch is as if it were not installed.
+    """
+    for name in ("torch", "torchvision"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # Python's way to say that there is none

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from jaxspec.cli.terminal import clear, progress
+from jaxspec.cli.terminal import Compiles, clear, progress
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import printable
@@ -28,7 +28,7 @@ WIDTH = 48
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(Compiles):
     """Answers a question about a drawn page with the shipped mini models, and times it against plain decoding."""
 
     prompt: str = "Tell me what you see in the image."

@@ -16,7 +16,7 @@ import tyro
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
-from jaxspec.cli.terminal import progress, say, show
+from jaxspec.cli.terminal import Compiles, progress, say, show
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, PromptEncoder, place_images
 from jaxspec.decoding.captioners import check_captioner, load_captioner
@@ -33,7 +33,7 @@ from jaxspec.sharding import make_mesh
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Compiles):
     """Answers a prompt about images as the target would; a draft makes it faster, never different. Or answers it as
     several models do together (--collaborate)."""
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from jaxspec.decoding.requests import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiles:
+    """The option of all commands that compile."""
+
+    cache: bool = True
+    """Keep compiled programs on disk, in the user's cache directory or in JAX_COMPILATION_CACHE_DIR."""
 
 
 def progress(words: str) -> None:

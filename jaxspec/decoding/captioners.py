@@ -39,6 +39,11 @@ def check_captioner(text: str) -> tuple[str, str, str]:
     return kind, where, how
 
 
+def runs_torch(text: str) -> bool:
+    """Whether the captioner of this name, if it is one, is run by torch."""
+    return text.partition(":")[0] in MODEL_TYPES
+
+
 def load_captioner(
     text: str, dtype: jnp.dtype | None = None, beside: LoadedModel | None = None, directory: Path | None = None
 ) -> Captioner:

@@ -231,7 +231,7 @@ def _equal(ours: Params, theirs: Params) -> bool:
     if jax.tree.structure(ours) != jax.tree.structure(theirs):
         return False
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    return all(x is y or bool(jnp.array_equal(x.astype(y.dtype), y)) for x, y in pairs)
+    return all(x is y or np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y)) for x, y in pairs)
 
 
 def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:

@@ -24,7 +24,7 @@ from jaxspec.typing import Array, Bool, Float, Int, Params
 QUERY_BLOCK = 512
 """Queries whose scores exist at once: a 4k prompt never holds an S x S matrix."""
 
-INIT = nn.initializers.normal(0.02)
+INIT = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 
 _REMAT: ContextVar[bool] = ContextVar("remat", default=False)
 
