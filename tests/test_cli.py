@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -277,6 +279,33 @@ def test_a_process_of_its_own(world: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "jaxspec", *args], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "jaxspec: error: gamma: 0; give a whole number, 1 or more\n"
+
+
+def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """Torch, plots and training stay unread, and programs are kept in the user's cache directory."""
+    assets = Path(demo.ASSETS)
+    args = ["generate", "--target", assets / "mini" / "target", "--draft", assets / "mini" / "draft"]
+    args += ["--image", assets / "page.png", "--prompt", "Hi", "--max-new-tokens", "8"]
+    heavy = ("torch", "torchvision", "matplotlib", "optax", "orbax", "grain", "tensorflow_datasets", "jaxspec.training")
+    code = f"""
+import runpy, sys
+sys.argv = ["jaxspec", *{[str(arg) for arg in args]}]
+runpy.run_module("jaxspec", run_name="__main__")
+print([name for name in {heavy} if sys.modules.get(name)])
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.endswith("\n[]\n"), done.stderr
+    assert list((tmp_path / "jaxspec" / "xla").glob("jit_run_decode-*"))
+
+
+def test_without_a_cache_programs_are_kept_nowhere(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        run(capsys, world, "--no-cache")
+        assert not jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
 
 
 # Bad input
