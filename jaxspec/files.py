@@ -17,7 +17,7 @@ from pathlib import Path
 from jaxspec.errors import InputError
 
 
-def write_error(error: BaseException) -> str | None:
+def _said_by_system(error: BaseException) -> str | None:
     """What the operating system said, if that is the cause; TensorStore, safetensors and ArrayRecord hand it on."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
@@ -25,18 +25,23 @@ def write_error(error: BaseException) -> str | None:
     return found and (found[2] or os.strerror(int(found[1])))
 
 
+class WriteError(InputError):
+    """What `writing` raises."""
+
+
 @contextmanager
-def writing(path: Path | str, then: str = "try again") -> Iterator[None]:
-    """Turns what keeps `path` from being written, such as a full disk, into an InputError."""
+def writing(path: Path | str, then: str | Callable[[], str] = "try again") -> Iterator[None]:
+    """Turn what keeps `path` from being written, such as a full disk, into a WriteError; `then` is how to go on."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        reason = write_error(error)
+        reason = _said_by_system(error)
         if reason is None:
             raise
-        raise InputError(f"{path}: cannot be written: {reason}; mend that, and {then}") from error
+        told = then if isinstance(then, str) else then()
+        raise WriteError(f"{path}: cannot be written: {reason}; mend that, and {told}") from error
 
 
 @contextmanager

@@ -14,8 +14,7 @@ import json
 import logging
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,7 +28,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import LatestN
 
 from jaxspec.errors import InputError
-from jaxspec.files import write_error
+from jaxspec.files import WriteError, writing
 from jaxspec.typing import Array
 
 State = TypeVar("State")
@@ -40,10 +39,6 @@ _ECHOES = ("_SignalingThread", "Failed to json parse Metadata file")
 logging.getLogger("absl").addFilter(lambda record: not any(echo in record.getMessage() for echo in _ECHOES))
 
 
-class _WriteError(InputError):
-    """What `Checkpoints` raises where the directory cannot be written."""
-
-
 class Checkpoints:
     """Saves and restores (state, place in the data) by step; a context manager, leaving waits for pending writes.
 
@@ -52,7 +47,7 @@ class Checkpoints:
       keep: how many of the newest steps are kept. An older one goes only after a newer one is whole.
       run: what decides the result, for JSON; every step that is saved tells it.
 
-    Raises InputError where the directory cannot be written, at once or when a pending write is waited for.
+    Raises WriteError where the directory cannot be written, at once or when a pending write is waited for.
     """
 
     def __init__(self, directory: Path | str, keep: int = 2, run: Any = None) -> None:
@@ -60,7 +55,7 @@ class Checkpoints:
         self._directory = path if "://" in str(directory) else path.absolute()
         self._run = run
         options = ocp.CheckpointManagerOptions(preservation_policy=LatestN(keep), cleanup_tmp_directories=True)
-        with self._told_in_one_line():
+        with self._writing():
             self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def __enter__(self) -> Checkpoints:
@@ -69,9 +64,9 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, _WriteError):
+        if isinstance(error, WriteError):
             return  # closing waits for the write that failed, and raises anew
-        with self._told_in_one_line():
+        with self._writing():
             self._manager.wait_until_finished()
             self._manager.close()
 
@@ -89,7 +84,7 @@ class Checkpoints:
         Args:
           place: this process's place in the data, for JSON.
         """
-        with self._told_in_one_line():
+        with self._writing():
             if self._manager.latest_step() != step:
                 told = {"processes": _gather(place), "run": self._run, "state": int(_sum(state))}
                 data = ocp.args.JsonSave(told | {"sum": _sum_of_json(told)})
@@ -150,7 +145,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 names = (f"{step}.damaged{number or ''}" for number in itertools.count())
                 aside = next(name for name in names if not (self._directory / name).exists())
-                with self._told_in_one_line():
+                with self._writing():
                     (self._directory / str(step)).rename(self._directory / aside)
                 told = f"step {step} is damaged ({reason}); it is {aside} now, and step {whole} is whole"
                 print(f"{self._directory}: {told}", file=sys.stderr)
@@ -168,21 +163,14 @@ class Checkpoints:
             )
         return places[0]
 
-    @contextmanager
-    def _told_in_one_line(self) -> Iterator[None]:
-        """Turns what the file system says, through Orbax and TensorStore, into an InputError."""
-        try:
-            yield
-        except InputError:
-            raise
-        except Exception as error:
-            reason = write_error(error)
-            if reason is None:
-                raise
-            manager = getattr(self, "_manager", None)
-            last = None if manager is None else max(manager.all_steps(read=True), default=None)
-            left = "nothing was saved before" if last is None else f"step {last} is whole and a new start goes on there"
-            raise _WriteError(f"checkpoints: cannot write {self._directory}: {reason}; mend that, {left}") from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._directory, self._then)
+
+    def _then(self) -> str:
+        manager = getattr(self, "_manager", None)
+        last = None if manager is None else max(manager.all_steps(read=True), default=None)
+        left = "nothing was saved before" if last is None else f"step {last} is whole"
+        return f"start again ({left})"
 
 
 def _check(found: Any) -> None:

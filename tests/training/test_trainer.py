@@ -379,7 +379,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
         fit(STAGE, start, loss_fn, batches, tmp_path / "cut")
     line = str(refused.value)
     assert "\n" not in line
-    assert f"cannot write {tmp_path}/cut/checkpoints: File too large" in line
+    assert f"{tmp_path}/cut/checkpoints: cannot be written: File too large" in line
     assert "step 2 is whole" in line
     given = []
     ended = fit(STAGE, start, loss_fn, lambda step: given.append(step) or batches(step), tmp_path / "cut")
@@ -394,7 +394,7 @@ def test_a_directory_that_cannot_be_written(place, tmp_path):
         place = tmp_path / "file"
     for run, saved, told in (
         (Path(place) / "run", "", f"{place}/run/train.lock: cannot be written: "),
-        (tmp_path / "run", f"{place}/run", f"cannot write {place}/run: "),
+        (tmp_path / "run", f"{place}/run", f"{place}/run: cannot be written: "),
     ):
         with pytest.raises(InputError, match=told) as refused:
             fit(replace(STAGE, checkpoints=saved), params(), loss_fn, batches, run)
