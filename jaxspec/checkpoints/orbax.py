@@ -164,7 +164,7 @@ class Checkpoints:
         return places[0]
 
     def _writing(self) -> AbstractContextManager[None]:
-        return writing(self._directory, self._then)
+        return writing(str(self._directory), self._then)
 
     def _then(self) -> str:
         manager = getattr(self, "_manager", None)

@@ -19,6 +19,7 @@ from PIL import Image
 
 from jaxspec.checkpoints.directories import IMAGE_FILES, TOKENIZER_FILES, check_files, read_json, write_json
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
+from jaxspec.config.lvlm import MOST_TILES
 from jaxspec.config.schema import RULES, Rule, check_fields
 from jaxspec.errors import InputError, reading
 from jaxspec.models import family_of
@@ -42,7 +43,6 @@ _RULES = {
     **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size"), Rule(int, 1, 4096)),
     "image_grid_pinpoints": RULES["image_grid_pinpoints"],
 }
-_MOST_TILES = 100
 _QWEN_EDGES = {"shortest_edge": Rule(int, 1, 1 << 22), "longest_edge": Rule(int, 1, 1 << 25)}
 """The names of Qwen's limits on an image's pixels."""
 
@@ -128,8 +128,8 @@ def check_pages(path: str | Path, processor: Any, config: LvlmConfig) -> None:
         names = ("size", "crop_size", "height", "width", "shortest_edge", "longest_edge")
         edges = dict[str, Rule].fromkeys(names, Rule(int, 1, 2 * side))
         for pinpoint in settings.get("image_grid_pinpoints") or ():
-            if len(pinpoint) != 2 or pinpoint[0] * pinpoint[1] > _MOST_TILES * side**2:
-                raise InputError(f"{where}: image_grid_pinpoints {pinpoint} are over {_MOST_TILES} tiles; {_MEND}")
+            if len(pinpoint) != 2 or pinpoint[0] * pinpoint[1] > MOST_TILES * side**2:
+                raise InputError(f"{where}: image_grid_pinpoints {pinpoint} are over {MOST_TILES} tiles; {_MEND}")
     for name in ("size", "crop_size"):
         size = settings.get(name)
         check_fields(where, size if isinstance(size, dict) else {name: size}, edges)

@@ -7,8 +7,7 @@ default of the transformers class that wrote them (`llava-hf/llava-1.5-7b-hf` na
 from __future__ import annotations
 
 from jaxspec.config.kv_head import KVHeadConfig, target_hash
-from jaxspec.config.llava import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig
-from jaxspec.config.qwen_vl import QwenVisionConfig, QwenVLConfig
+from jaxspec.config.lvlm import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, QwenVLConfig
 from jaxspec.config.text import (
     LlamaConfig,
     MistralConfig,
@@ -18,7 +17,7 @@ from jaxspec.config.text import (
     RotaryConfig,
     TextConfig,
 )
-from jaxspec.config.vision import VisionConfig
+from jaxspec.config.vision import QwenVisionConfig, VisionConfig
 
 __all__ = [
     "KVHeadConfig",

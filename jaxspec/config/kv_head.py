@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from jaxspec.config.llava import LlavaConfig
+from jaxspec.config.lvlm import LlavaConfig
 from jaxspec.config.text import RopeScaling, RotaryConfig, TextConfig, decoder_config, known_fields
 from jaxspec.errors import InputError, nearest
 

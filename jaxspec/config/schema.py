@@ -106,6 +106,12 @@ def check_fields(part: str, raw: Mapping[str, Any], rules: Mapping[str, Rule] = 
             raise InputError(f"{part}: {name} {_shown(value)} is not supported; give {rule}")
 
 
+def check_choice(part: str, config: Any, name: str, *known: str) -> None:
+    """Raise InputError where a configuration's field is none of the known words."""
+    if (value := getattr(config, name)) not in known:
+        raise InputError(f"{part}: {name} {value!r} is not supported; supported: {', '.join(map(repr, known))}")
+
+
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,8 +1,4 @@
-"""Decoders as frozen dataclasses, read from and written to Hugging Face `config.json` dictionaries.
-
-Field names and default values are Hugging Face's, because published files leave out whatever equals the default
-of the transformers class that wrote them.
-"""
+"""Decoders as frozen dataclasses, read from and written to Hugging Face `config.json` dictionaries."""
 
 from __future__ import annotations
 
@@ -11,17 +7,14 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
-from jaxspec.config.schema import check_fields
+from jaxspec.config.schema import check_choice, check_fields
 from jaxspec.errors import InputError
 
 _ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        *("factor", "beta_fast", "beta_slow", "truncate", "attention_factor"),
-        "original_max_position_embeddings",
-    ),
+    "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "original_max_position_embeddings"),
 }
 """What each `rope_type` reads; more keys may stand in a file, and mean nothing."""
 
@@ -48,11 +41,7 @@ class RopeScaling:
     """M-RoPE, with any type: how many frequencies turn with time, with height and with width. Empty: one position."""
 
     def __post_init__(self) -> None:
-        if self.rope_type not in _ROPE_KEYS:
-            raise InputError(
-                f"text config: rope_type {self.rope_type!r} is not supported; supported: "
-                + ", ".join(map(repr, _ROPE_KEYS))
-            )
+        check_choice("text config", self, "rope_type", *_ROPE_KEYS)
         if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
             raise InputError(
                 f"text config: low_freq_factor {self.low_freq_factor} is not below high_freq_factor "
@@ -168,10 +157,7 @@ class RotaryConfig(TextConfig):
                 f"text config: mrope_section {list(sections)} must be 3 numbers that add up to half of head_dim "
                 f"{self.head_dim}; fix config.json"
             )
-        if self.hidden_act != "silu":
-            raise InputError(
-                f"text config: hidden_act {self.hidden_act!r} is not supported; {self.model_type} uses 'silu'"
-            )
+        check_choice("text config", self, "hidden_act", "silu")
 
     @property
     def biases(self) -> Biases:
@@ -328,11 +314,7 @@ class OptConfig(TextConfig):
                 f"text config: num_attention_heads {self.num_attention_heads} does not divide "
                 f"hidden_size {self.hidden_size}; fix config.json"
             )
-        if self.activation_function not in ("relu", "gelu"):
-            raise InputError(
-                f"text config: activation_function {self.activation_function!r} is not supported; "
-                "supported: 'relu', 'gelu'"
-            )
+        check_choice("text config", self, "activation_function", "relu", "gelu")
 
     @property
     def final_layer_norm(self) -> bool:

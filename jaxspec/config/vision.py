@@ -5,30 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxspec.config.schema import check_choice
 from jaxspec.config.text import known_fields
 from jaxspec.errors import InputError
 
+_SHARED_DEFAULTS = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 _VISION_DEFAULTS: dict[str, dict[str, Any]] = {
-    "clip_vision_model": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 224,
-        "patch_size": 32,
-        "projection_dim": 512,
-    },
-    "siglip_vision_model": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 224,
-        "patch_size": 16,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-        "vision_use_head": True,
-    },
+    "clip_vision_model": _SHARED_DEFAULTS | {"image_size": 224, "patch_size": 32, "projection_dim": 512},
+    "siglip_vision_model": _SHARED_DEFAULTS
+    | {"image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+    | {"vision_use_head": True},
 }
 """`CLIPVisionConfig`'s and `SiglipVisionConfig`'s: what a `vision_config` that is in the file may leave out."""
 
@@ -53,21 +39,13 @@ class VisionConfig:
     """SigLIP's only: attention pooling, of which LVLMs use nothing."""
 
     def __post_init__(self) -> None:
-        if self.model_type not in _VISION_DEFAULTS:
-            raise InputError(
-                f"vision config: model_type {self.model_type!r} is not supported; "
-                f"supported: {', '.join(map(repr, _VISION_DEFAULTS))}"
-            )
+        check_choice("vision config", self, "model_type", *_VISION_DEFAULTS)
         if self.image_size < self.patch_size or self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"vision config: image_size {self.image_size} must hold a patch of {self.patch_size}, and "
                 f"num_attention_heads {self.num_attention_heads} divide hidden_size {self.hidden_size}; fix config.json"
             )
-        if self.hidden_act not in ("quick_gelu", "gelu", "gelu_pytorch_tanh"):
-            raise InputError(
-                f"vision config: hidden_act {self.hidden_act!r} is not supported; "
-                "supported: 'quick_gelu', 'gelu', 'gelu_pytorch_tanh'"
-            )
+        check_choice("vision config", self, "hidden_act", "quick_gelu", "gelu", "gelu_pytorch_tanh")
 
     @property
     def side(self) -> int:
@@ -87,3 +65,67 @@ class VisionConfig:
     def to_hf(self) -> dict[str, Any]:
         other = "vision_use_head" if self.class_token else "projection_dim"
         return {name: value for name, value in asdict(self).items() if name != other}
+
+
+@dataclass(frozen=True)
+class QwenVisionConfig:
+    """Qwen2.5-VL's tower. Defaults are those of transformers' `Qwen2_5_VLVisionConfig`."""
+
+    depth: int = 32
+    hidden_size: int = 3584
+    intermediate_size: int = 3420
+    num_heads: int = 16
+    hidden_act: str = "silu"
+    in_channels: int = 3
+    patch_size: int = 14
+    temporal_patch_size: int = 2
+    """Frames of a patch; a still image is repeated."""
+    spatial_merge_size: int = 2
+    """Patches along one side of a merge group, which becomes one token."""
+    window_size: int = 112
+    """Pixels along one side of an attention window."""
+    fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
+    """Layers that attend to the whole image."""
+    out_hidden_size: int = 3584
+    tokens_per_second: int = 4
+    """The rate of videos, which are not read here."""
+
+    def __post_init__(self) -> None:
+        check_choice("vision config", self, "hidden_act", "silu")
+        if self.window_groups < 1:
+            raise InputError(
+                f"vision config: window_size {self.window_size} is smaller than a merge group of "
+                f"{self.spatial_merge_size} x {self.patch_size} pixels; fix config.json"
+            )
+        if self.hidden_size % (4 * self.num_heads):
+            raise InputError(
+                f"vision config: num_heads {self.num_heads} does not cut hidden_size {self.hidden_size} into heads "
+                "of a multiple of 4; fix config.json"
+            )
+
+    @property
+    def window_groups(self) -> int:
+        """Merge groups along one side of an attention window."""
+        return self.window_size // self.spatial_merge_size // self.patch_size
+
+    @property
+    def window_patches(self) -> int:
+        """Patches of an attention window."""
+        return (self.window_groups * self.spatial_merge_size) ** 2
+
+    @property
+    def patch_values(self) -> int:
+        """Pixel values of a patch."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> QwenVisionConfig:
+        known = known_fields(cls, raw)
+        theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
+        if theta != 10000.0:
+            raise InputError(f"vision config: rope_theta {theta} is not supported; Qwen2.5-VL's tower has 10000")
+        return cls(**known)
+
+    def to_hf(self) -> dict[str, Any]:
+        # transformers 5 reads this model_type as well as its own.
+        return asdict(self) | {"model_type": "qwen2_5_vl", "fullatt_block_indexes": list(self.fullatt_block_indexes)}

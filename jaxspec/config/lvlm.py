@@ -1,0 +1,271 @@
+"""LVLMs as frozen dataclasses: the LLaVA families and Qwen2.5-VL, to and from Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
+
+from jaxspec.config.schema import check_choice
+from jaxspec.config.text import LlamaConfig, Qwen2Config, RotaryConfig, decoder_config, known_fields
+from jaxspec.config.vision import QwenVisionConfig, VisionConfig
+from jaxspec.errors import InputError
+
+MOST_TILES = 100
+"""The most tiles of an image. The released models take 36 at most."""
+MROPE_SECTION = (16, 24, 24)
+_QWEN_TEXT_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "max_window_layers": 80,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+"""`Qwen2_5_VLTextConfig`'s, where they are not `Qwen2Config`'s."""
+
+
+@dataclass(frozen=True)
+class _Lvlm:
+    """What the families share."""
+
+    text_config: RotaryConfig
+    vision_config: Any
+    model_type: str
+    image_token_index: int
+    tie_word_embeddings: bool = False
+
+    architecture: ClassVar[str]
+    """transformers' class."""
+
+    def __post_init__(self) -> None:
+        # The file has two flags: transformers 4 obeys the decoder's, transformers 5 either.
+        tied = self.tie_word_embeddings or self.text_config.tie_word_embeddings
+        object.__setattr__(self, "tie_word_embeddings", tied)
+        object.__setattr__(self, "text_config", replace(self.text_config, tie_word_embeddings=tied))
+
+    @classmethod
+    def known(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """Return the entries of a file that are fields, but for the two parts."""
+        known = known_fields(cls, raw, leave_out=("text_config", "vision_config"))
+        if raw.get("image_token_id") is not None:
+            known.setdefault("image_token_index", raw["image_token_id"])
+        return known
+
+    def to_hf(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "architectures": [self.architecture],
+            "text_config": self.text_config.to_hf(),
+            "vision_config": self.vision_config.to_hf(),
+            "image_token_id": self.image_token_index,
+        }
+
+
+@dataclass(frozen=True)
+class LlavaConfig(_Lvlm):
+    """LLaVA-1.5: tower, two-layer projector, rotary decoder. Defaults are transformers' `LlavaConfig`'s."""
+
+    text_config: RotaryConfig = field(default_factory=LlamaConfig)
+    vision_config: VisionConfig = field(default_factory=VisionConfig)
+    model_type: str = "llava"
+    image_token_index: int = 32000
+    projector_hidden_act: str = "gelu"
+    multimodal_projector_bias: bool = True
+    vision_feature_layer: int = -2
+    vision_feature_select_strategy: str = "default"
+
+    architecture = "LlavaForConditionalGeneration"
+    _decoder: ClassVar = "llama"
+    """What a `text_config` without a model_type is."""
+    _tower: ClassVar = "clip_vision_model"
+    """What a `vision_config` without one is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        part, layers = f"{self.model_type} config", self.vision_config.num_hidden_layers
+        if self.vision_feature_layer not in range(-layers - 1, layers + 1):
+            raise InputError(
+                f"{part}: a tower of {layers} layers has no vision_feature_layer {self.vision_feature_layer}; "
+                "fix config.json"
+            )
+        check_choice(part, self, "vision_feature_select_strategy", "default", "full")
+        check_choice(part, self, "projector_hidden_act", "gelu")
+
+    @property
+    def image_marks(self) -> None:
+        """No tokens stand around an image's placeholder."""
+
+    @property
+    def tower(self) -> Any:
+        """All that the features of an image depend on, but for the weights."""
+        pinpoints = getattr(self, "image_grid_pinpoints", None)
+        return self.vision_config, self.vision_feature_layer, self.vision_feature_select_strategy, pinpoints
+
+    @property
+    def image_tokens(self) -> int:
+        """P: features that the tower gives of one unit, which is a whole image of LLaVA-1.5."""
+        vision = self.vision_config
+        return vision.side**2 + vision.class_token - (self.vision_feature_select_strategy == "default")
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        known = cls.known(raw)
+        if raw.get("text_config") is not None:
+            known["text_config"] = decoder_config({"model_type": cls._decoder} | raw["text_config"])
+        if raw.get("vision_config") is not None:
+            known["vision_config"] = VisionConfig.from_hf({"model_type": cls._tower} | raw["vision_config"])
+        return cls(**known)
+
+    def to_hf(self) -> dict[str, Any]:
+        return super().to_hf() | {"image_seq_length": self.image_tokens}
+
+
+@dataclass(frozen=True)
+class LlavaNextConfig(LlavaConfig):
+    """LLaVA-NeXT: an image is a base tile and the tiles of the best grid. Defaults are `LlavaNextConfig`'s."""
+
+    model_type: str = "llava_next"
+    image_grid_pinpoints: tuple[tuple[int, int], ...] = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+    """Heights and widths that an image may be scaled into, whole tiles."""
+
+    architecture = "LlavaNextForConditionalGeneration"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        part, side = f"{self.model_type} config", self.vision_config.image_size
+        try:
+            pinpoints = tuple((height, width) for height, width in self.image_grid_pinpoints)
+        except ValueError:
+            pinpoints = ()
+        if not pinpoints:
+            raise InputError(
+                f"{part}: image_grid_pinpoints {str(self.image_grid_pinpoints)[:60]!r} must be pairs of height and "
+                "width; fix config.json"
+            )
+        object.__setattr__(self, "image_grid_pinpoints", pinpoints)
+        for height, width in pinpoints:
+            if height % side or width % side or height * width > MOST_TILES * side**2:
+                raise InputError(
+                    f"{part}: image_grid_pinpoints must be at most {MOST_TILES} whole tiles of {side} pixels, and "
+                    f"{height}x{width} is not; fix config.json"
+                )
+        if self.image_tokens != self.vision_config.side**2:
+            raise InputError(
+                f"{part}: vision_feature_select_strategy {self.vision_feature_select_strategy!r} leaves "
+                f"{self.image_tokens} features of {self.vision_config.side**2} patches; "
+                "use 'default' with CLIP towers and 'full' with SigLIP's"
+            )
+
+    def one_page(self) -> LlavaConfig:
+        """Return the LLaVA-1.5 that is left without the tiles."""
+        shared: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(LlavaConfig)}
+        shared["model_type"] = LlavaConfig.model_type
+        return LlavaConfig(**shared)
+
+    def to_hf(self) -> dict[str, Any]:
+        return super().to_hf() | {"image_grid_pinpoints": [list(pinpoint) for pinpoint in self.image_grid_pinpoints]}
+
+
+def _onevision_tower() -> VisionConfig:
+    return VisionConfig("siglip_vision_model", 1152, 4304, 26, 16, 3, 384, 14, "gelu_pytorch_tanh", 1e-6)
+
+
+@dataclass(frozen=True)
+class LlavaOnevisionConfig(LlavaNextConfig):
+    """LLaVA-OneVision: NeXT's tiles, at most so many tokens an image. Defaults are `LlavaOnevisionConfig`'s."""
+
+    text_config: RotaryConfig = field(default_factory=Qwen2Config)
+    vision_config: VisionConfig = field(default_factory=_onevision_tower)
+    model_type: str = "llava_onevision"
+    image_token_index: int = 151646
+    vision_feature_layer: int = -1
+    vision_feature_select_strategy: str = "full"
+    image_grid_pinpoints: tuple[tuple[int, int], ...] = tuple(
+        (height, width) for height in range(384, 2305, 384) for width in range(384, 2305, 384)
+    )
+    video_token_index: int = 151647
+    vision_aspect_ratio: str = "anyres_max_9"
+    """Features of more tiles than this are scaled down to as many."""
+
+    architecture = "LlavaOnevisionForConditionalGeneration"
+    _decoder: ClassVar = "qwen2"
+    _tower: ClassVar = "siglip_vision_model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"anyres_max_[1-9]\d{0,2}", self.vision_aspect_ratio):
+            raise InputError(
+                f"llava_onevision config: vision_aspect_ratio {self.vision_aspect_ratio!r} is not supported; "
+                "use 'anyres_max_9' or another number"
+            )
+
+    @property
+    def most_tiles(self) -> int:
+        """Tiles' worth of features that the grid of one image may take."""
+        return int(self.vision_aspect_ratio.removeprefix("anyres_max_"))
+
+    def to_hf(self) -> dict[str, Any]:
+        return super().to_hf() | {"video_token_id": self.video_token_index}
+
+
+@dataclass(frozen=True)
+class QwenVLConfig(_Lvlm):
+    """Qwen2.5-VL: a tower of windowed attention, merger, Qwen2 decoder with M-RoPE.
+
+    Defaults are those of transformers' `Qwen2_5_VLConfig` (whose own tower and decoder do not fit each other).
+    """
+
+    text_config: Qwen2Config
+    vision_config: QwenVisionConfig
+    model_type: str = "qwen2_5_vl"
+    image_token_index: int = 151655
+    """`image_token_id` in the file."""
+    video_token_id: int = 151656
+    """Not read here, as no video is."""
+    vision_start_token_id: int = 151652
+    vision_end_token_id: int = 151653
+
+    architecture = "Qwen2_5_VLForConditionalGeneration"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.text_config.rope_scaling.mrope_section:
+            raise InputError("qwen2_5_vl config: rope_scaling has no mrope_section; fix config.json")
+        if self.vision_config.out_hidden_size != self.text_config.hidden_size:
+            raise InputError(
+                f"qwen2_5_vl config: the tower's out_hidden_size {self.vision_config.out_hidden_size} is not the "
+                f"decoder's hidden_size {self.text_config.hidden_size}; fix config.json"
+            )
+
+    @property
+    def image_marks(self) -> tuple[int, int]:
+        """The tokens before and after an image's placeholder."""
+        return self.vision_start_token_id, self.vision_end_token_id
+
+    @property
+    def tower(self) -> Any:
+        """All that the features of an image depend on, but for the weights."""
+        return replace(self.vision_config, out_hidden_size=0, tokens_per_second=0)
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Read the hub's flat files, whose decoder's fields stand beside `vision_config`, and the nested ones that
+        transformers writes since 4.52."""
+        known, text = cls.known(raw), raw.get("text_config") or raw
+        decoder = Qwen2Config.from_hf(_QWEN_TEXT_DEFAULTS | text | {"model_type": Qwen2Config.model_type})
+        if not decoder.rope_scaling.mrope_section:
+            decoder = replace(decoder, rope_scaling=replace(decoder.rope_scaling, mrope_section=MROPE_SECTION))
+        vision = QwenVisionConfig.from_hf(raw.get("vision_config") or {})
+        return cls(text_config=decoder, vision_config=vision, **known)
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the nested dictionary, which transformers reads since 4.52."""
+        out = super().to_hf()
+        out["text_config"]["model_type"] = "qwen2_5_vl_text"
+        del out["image_token_index"], out["text_config"]["architectures"]
+        return out
