@@ -165,9 +165,7 @@ def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, St
     return problems + [f"{stored[name].name} is unexpected" for name in surplus if _stem(name) not in deep]
 
 
-def _drop_tied_head(
-    config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
-) -> list[str]:
+def _drop_tied_head(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> list[str]:
     text = text_config(config)
     embeddings = next(name for name in slots if name.endswith("embed_tokens.weight"))
     name = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embeddings)

@@ -164,9 +164,7 @@ def page_processor(tiles: Any) -> Any:
     return maker(**known)
 
 
-def save_processors(
-    path: Path, config: ModelConfig, tokenizer: Any | None, image_processor: Any | None
-) -> None:
+def save_processors(path: Path, config: ModelConfig, tokenizer: Any | None, image_processor: Any | None) -> None:
     """Writes the tokeniser and the image processor into `path`, so that transformers 4 and 5 read them.
 
     With both, and an LVLM, `processor_config.json` makes transformers' `AutoProcessor` work on the directory.

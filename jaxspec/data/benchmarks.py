@@ -9,7 +9,6 @@ References: TABED, appendix I.1 and its released loader; IbED, appendix A.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,10 +16,9 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from jaxspec.data.images import StoredImage
 from jaxspec.data.prompts import place_images
 from jaxspec.data.rows import Row, hub_rows, local_rows
-from jaxspec.data.samples import Sample
+from jaxspec.data.samples import Sample, stored_image, text_of
 from jaxspec.errors import InputError, nearest
 
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer.\n"
@@ -245,7 +243,7 @@ def _sample(known: Benchmark, number: int, row: Row) -> Sample:
             f"{row.place}: no image in column {known.images!r}, of {list(row.values)}; name {known.name}'s own data"
         )
     asked = text_of(row, known.question) if known.question else ""
-    answers = _texts(row.values.get(_column(row, known.answer)))
+    answers = _texts(next((row.values[column] for column in known.answer if column in row.values), None))
     if known.options:
         options = _texts(row.values.get(known.options))
         if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
@@ -265,51 +263,6 @@ def _sample(known: Benchmark, number: int, row: Row) -> Sample:
         ((question, reference),),
         accepted=tuple(dict.fromkeys(accepted)) if known.short else (),
     )
-
-
-def stored_image(row: Row, column: str, value: Any) -> StoredImage:
-    """The image of a cell: the hub's {bytes, path}, or a path. Decoded once, so that errors come early."""
-    place = f"{row.place}, {column}"
-    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
-        image = StoredImage(value["bytes"], place)
-    elif isinstance(value, str) and row.folder is not None:
-        places = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
-        file = next((Path(file) for file in places if os.path.isfile(file)), None)
-        if file is None:
-            raise InputError(
-                f"{place}: no such image file {value!r:.60} in {row.folder} or its images/; check the path"
-            )
-        if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
-            where = f"image file {value!r:.60} lies outside of {row.folder}"
-            raise InputError(f"{place}: {where}; link to it from there, or prepare it with --outside")
-        image = StoredImage(_bytes(file, place), f"{place} ({value})")
-    else:
-        kind = type(value).__name__
-        raise InputError(f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL")
-    loaded = image.load()
-    return replace(image, size=(loaded.height, loaded.width))
-
-
-def _bytes(file: Path, place: str) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{place}: {file} cannot be read ({error.strerror}); check its permissions") from error
-
-
-def text_of(row: Row, columns: tuple[str, ...]) -> str:
-    """The text of the first of the columns that the row has; InputError if it has none, or no text in it."""
-    value = row.values.get(_column(row, columns))
-    if not isinstance(value, str) or not value.strip():
-        found = f"{value!r:.60} is no text" if value is not None else f"missing among {list(row.values)!r:.200}"
-        raise InputError(
-            f"{row.place}: column {' or '.join(columns)!r} {found}; mend the row, or name the set's own data"
-        )
-    return value.strip()
-
-
-def _column(row: Row, columns: tuple[str, ...]) -> str:
-    return next((column for column in columns if column in row.values), "")
 
 
 def _texts(value: Any) -> list[str]:

@@ -25,11 +25,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxspec.data.benchmarks import stored_image
 from jaxspec.data.images import StoredImage
-from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_images
+from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_in_turns
 from jaxspec.data.rows import Row, json_list, rows_and_errors
-from jaxspec.data.samples import Sample
+from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import writing
 
@@ -110,12 +109,11 @@ def conversation(row: Row, frames: int = 8) -> Sample:
     """The sample that a row holds, its images decoded once; InputError, naming the row, where there is none."""
     images = _images(row, frames)
     turns = _turns(row)
-    asked = [question.replace(VIDEO, PLACEHOLDER * len(images)) for question, _ in turns]
-    if not any(PLACEHOLDER in question for question in asked):
-        asked[0] = place_images(asked[0], len(images))
-    placeholders = sum(question.count(PLACEHOLDER) for question in asked)
-    if placeholders != len(images):
-        raise InputError(f"{row.place}: {placeholders} {PLACEHOLDER} placeholders but {len(images)} images")
+    try:
+        shown = (question.replace(VIDEO, PLACEHOLDER * len(images)) for question, _ in turns)
+        asked = place_in_turns(list(shown), len(images))
+    except InputError as error:
+        raise InputError(f"{row.place}: {error}") from error
     told = [answer for _, answer in turns]
     if not all(answer.strip() for answer in told):
         raise InputError(f"{row.place}: an answer is empty; there is nothing to learn from it")

@@ -1,8 +1,8 @@
 """MMSpec's own files: prompts in, answers and the summary out (arXiv 2603.14989).
 
-A prompt is a line {id, image, turns, category, topic}, as of one's own data (`own`). An answer is a line {question_id,
-topic, category, choices: [{turns, idxs, new_tokens, wall_time, acceptance_length}]}, lists by turn, and one file holds
-one method; this project adds `token_ids`, for replay. `idxs` are target passes after prefill,
+A prompt is a line {id, image, turns, category, topic}, as of your own data (`jaxspec.data.samples`). An answer is a
+line {question_id, topic, category, choices: [{turns, idxs, new_tokens, wall_time, acceptance_length}]}, lists by turn,
+and one file holds one method; this project adds `token_ids`, for replay. `idxs` are target passes after prefill,
 `new_tokens` count prefill's token, and `acceptance_length` is the mean number of drafted tokens that a pass accepted,
 the form in which MMSpec stores MSD; plain decoding has none. MMSpec's draft_time and target_time are left out: one
 compiled loop does not tell them apart.
@@ -17,10 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxspec.data.benchmarks import text_of
-from jaxspec.data.own import own_sample
 from jaxspec.data.rows import Row, local_rows
-from jaxspec.data.samples import Sample
+from jaxspec.data.samples import Sample, own_sample, text_of
 from jaxspec.errors import InputError
 
 SUMMARY: tuple[str, ...] = (

@@ -11,15 +11,17 @@ Turns are joined as token ids, never by decoding and encoding again.
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import cycle, pairwise
 from typing import Any, Self
 
 import numpy as np
 
 from jaxspec.config import LvlmConfig, ModelConfig
-from jaxspec.data.templates import render
 from jaxspec.errors import InputError, first_line
 
 PLACEHOLDER = "<image>"
@@ -34,6 +36,12 @@ _VICUNA = (
 """What is written where there is no chat template, as one; `SPACE` and `IMAGE` stand for the tokeniser's."""
 _ANSWER = "<<the answer>>"
 """What a chat template is given for an answer, to see what it writes behind it."""
+SECONDS = 5.0
+"""What one rendering of a chat template may take. The templates that models have take a thousandth of it."""
+_LARGEST = 1_000_000
+"""The largest number written in a template, such as how often a text is repeated."""
+_MOST_ADDED = 100_000
+"""Letters that a template may add to what is said."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,7 @@ class PromptEncoder:
 
     def _opening(self, question: str, images: int = 0) -> str:
         """The first turn as text, up to where the answer begins."""
-        return self._render(question, images=images) if self._has_template else self._vicuna(question, images)
+        return self.rendered(question, images=images)[0] if self._has_template else self._vicuna(question, images)
 
     def _following(self, question: str, answer: Sequence[int], images: int = 0) -> str:
         """What stands between an answer and the next, as text.
@@ -202,7 +210,7 @@ class PromptEncoder:
         """
         if not self._has_template:
             return self._vicuna(question, images)
-        text = self._render("Hello.", _ANSWER, question, images=images).partition(_ANSWER)[2]
+        text = self.rendered("Hello.", _ANSWER, question, images=images)[0].partition(_ANSWER)[2]
         added = self.tokenizer.added_tokens_decoder
         closing = added[answer[-1]].content if answer and answer[-1] in added else None
         if closing and text.lstrip().startswith(closing):
@@ -211,9 +219,6 @@ class PromptEncoder:
 
     def _vicuna(self, question: str, images: int) -> str:
         return f"USER: {self._place(question, images)} ASSISTANT:"
-
-    def _render(self, *said: str, images: int = 0) -> str:
-        return self.rendered(*said, images=images)[0]
 
     def rendered(self, *said: str, images: int = 0) -> tuple[str, list[Any]]:
         """The chat template over user and assistant by turns, ready for the assistant; and the contents it was given.
@@ -265,20 +270,63 @@ def check_text(question: str) -> None:
 
 
 def place_images(question: str, images: int) -> str:
-    """The question with a placeholder an image, put in front if it holds none; else they must be as many."""
-    check_text(question)
-    if images and PLACEHOLDER not in question:
-        question = f"{PLACEHOLDER}\n" * images + question
-    _check(question.count(PLACEHOLDER), images, question)
-    return question
+    """Return the question with a placeholder an image, put in front if it holds none; else they must be as many."""
+    return place_in_turns([question], images)[0]
 
 
-def _check(placeholders: int, images: int, question: str) -> None:
-    if placeholders != images:
+def place_in_turns(questions: Sequence[str], images: int) -> list[str]:
+    """Return a dialogue's questions with a placeholder an image, all before the first one if they hold none."""
+    for question in questions:
+        check_text(question)
+    placed = sum(question.count(PLACEHOLDER) for question in questions)
+    if images and not placed:
+        return [f"{PLACEHOLDER}\n" * images + questions[0], *questions[1:]]
+    if placed != images:
         raise InputError(
-            f"prompt {question[:60]!r}: {placeholders} {PLACEHOLDER} placeholders but {images} images; "
+            f"prompt {questions[0][:60]!r}: {placed} {PLACEHOLDER} placeholders but {images} images; "
             "give one placeholder an image, or none at all"
         )
+    return list(questions)
+
+
+def render(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
+    """Return the tokeniser's chat template over messages, ready for the assistant.
+
+    Templates are programs of strangers: transformers runs them in a sandbox, and here they end. The time is asked
+    before every line of the template; a single line is bounded by the sandbox's own limit on ranges, and by
+    `_check_template`. Raises InputError for one that takes too long, and whatever the template raises.
+    """
+    end = time.monotonic() + SECONDS
+
+    def line(frame: Any, event: str, _: Any) -> Any:
+        if time.monotonic() > end:
+            raise InputError(f"chat template: takes over {SECONDS:g} s; mend the tokeniser's")
+        return line
+
+    def call(frame: Any, event: str, _: Any) -> Any:
+        return line if frame.f_code.co_filename == "<template>" else None
+
+    if isinstance(tokenizer.chat_template, str):
+        _check_template(tokenizer.chat_template)
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    finally:
+        sys.settrace(before)
+    if len(text) > _MOST_ADDED + 4 * len(str(messages)):
+        raise InputError(f"chat template: makes {len(text)} letters of a short prompt; mend the tokeniser's")
+    return text
+
+
+@lru_cache(16)
+def _check_template(template: str) -> None:
+    """Refuse what takes an hour or all memory in a single line: powers, and numbers over a million."""
+    import jinja2
+
+    for _, kind, word in jinja2.Environment().lex(template):
+        if (kind == "operator" and word == "**") or (kind == "integer" and int(word, 0) > _LARGEST):
+            raise InputError(f"chat template: computes with {word[:40]}, as no chat needs to; mend the tokeniser's")
 
 
 def bucket(size: int, buckets: Sequence[int], what: str) -> int:

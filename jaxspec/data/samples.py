@@ -1,9 +1,32 @@
-"""A sample of an evaluation set, wherever it comes from."""
+"""Samples of evaluation sets, and how the rows of your own data become some.
+
+A line of a JSONL file of your own (or a row of parquet, in the same columns) is
+
+    {"id": "kitchen", "image": "kitchen.jpg", "turns": ["What is odd here?", "Why?"], "reference": "The chair floats."}
+
+| column              | what                                                                                      |
+|---------------------|-------------------------------------------------------------------------------------------|
+| `id`                | a name, or a whole number, each once                                                      |
+| `image` or `images` | a path, or a list of paths; without either the conversation is text alone                 |
+| `turns`             | the questions, one or more; `<image>` marks where images go, else all precede the first   |
+| `reference`         | optional: the right answer to the first question, or a list with one for every turn       |
+
+Paths are sought in the folder of the file and in `images/` in it, or in the folder that is given for them. Other
+columns are not read.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from jaxspec.data.images import StoredImage
+from jaxspec.data.prompts import place_in_turns
+from jaxspec.data.rows import Row, local_rows
+from jaxspec.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -23,3 +46,84 @@ class Sample:
     """Short answers to the first question that count as right, where the set tells them."""
     labels: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     """What else the set says of the sample, such as MMSpec's topic and category."""
+
+
+def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[Sample]:
+    """Yield the conversations of a file, as the set `name`.
+
+    Args:
+      images: where their images lie; None: beside the file, or in `images/` there.
+
+    Raises InputError, naming file and line, for what is not in the form above.
+    """
+    if images is not None and not images.is_dir():
+        raise InputError(f"images {images}: no such folder; give the one that the images of {path} lie in")
+    known: dict[str, str] = {}
+    for row in local_rows(path):
+        sample = own_sample(name, row if images is None else replace(row, folder=images))
+        if (first := known.setdefault(sample.id, row.place)) != row.place:
+            raise InputError(f"{row.place}: id {sample.id!r} stands at {first} already; give each its own")
+        yield sample
+
+
+def own_sample(name: str, row: Row) -> Sample:
+    """Return the conversation that a row holds."""
+    identity, turns = row.values.get("id"), row.values.get("turns")
+    if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
+        raise InputError(f"{row.place}: 'id' is {identity!r:.60}; give a name, or a whole number")
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        raise InputError(f"{row.place}: 'turns' is {turns!r:.60}, not a list of questions; give one")
+    one, many = row.values.get("image"), row.values.get("images")
+    if one and many:
+        raise InputError(f"{row.place}: has both 'image' and 'images'; leave one of them")
+    if many is not None and not isinstance(many, list):
+        raise InputError(f"{row.place}: 'images' is {many!r:.60}; give a list of paths, or one as 'image'")
+    images = [stored_image(row, "image" if one else "images", path) for path in ([one] if one else many or ())]
+    told = row.values.get("reference")
+    answers = told if isinstance(told, list) else [told or "", *[""] * (len(turns) - 1)]
+    if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
+        raise InputError(
+            f"{row.place}: 'reference' is {told!r:.60}; give a text, or a list of {len(turns)}, one a turn"
+        )
+    try:
+        asked = place_in_turns(turns, len(images))
+    except InputError as error:
+        raise InputError(f"{row.place}: {error}") from error
+    return Sample(str(identity), name, tuple(images), tuple(zip(asked, answers, strict=True)))
+
+
+def stored_image(row: Row, column: str, value: Any) -> StoredImage:
+    """Return the image of a cell: the hub's {bytes, path}, or a path. It is decoded once, so that errors come early."""
+    place = f"{row.place}, {column}"
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+        image = StoredImage(value["bytes"], place)
+    elif isinstance(value, str) and row.folder is not None:
+        places = (os.path.abspath(folder / value) for folder in (row.folder, row.folder / "images"))
+        file = next((Path(file) for file in places if os.path.isfile(file)), None)
+        if file is None:
+            raise InputError(
+                f"{place}: no such image file {value!r:.60} in {row.folder} or its images/; check the path"
+            )
+        if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
+            where = f"image file {value!r:.60} lies outside of {row.folder}"
+            raise InputError(f"{place}: {where}; link to it from there, or prepare it with --outside")
+        try:
+            image = StoredImage(file.read_bytes(), f"{place} ({value})")
+        except OSError as error:
+            raise InputError(f"{place}: {file} cannot be read ({error.strerror}); check its permissions") from error
+    else:
+        kind = type(value).__name__
+        raise InputError(f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL")
+    loaded = image.load()
+    return replace(image, size=(loaded.height, loaded.width))
+
+
+def text_of(row: Row, columns: tuple[str, ...]) -> str:
+    """Return the text of the first of the columns that the row has; InputError if it has none, or no text in it."""
+    value = next((row.values[column] for column in columns if column in row.values), None)
+    if not isinstance(value, str) or not value.strip():
+        found = f"{value!r:.60} is no text" if value is not None else f"missing among {list(row.values)!r:.200}"
+        raise InputError(
+            f"{row.place}: column {' or '.join(columns)!r} {found}; mend the row, or name the set's own data"
+        )
+    return value.strip()

@@ -1,21 +1,37 @@
-"""Evaluation sets by name: picturebook's twins, the papers' benchmarks, MMSpec, and files of one's own."""
+"""Evaluation sets by name: picturebook's twins, the papers' benchmarks, MMSpec, and your own; and their second turns.
+
+Sets without second turns get the kinds of TABED's two-turn runs, under picturebook's names. `question` is the next
+sample's own, with its images; `caption`, `summary` and `story` are requests about the first turn; `fact` and `sum`
+bring a question of NQ and of GSM8K. Where TABED's wording is not printed in the paper, it is this project's own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.follow_ups import SOURCES, add_follow_ups
 from jaxspec.data.mmspec import read_prompts
-from jaxspec.data.own import own_samples
 from jaxspec.data.picturebook import FOLLOW_UPS, TWINS, test_set
-from jaxspec.data.samples import Sample
+from jaxspec.data.samples import Sample, own_samples
 from jaxspec.errors import InputError, nearest
 
 MMSPEC = "mmspec"
 SETS = (*TWINS, *BENCHMARKS, MMSPEC)
+REQUESTS = {
+    "caption": "Write a detailed caption for {what}.",
+    "summary": "Sum up your previous answer.",
+    "story": "Write a long story for children that is built on what you have answered so far.",
+}
+SOURCES = {"fact": "nq", "sum": "gsm8k"}
+"""Kinds that ask a question of another set: kind -> its name in the registry."""
+
+BORROWED = {
+    "fact": "{question}? Explain at length, with the reasons and the background.",
+    "sum": "{question} Explain the solution in detail, step by step.",
+}
 
 
 def evaluation_set(
@@ -31,11 +47,11 @@ def evaluation_set(
 
     Args:
       turns: with 2, sample i gets a follow-up of kind i modulo the number of `kinds`, names of `FOLLOW_UPS`. MMSpec and
-        one's own sets bring their turns: with 2, those of their samples that have a second one.
+        your own sets bring their turns: with 2, those of their samples that have a second one.
       shots: the benchmarks to ask with worked examples in front, and where a local copy of these lies; None: the hub's.
       data: where local copies of benchmarks lie; the others are read from the hub. MMSpec lies on no hub. Any other
-        name is a set of one's own, in the form that `own` tells.
-      images: folder of the images of one's own sets; None: beside their files.
+        name is a set of your own, in the form that `jaxspec.data.samples` tells.
+      images: folder of the images of your own sets; None: beside their files.
 
     Raises InputError for an unknown set with the nearest name, and for data that cannot be read.
     """
@@ -73,8 +89,44 @@ def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) ->
 
 
 def check_names(names: Sequence[str], own: Sequence[str] = ()) -> None:
-    """Raises InputError for the first name that is no set's, nor among one's own, with the nearest one."""
+    """Raises InputError for the first name that is no set's, nor among your own, with the nearest one."""
     for name in names:
         if name not in SETS and name not in own:
             known = (*SETS, *own, "NAME=FILE.jsonl")
             raise InputError(f"sets: unknown set {name!r}; {nearest(name, known)}")
+
+
+def add_follow_ups(
+    samples: Sequence[Sample], kinds: Sequence[str], borrowed: Mapping[str, Sequence[Sample]]
+) -> list[Sample]:
+    """The samples with a second turn: sample i gets kind i modulo their number.
+
+    Args:
+      kinds: names among `FOLLOW_UPS`. Samples without images pass over `caption`.
+      borrowed: samples of the sets in `SOURCES` by kind; sample i asks question i modulo their number.
+    """
+    if unknown := [kind for kind in kinds if kind not in FOLLOW_UPS]:
+        raise InputError(f"follow-ups: unknown kind {unknown[0]!r}; {nearest(unknown[0], tuple(FOLLOW_UPS))}")
+    out = []
+    for i, sample in enumerate(samples):
+        possible = [kind for kind in kinds if kind != "caption" or sample.images]
+        if not possible:
+            raise InputError(f"follow-ups: {sample.dataset} has no images to caption; use another kind than caption")
+        kind = possible[i % len(possible)]
+        if kind == "question":
+            following = samples[(i + 1) % len(samples)]
+            sample = replace(sample, images=(*sample.images, *following.images))
+            turn = following.turns[0]
+        elif kind in BORROWED:
+            asked, reference = borrowed[kind][i % len(borrowed[kind])].turns[0]
+            turn = (BORROWED[kind].format(question=_sentence(asked) if kind == "fact" else asked), reference)
+        else:
+            what = "this image" if len(sample.images) == 1 else f"these {len(sample.images)} images"
+            turn = (REQUESTS[kind].format(what=what), "")
+        out.append(replace(sample, turns=(*sample.turns, turn)))
+    return out
+
+
+def _sentence(question: str) -> str:
+    """NQ's questions are lower case and without a question mark; the template adds that."""
+    return question.rstrip(" ?").capitalize()

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
-from jaxspec.data import templates
+from jaxspec.data import prompts
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from tests import tiny
@@ -185,7 +185,7 @@ LOOPS = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
     ],
 )
 def test_templates_end(template, words, monkeypatch):
-    monkeypatch.setattr(templates, "SECONDS", 0.05)
+    monkeypatch.setattr(prompts, "SECONDS", 0.05)
     with pytest.raises(InputError) as caught:
         PromptEncoder(tokenizer(template)).prompt("Who?")
     assert words in str(caught.value)

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from jaxspec.data.conversations import Skipped, readable
-from jaxspec.data.own import own_samples
 from jaxspec.data.rows import local_rows
+from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
 from train.prepare import Llava, Text, main
 

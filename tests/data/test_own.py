@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from jaxspec.data.own import own_samples
+from jaxspec.data.samples import own_samples
 from jaxspec.data.sets import evaluation_set
 from jaxspec.errors import InputError
 

@@ -14,7 +14,7 @@ from PIL import Image
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.mmspec import read_prompts
-from jaxspec.data.own import own_samples
+from jaxspec.data.samples import own_samples
 from jaxspec.decoding.captions import CaptionFile
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import RecordedTarget
