@@ -20,23 +20,25 @@ test: lint
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 models: $(VENV)/.train
-	$(VENV)/bin/python -m train.target
-	$(VENV)/bin/python -m train.draft
-	$(VENV)/bin/python -m train.captioner --tower-of runs/train/draft/hf
-	$(VENV)/bin/python -m train.kv_head --head.feature last_hidden --target runs/train/target/hf
-	$(VENV)/bin/python -m train.distill_data --target runs/train/target/hf --data picturebook --samples 9000 \
+	$(VENV)/bin/python -m train.tower
+	$(VENV)/bin/python -m train.recipe mini_target
+	$(VENV)/bin/python -m train.recipe mini_draft
+	$(VENV)/bin/python -m train.recipe mini_captioner --target runs/train/mini_draft/hf
+	$(VENV)/bin/python -m train.kv_head --head.feature last_hidden --target runs/train/mini_target/hf
+	$(VENV)/bin/python -m train.distill_data --target runs/train/mini_target/hf --data picturebook --samples 9000 \
 	  --max-new-tokens 96 --batch-size 32 --name picturebook_t0
-	kinds=$$($(VENV)/bin/python -c 'from configs.train.mini import DRAFT_KINDS; print(*DRAFT_KINDS, sep=",")') && \
-	  $(VENV)/bin/python -m train.distill_data --target runs/train/target/hf --data picturebook:$$kinds \
+	kinds=$$($(VENV)/bin/python -c 'from configs.train.recipes.mini_draft import KINDS; print(*KINDS, sep=",")') && \
+	  $(VENV)/bin/python -m train.distill_data --target runs/train/mini_target/hf --data picturebook:$$kinds \
 	  --samples 9000 --max-new-tokens 96 --batch-size 32 --name picturebook_draft_t0
 	for recipe in mini_large mini_text; do \
-	  $(VENV)/bin/python -m train.recipe $$recipe --target runs/train/target/hf || exit; done
-	$(VENV)/bin/python -m train.recipe mini_text --target runs/train/target/hf --data runs/data/picturebook_t0 \
+	  $(VENV)/bin/python -m train.recipe $$recipe --target runs/train/mini_target/hf || exit; done
+	$(VENV)/bin/python -m train.recipe mini_text --target runs/train/mini_target/hf --data runs/data/picturebook_t0 \
 	  --runs runs/train/mini_dt_llama
-	$(VENV)/bin/python -m train.recipe mini_llava --target runs/train/target/hf \
+	$(VENV)/bin/python -m train.recipe mini_llava --target runs/train/mini_target/hf \
 	  --data runs/data/picturebook_draft_t0 --runs runs/train/mini_dt_llava
 	for recipe in mini_pooled mini_distilled; do \
-	  $(VENV)/bin/python -m train.recipe $$recipe --target runs/train/target/hf --start runs/train/draft/hf || exit; done
+	  $(VENV)/bin/python -m train.recipe $$recipe --target runs/train/mini_target/hf \
+	    --start runs/train/mini_draft/hf || exit; done
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .

@@ -1,7 +1,11 @@
 """Pretrains the mini vision tower on the pages' attributes; it stands in for CLIP.
 
+    python -m train.tower
+    python -m train.recipe mini_target
+
 Every one of the 16 image tokens learns to say what its cell shows (kind, colour, size, word) and what the whole
-page is (background, bars), through linear heads that are thrown away.
+page is (background, bars), through linear heads that are thrown away. What is written is the mini target as it begins
+to learn: its tokeniser, this tower, and all else random.
 """
 
 from __future__ import annotations
@@ -12,22 +16,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from transformers import CLIPImageProcessor
 
-from configs.models.mini import TOWER
-from configs.train import mini
+from configs.models.mini import TARGET, TOWER
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.directories import check_output
 from jaxspec.command import run_script
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
+from jaxspec.models import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
+from jaxspec.runtime import join_cluster, setup_runtime
 from jaxspec.training.batches import Batch
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
+from train.tokenizer import make_tokenizer
 
 CELL_OF_TOKEN = np.asarray([(y // 2) * 2 + x // 2 for y in range(4) for x in range(4)])
 LAYER = -2
 PER_CELL = ("kind", "colour", "size", "word")
+TRAIN = TrainConfig(steps=2600, batch=128, learning_rate=1e-3, warmup=200, weight_decay=0.02)
 
 
 def batch_of(step: int, train: TrainConfig) -> Batch:
@@ -71,9 +81,37 @@ def init(train: TrainConfig) -> Params:
     return {"vision_tower": tower, "heads": heads}
 
 
-def main(train: TrainConfig = mini.TOWER, out: Path = Path("runs/train/tower")) -> Params:
-    """Trains the tower and returns its parameters; a run that was stopped goes on where it was."""
-    return fit(train, init(train), loss_fn, lambda step: batch_of(step, train), out)["vision_tower"]
+def image_processor() -> CLIPImageProcessor:
+    size = TOWER.image_size
+    return CLIPImageProcessor(
+        size={"shortest_edge": size},
+        crop_size={"height": size, "width": size},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+
+
+def main(
+    train: TrainConfig = TRAIN, runs: Path = Path("runs/train/tower"), out: Path | None = None, cluster: str = ""
+) -> None:
+    """Pretrains the tower; a run that was stopped goes on where it was.
+
+    Args:
+      runs: checkpoints and metrics go here.
+      out: the model with this tower, a Hugging Face directory; by default RUNS/hf.
+      cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
+    """
+    join_cluster(cluster)
+    setup_runtime()
+    out = out or runs / "hf"
+    check_output(out, runs)
+    tower = fit(train, init(train), loss_fn, lambda step: batch_of(step, train), runs)["vision_tower"]
+    if jax.process_index() == 0:
+        params = {**init_params(TARGET, jax.random.key(train.seed)), "vision_tower": tower}
+        huggingface.save(
+            out, TARGET, params, tokenizer=make_tokenizer(), image_processor=image_processor(), overwrite=True
+        )
+        print(f"wrote {out}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train import mini
-from configs.train.recipes.mini_text import TARGET
+from configs.train.recipes.mini_draft import TARGET
+from configs.train.recipes.mini_target import config as mini_target
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.recipes import Stage
@@ -29,8 +29,8 @@ MINI = HeadRecipe(
     head={"image_slots": 4, "slot_bias": True, "gamma": 5},
     stages=(Stage("kv_head", _STEPS, (("picturebook", 1.0),)),),
     anchoring=Anchoring(anchors=32),
-    buckets=mini.TARGET_PAGES.buckets,
-    units=mini.TARGET_PAGES.images,
+    buckets=mini_target.buckets,
+    units=mini_target.units,
 )
 """On picturebook's own answers, and without hidden states: AASD's head in form."""
 

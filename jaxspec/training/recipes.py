@@ -3,6 +3,7 @@
 | start | `sees` | the draft |
 |---|---|---|
 | an LVLM | yes | it, trained on |
+| the configuration of a fresh LVLM | yes | the target's tower, and all else of it fresh |
 | a text model, or the configuration of a fresh one | yes | the target's tower and a fresh projector before it |
 | the same | no | a text model, which is shown view T |
 """
@@ -58,8 +59,8 @@ class Recipe:
 
     target: str
     """Directory or hub id. Its tokeniser and image processor become the draft's; in distillation it is the teacher."""
-    start: str | RotaryConfig
-    """Directory or hub id of what the draft starts as, or the configuration of a fresh decoder."""
+    start: str | RotaryConfig | LlavaConfig
+    """Directory or hub id of what the draft starts as, or the configuration of a fresh decoder or LVLM."""
     stages: tuple[Stage, ...]
     buckets: tuple[int, ...]
     """Buckets of row lengths; longer rows are cut at the last."""
@@ -105,6 +106,9 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     key = jax.random.key(recipe.stages[0].train.seed)
     if isinstance(recipe.start, str):
         start = LoadedModel.load(recipe.start)
+    elif isinstance(recipe.start, LlavaConfig):
+        params = {**init_params(recipe.start, key), "vision_tower": target.params["vision_tower"]}
+        start = LoadedModel(recipe.start, params, target.tokenizer, target.image_processor)
     else:
         start = LoadedModel(recipe.start, init_params(recipe.start, key), target.tokenizer, None)
     if isinstance(start.config, LvlmConfig):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from configs.models.mini import IMAGE_TOKEN
 from jaxspec.data.prompts import PromptEncoder, bucket, pad_rows
 from jaxspec.errors import InputError
-from train.lvlm import encoder as mini_encoder
+from train.tokenizer import make_tokenizer
 
-ENCODER = mini_encoder()
+ENCODER = PromptEncoder(make_tokenizer(), IMAGE_TOKEN)
 TOKENIZER = ENCODER.tokenizer
 
 

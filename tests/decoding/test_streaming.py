@@ -19,7 +19,7 @@ from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from tests import tiny
 from tests.decoding.test_engine import loaded, request_of
-from train.lvlm import encoder as mini_encoder
+from train.tokenizer import make_tokenizer
 
 NEW = 30
 CONFIG = EngineConfig(gamma=3, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,), batch_size=1)
@@ -73,10 +73,6 @@ def test_who_stops_reading_stops_the_decoding(
     assert 1 < len(part.tokens) < NEW
 
 
-def mini_tokenizer() -> Any:
-    return mini_encoder().tokenizer
-
-
 def byte_level() -> Any:
     """One token a byte, as the vocabularies of GPT-2's kind hold all of them."""
     letters = pre_tokenizers.ByteLevel.alphabet()
@@ -85,7 +81,7 @@ def byte_level() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-@pytest.mark.parametrize("tokenizer", [byte_level, mini_tokenizer], ids=["byte level", "byte fallback"])
+@pytest.mark.parametrize("tokenizer", [byte_level, make_tokenizer], ids=["byte level", "byte fallback"])
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_no_half_letter_is_told(tokenizer: Callable[[], Any], every: int) -> None:
     """Also where a byte more makes letters before it unreadable for a while, as byte fallback does."""

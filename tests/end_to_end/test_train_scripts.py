@@ -1,9 +1,10 @@
-"""The training scripts, two steps each: tower, target, draft, captioner, and the directories that they leave."""
+"""The mini models' recipes, two steps each: tower, target, draft, captioner, and the directories that they leave."""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,30 +12,32 @@ import numpy as np
 import pytest
 import tyro
 
-from configs.models.mini import DRAFT
-from configs.train import mini
 from jaxspec.checkpoints.directories import check_output
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import InputError
-from train import captioner, draft, kv_head, recipe, target
-from train.lvlm import train_lvlm
+from jaxspec.training.config import MeshConfig
+from train import kv_head, recipe, tower
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs")
-    target.main(mini.TARGET_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "target")
-    draft.main(mini.DRAFT_DEBUG, mini.TOWER_DEBUG, path, path / "hf" / "draft")
-    captioner.main(mini.CAPTIONER_DEBUG, path / "hf" / "draft", path, path / "hf" / "captioner")
+    train = replace(tower.TRAIN, steps=2, batch=2, save_every=1, log_every=1, mesh=MeshConfig(data=1))
+    tower.main(train, path / "tower")
+    for name, seer in (("target", "tower"), ("draft", "tower"), ("captioner", "draft")):
+        words = ["--target", str(path / seer / "hf"), "--runs", str(path / name)]
+        for option in ("steps=2", "batch=2", "save-every=1", "log-every=1", "mesh.data=1"):
+            words.append(f"--tune.{option}")
+        recipe.main([f"mini_{name}", *words])
     kv_head.main("debug", buckets=(96, 160), runs=path)
     return path
 
 
 def test_each_stage_took_its_steps_once(runs: Path) -> None:
-    for stage in ("tower", "target", "draft", "captioner", "kv_head"):
+    for stage in ("tower", "target/tune", "draft/tune", "captioner/tune", "kv_head"):
         log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
-        assert [entry["step"] for entry in log] == [1, 2]  # the draft found the tower finished
+        assert [entry["step"] for entry in log] == [1, 2]
         assert all(np.isfinite(entry["loss"]) for entry in log)
 
 
@@ -56,22 +59,22 @@ def test_the_options_of_a_kv_head_are_explained(capsys: pytest.CaptureFixture[st
 
 def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> None:
     """It is told before anything is trained; a run's own model is written anew."""
-    made = runs / "hf" / "draft"
+    made = runs / "draft" / "hf"
     before = (made / "config.json").stat()
     for train in (
         lambda: recipe.main(["mini_text", "--out", str(made), "--runs", str(tmp_path)]),
         lambda: kv_head.main("debug", runs=tmp_path, out=made),
-        lambda: train_lvlm(DRAFT, mini.DRAFT_DEBUG, mini.DRAFT_PAGES, {}, tmp_path / "draft", made),
+        lambda: tower.main(runs=tmp_path / "tower", out=made),
     ):
-        with pytest.raises(InputError, match="draft: holds a model that another run made; give another path"):
+        with pytest.raises(InputError, match="hf: holds a model that another run made; give another path"):
             train()
     assert (made / "config.json").stat() == before
     assert not list(tmp_path.iterdir())
-    check_output(made, runs / "draft")
+    check_output(made, runs / "draft" / "tune")
 
 
 def test_all_load_and_share_the_tower(runs: Path) -> None:
-    target, *others = (LoadedModel.load(runs / "hf" / name) for name in ("target", "draft", "captioner"))
+    target, *others = (LoadedModel.load(runs / name / "hf") for name in ("target", "draft", "captioner"))
     for other in others:
         towers = [jax.tree.leaves(model.params["vision_tower"]) for model in (target, other)]
         for ours, theirs in zip(*towers, strict=True):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.models.mini import DRAFT
-from configs.train import mini
-from configs.train.recipes.mini_text import PAGES, TARGET
-from jaxspec.training.recipes import Recipe, Stage
+from configs.train.recipes.mini_draft import PAGES, TUNE
+from configs.train.recipes.mini_llava import config as mini_llava
+from jaxspec.training.recipes import Stage
 
-config = Recipe(
-    target=TARGET,
+config = replace(
+    mini_llava,
     start=replace(
         DRAFT.text_config,
         hidden_size=192,
@@ -19,7 +19,5 @@ config = Recipe(
         num_attention_heads=6,
         num_key_value_heads=6,
     ),
-    stages=(Stage("tune", replace(mini.DRAFT, steps=800, learning_rate=2e-3), PAGES),),
-    buckets=mini.DRAFT_PAGES.buckets,
-    units=(2,),
+    stages=(Stage("tune", replace(TUNE, steps=800, learning_rate=2e-3), PAGES),),
 )

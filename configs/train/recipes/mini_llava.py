@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.models.mini import DRAFT
-from configs.train import mini
-from configs.train.recipes.mini_large import config as mini_large
-from configs.train.recipes.mini_text import PAGES
-from jaxspec.training.recipes import Stage
+from configs.train.recipes.mini_draft import TARGET
+from configs.train.recipes.mini_draft import config as mini_draft
 
-config = replace(mini_large, start=DRAFT.text_config, stages=(Stage("tune", mini.DRAFT, PAGES),))
+config = replace(mini_draft, target=TARGET, start=DRAFT.text_config)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train import mini
-from configs.train.recipes.mini_text import ASSETS, PAGES, TARGET
-from jaxspec.training.recipes import Recipe, Stage
+from configs.train.recipes.mini_draft import ASSETS, PAGES, TARGET, TUNE
+from configs.train.recipes.mini_draft import config as mini_draft
+from jaxspec.training.recipes import Stage
 
-config = Recipe(
+config = replace(
+    mini_draft,
     target=TARGET,
     start=str(ASSETS / "draft"),
-    stages=(Stage("tune", replace(mini.DRAFT, steps=200, learning_rate=1e-3), PAGES),),
-    buckets=mini.DRAFT_PAGES.buckets,
+    stages=(Stage("tune", replace(TUNE, steps=200, learning_rate=1e-3), PAGES),),
     view="P4",
-    units=(2,),
 )

@@ -1,0 +1,17 @@
+"""The mini captioner, from scratch before the shipped draft's tower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.models.mini import CAPTIONER
+from configs.train.recipes.mini_draft import ASSETS, TUNE
+from jaxspec.training.recipes import Recipe, Stage
+
+config = Recipe(
+    target=str(ASSETS / "draft"),
+    start=CAPTIONER,
+    stages=(Stage("tune", replace(TUNE, steps=600), (("picturebook:caption", 1.0),)),),
+    buckets=(80,),
+    units=(1,),
+)

@@ -1,0 +1,22 @@
+"""The mini draft, and what it is trained on; the mini models' other drafts differ from it in a line or two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.models.mini import DRAFT
+from configs.train.recipes.mini_target import TOWER
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.recipes import Recipe, Stage
+
+ASSETS = Path(__file__).resolve().parents[3] / "jaxspec" / "assets" / "mini"
+TARGET = str(ASSETS / "target")
+
+KINDS = (
+    "attributes", "describe", "read", "exist", "reason", "chart", "edit", "brush", "spot", "facts", "sums",
+)  # fmt: skip
+"""The draft never sees five images: saga and album are out of its distribution, as PororoSV and VIST are."""
+PAGES = ((f"picturebook:{','.join(KINDS)}", 1.0),)
+TUNE = TrainConfig(steps=500, batch=64, learning_rate=3e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",))
+
+config = Recipe(target=TOWER, start=DRAFT, stages=(Stage("tune", TUNE, PAGES),), buckets=(96,), units=(2,))
