@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxspec.config import LlamaConfig
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
 from jaxspec.decoding.loading import LoadedModel
@@ -22,6 +21,7 @@ from jaxspec.errors import InputError
 from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.models import text_params
 from tests import tiny
+from tests.tiny import loaded
 
 NEW = 12
 CONFIG = CollaborationConfig(batch_size=4, prompt_buckets=(64,), image_buckets=(1,), new_buckets=(NEW,))
@@ -32,23 +32,18 @@ THREE = replace(CONFIG, combine="weighted:0.4,0.4,0.2")
 
 @pytest.fixture(scope="module")
 def seeing() -> LoadedModel:
-    return loaded(tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    return loaded(tiny.random_params(tiny.CONFIG))
 
 
 @pytest.fixture(scope="module")
 def reading(seeing: LoadedModel) -> LoadedModel:
     """A text model of the same vocabulary."""
-    return loaded(tiny.CONFIG.text_config, tiny.noisy(text_params(seeing.config, seeing.params), 0.1))
+    return loaded(tiny.noisy(text_params(seeing.config, seeing.params), 0.1), tiny.CONFIG.text_config)
 
 
 @pytest.fixture(scope="module")
 def models(seeing: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
     return [seeing, replace(seeing, params=jax.device_put(tiny.noisy(seeing.params, 0.1))), reading]
-
-
-def loaded(config: Any, params: Any, words: Any = None) -> LoadedModel:
-    sees = None if isinstance(config, LlamaConfig) else tiny.image_processor()
-    return LoadedModel(config, jax.device_put(params), words or tiny.tokenizer(), sees)
 
 
 def requests(collaboration: Collaboration) -> list[Request]:
@@ -120,15 +115,15 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
     seeing, _, reading = models
     wider = replace(tiny.CONFIG.text_config, vocab_size=tiny.CONFIG.text_config.vocab_size + 1)
     with pytest.raises(InputError, match=r"model 2 vocabulary: 105 tokens and model 1's 104"):
-        Collaboration([seeing, loaded(wider, tiny.random_params(wider))])
-    other = loaded(reading.config, reading.params, tiny.tokenizer(tiny.CHARACTERS[::-1]))
+        Collaboration([seeing, loaded(tiny.random_params(wider), wider)])
+    other = loaded(reading.params, reading.config, tiny.tokenizer(tiny.CHARACTERS[::-1]))
     with pytest.raises(InputError, match=r"model 2 tokeniser: differs from model 1's"):
         Collaboration([seeing, other])
     marked = replace(tiny.CONFIG, image_token_index=3)
     with pytest.raises(InputError, match=r"image_token_index \[3, 4\] differ"):
-        Collaboration([seeing, loaded(marked, seeing.params)])
+        Collaboration([seeing, loaded(seeing.params, marked)])
     short = replace(reading.config, max_position_embeddings=16)
-    both = Collaboration([seeing, loaded(short, reading.params)], CONFIG)
+    both = Collaboration([seeing, loaded(reading.params, short)], CONFIG)
     with pytest.raises(InputError, match=r"over the context of model 2, 16"):
         both.generate(requests(both))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxspec import Collaboration, CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
@@ -21,14 +20,7 @@ from tests import tiny
 
 NEW = 12
 CONFIG = EngineConfig(views=("M", "T"), gamma=3)
-PAGE = np.random.default_rng(0).integers(0, 256, (28, 28, 3), np.uint8)
-REQUESTS = [Request("What?", NEW, images=[PAGE]), Request("Tell me", NEW, temperature=1.0)]
-
-
-@pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    params = jax.device_put(tiny.random_params(tiny.CONFIG))
-    return LoadedModel(tiny.CONFIG, params, tiny.tokenizer(), tiny.image_processor())
+REQUESTS = [Request("What?", NEW, images=[tiny.page()]), Request("Tell me", NEW, temperature=1.0)]
 
 
 @pytest.fixture(scope="module")

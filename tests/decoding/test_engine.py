@@ -31,42 +31,17 @@ from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
-from jaxspec.typing import Params
 from tests import tiny
+from tests.tiny import loaded, request_of
 
 NEW = 12
 CONFIG = EngineConfig(views=("M", "T"), batch_size=4)
 WORDS = ("Hi", "What?", "Tell me", "A long question")
 
 
-def loaded(params: Params) -> LoadedModel:
-    return LoadedModel(tiny.CONFIG, jax.device_put(params), tiny.tokenizer(), tiny.image_processor())
-
-
-@pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    return loaded(tiny.random_params(tiny.CONFIG))
-
-
-@pytest.fixture(scope="module")
-def draft(target: LoadedModel) -> LoadedModel:
-    """A draft that looks through the target's tower."""
-    params = tiny.noisy(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
-    return loaded(params)
-
-
 @pytest.fixture(scope="module")
 def engine(target: LoadedModel, draft: LoadedModel) -> Engine:
     return Engine(target, draft, CONFIG)
-
-
-def request_of(engine: Engine, words: str, images: int = 0, seed: int = 0, **options: Any) -> Request:
-    pages = [Image.fromarray(_page(seed + i)) for i in range(images)]
-    return Request(engine.encoder.prompt(words, pages), **{"max_new_tokens": NEW, "seed": seed} | options)
-
-
-def _page(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (28, 28, 3), np.uint8)
 
 
 def outputs(results: list[Result]) -> list[tuple[int, ...]]:
@@ -328,7 +303,7 @@ def test_options_that_are_none_are_refused(option: dict[str, Any]) -> None:
 
 
 def test_a_string_a_request_or_many(engine: Engine) -> None:
-    page = _page(0)
+    page = tiny.page()
     asked = Request(engine.encoder.prompt("What?", [page]), NEW)
     alone, *several = engine.generate(asked), *engine.generate([Request("What?", NEW, images=[page]), asked])
     assert {result.tokens for result in (alone, *several)} == {alone.tokens}
@@ -355,7 +330,7 @@ def test_images_are_decoded_batch_by_batch(engine: Engine, monkeypatch: pytest.M
     monkeypatch.setattr(Picture, "rgb", decoded)
     small = Engine(engine.target, engine.draft, replace(CONFIG, batch_size=2))
     stored = io.BytesIO()
-    Image.fromarray(_page(0)).save(stored, "PNG")
+    Image.fromarray(tiny.page()).save(stored, "PNG")
     page = StoredImage(stored.getvalue(), "page.png", (28, 28))
     small.generate([Request("Hi", 2, images=[page]) for _ in range(6)])
     assert most[0] == 2

@@ -16,9 +16,8 @@ from jaxspec.decoding.growth import rooms
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.models import LanguageModel
 from tests import tiny
-from tests.decoding.test_engine import CONFIG, loaded, request_of
 
-CONFIG = replace(CONFIG, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,), gamma=3)
+CONFIG = EngineConfig(("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,))
 CHAIN = replace(CONFIG, weighting="em:window=3", trace=True)
 LENGTHS = (20, 3, 9, 14)
 
@@ -26,14 +25,9 @@ LENGTHS = (20, 3, 9, 14)
 @pytest.fixture(scope="module")
 def target() -> LoadedModel:
     """With a head that reads nothing but images, of which there are none."""
-    model = loaded(tiny.random_params(tiny.CONFIG))
+    model = tiny.loaded(tiny.random_params(tiny.CONFIG))
     options = {"feature": "last_hidden", "reads_text": False}
     return replace(model, head=LoadedHead(*tiny.kv_head(LanguageModel(model.config), model.params, 0.05, **options)))
-
-
-@pytest.fixture(scope="module")
-def draft(target: LoadedModel) -> LoadedModel:
-    return loaded(tiny.noisy(target.params, 0.1))
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def requests_of(engine: Engine, temperature: float) -> list[Request]:
     return [
-        request_of(engine, "What?", seed=i, temperature=temperature, max_new_tokens=length)
+        tiny.request_of(engine, "What?", seed=i, temperature=temperature, max_new_tokens=length)
         for i, length in enumerate(LENGTHS)
     ]
 

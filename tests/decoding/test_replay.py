@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -30,22 +29,9 @@ LENGTHS = (16, 9, 1)
 
 
 @pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    params = jax.device_put(tiny.random_params(tiny.CONFIG))
-    return LoadedModel(tiny.CONFIG, params, tiny.tokenizer(), tiny.image_processor())
-
-
-@pytest.fixture(scope="module")
-def draft(target: LoadedModel) -> LoadedModel:
-    params = tiny.noisy(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]}
-    return replace(target, params=jax.device_put(params))
-
-
-@pytest.fixture(scope="module")
 def requests(target: LoadedModel) -> list[Request]:
     encoder = Engine(target).encoder
-    page = np.random.default_rng(0).integers(0, 256, (28, 28, 3), np.uint8)
-    prompts = [encoder.prompt("What?", [page]), encoder.prompt("Hi"), encoder.prompt("Tell me")]
+    prompts = [encoder.prompt("What?", [tiny.page()]), encoder.prompt("Hi"), encoder.prompt("Tell me")]
     return [Request(replace(p, sample=f"s{i}"), LENGTHS[i]) for i, p in enumerate(prompts)]
 
 

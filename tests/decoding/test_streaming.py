@@ -18,25 +18,14 @@ from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from tests import tiny
-from tests.decoding.test_engine import loaded, request_of
 from train.tokenizer import make_tokenizer
 
 NEW = 30
 CONFIG = EngineConfig(gamma=3, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,), batch_size=1)
 
 
-@pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    return loaded(tiny.random_params(tiny.CONFIG))
-
-
-@pytest.fixture(scope="module")
-def draft(target: LoadedModel) -> LoadedModel:
-    return loaded(tiny.noisy(target.params, 0.1))
-
-
 def asked(engine: Engine, temperature: float = 0.0) -> Request:
-    return request_of(engine, "What?", seed=5, temperature=temperature, max_new_tokens=NEW)
+    return tiny.request_of(engine, "What?", seed=5, temperature=temperature, max_new_tokens=NEW)
 
 
 @pytest.mark.parametrize("config", [replace(CONFIG, trace=True), None], ids=["chain", "plain"])

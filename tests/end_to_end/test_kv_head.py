@@ -25,7 +25,7 @@ from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage
 from jaxspec.training.regenerate import Regeneration, regenerate, regenerated
 from tests import tiny
-from tests.training.test_conversations import Talk
+from tests.tiny import Talk
 
 PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 NEW, J = 24, 3

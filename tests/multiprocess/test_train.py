@@ -18,10 +18,9 @@ from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.kv_head import train_kv_head
 from tests import tiny
-from tests.tiny import training
+from tests.tiny import Talk, training
 from tests.training import child
 from tests.training.child import Child
-from tests.training.test_conversations import Talk
 
 
 def pair(model: str, directory: Path) -> list[Child]:

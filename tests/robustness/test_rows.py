@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxspec.decoding.loading import LoadedModel
 from tests import tiny
 from tests.robustness.damaged_rows import ROWS, row_outcome
 
 
 def test_damaged_rows_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    draft = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())
+    draft = tiny.loaded({})
     found = [row_outcome(tmp_path, seed, draft) for seed in range(600)]
     assert [one for one in found if not one.well] == []
     assert {one.ended for one in found} == {"used", "refused"}

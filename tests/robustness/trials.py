@@ -18,7 +18,6 @@ from PIL import Image
 
 from jaxspec.cli import main
 from jaxspec.data.images import Picture, load_image
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from tests import tiny
 from tests.robustness.damage import Outcome, judge, outcome
@@ -57,7 +56,7 @@ def checkpoint(folder: Path, seed: int) -> Outcome:
 
 def row(folder: Path, seed: int) -> Outcome:
     """Damage rows of data, in JSONL, JSON or parquet, before the reader of their kind."""
-    return row_outcome(folder, seed, LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor()))
+    return row_outcome(folder, seed, tiny.loaded({}))
 
 
 def image(folder: Path, seed: int) -> Outcome:

@@ -31,3 +31,4 @@ from tests.tiny.loops import (
     weighted,
 )
 from tests.tiny.models import CONTEXT, EOS, VOCABULARY, kv_head, lvlm, noisy, random_params, resized, text_only
+from tests.tiny.requests import Talk, loaded, page, request_of

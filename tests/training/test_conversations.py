@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from transformers import LlavaNextImageProcessorPil
 
 from jaxspec.config import LlavaNextConfig
 from jaxspec.data.picturebook.samples import Sample
-from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.data.sources import mixture
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import prompt_encoder
@@ -25,24 +23,13 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatches, iterate
 from jaxspec.training.trainer import fit
 from tests import tiny
+from tests.tiny import Talk
 from train import prepare
 
-MODEL = LoadedModel(tiny.CONFIG, {}, tiny.tokenizer(), tiny.image_processor())
+MODEL = tiny.loaded({})
 ENCODER = prompt_encoder(MODEL)
 PAGE = tiny.CONFIG.image_tokens
 IMAGE = tiny.CONFIG.image_token_index
-
-
-class Talk(Sequence[Sample]):
-    """Sample i has i mod 3 images, of shade i, and i mod 5 words in its answer."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, i: Any) -> Sample:
-        images = tuple(np.full((20, 30, 3), i % 256, np.uint8) for _ in range(i % 3))
-        answer = f"It is {i}" + " so" * (i % 5)
-        return Sample(str(i), "talk", images, ((PLACEHOLDER * len(images) + "What?", answer), ("And?", "No.")))
 
 
 class Cut(Talk):

@@ -10,7 +10,7 @@ import numpy as np
 from jaxspec.data.builders import Prepared, prepare
 from jaxspec.data.sources import Picturebook
 from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
-from tests.training.test_conversations import Talk
+from tests.tiny import Talk
 
 
 def test_data(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.objectives import Distillation, _taught, encode, score, simulated, teacher_params, tuning_loss
 from jaxspec.training.on_policy import answered
 from tests import tiny
-from tests.training.test_conversations import ENCODER, MODEL, Talk
+from tests.tiny import Talk
+from tests.training.test_conversations import ENCODER, MODEL
 
 TEXT = LoadedModel(tiny.CONFIG.text_config, {}, MODEL.tokenizer, None)
 TEACHER = tiny.random_params(tiny.CONFIG)

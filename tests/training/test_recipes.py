@@ -22,7 +22,7 @@ from jaxspec.training.objectives import Distillation
 from jaxspec.training.optimizer import make_optimizer, partition
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
 from tests import tiny
-from tests.training.test_conversations import Talk
+from tests.tiny import Talk
 from train import kv_head
 from train import recipe as script
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from jaxspec.data.builders import Prepared, prepare
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 from tests import tiny
-from tests.training.test_conversations import Talk
+from tests.tiny import Talk
 from train.distill_data import Options, main
 
 # A quarter of all tokens end an answer, so that some do before the limit and some do not.
@@ -25,7 +25,7 @@ WORK = Regeneration("tiny", "talk", samples=7, temperature=1.0, max_new_tokens=6
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    target = LoadedModel(CONFIG, tiny.random_params(CONFIG), tiny.tokenizer(), tiny.image_processor())
+    target = tiny.loaded(tiny.random_params(CONFIG), CONFIG)
     config = EngineConfig(batch_size=4, prompt_buckets=(64,), image_buckets=(2,), new_buckets=(6,))
     return Engine(target, config=config)
 

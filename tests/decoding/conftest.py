@@ -1,0 +1,19 @@
+"""The pair that engines decode with."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxspec.decoding.loading import LoadedModel
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return tiny.loaded(tiny.random_params(tiny.CONFIG))
+
+
+@pytest.fixture(scope="module")
+def draft(target: LoadedModel) -> LoadedModel:
+    """Looks through the target's tower."""
+    return tiny.loaded(tiny.noisy(target.params, 0.1) | {"vision_tower": target.params["vision_tower"]})
