@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,16 +17,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from safetensors import safe_open
 
 from jaxspec.checkpoints.directories import INDEX, SINGLE, what_lies_in
 from jaxspec.errors import InputError, first_line
 
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 """What parameters may be stored as. Other dtypes are those of quantised models."""
-_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "F64": 64}
-_BITS |= {"F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "C64": 64}
-_HEADER_LIMIT = 100 << 20
-"""The format's own limit on the bytes of a header."""
 _CHUNK = 1 << 19
 """Numbers looked at together, so that they stay in the processor's cache."""
 
@@ -46,10 +42,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     """Place of its first byte in the file."""
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * _BITS.get(self.dtype, 8) // 8
+    nbytes: int
 
     def read(self, box: Box | None = None) -> np.ndarray:
         """The tensor, or a box of it; exactly the box's bytes are read. Raises InputError if the file ends early."""
@@ -91,43 +84,25 @@ def _read_fully(file: Any, buffer: memoryview, at: int) -> None:
 
 
 def list_file(file: Path) -> list[StoredTensor]:
-    """The tensors of one safetensors file, in name order. Raises InputError where the file is cut short or corrupt."""
+    """Return the tensors of one safetensors file, in name order. Raises InputError where it is cut short or corrupt."""
     try:
+        with safe_open(file, "np"):  # which holds the header against itself and the file's length
+            pass
         with open(file, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(size - 8, _HEADER_LIMIT):
-                raise ValueError(f"no header: {size} bytes")
             header = json.loads(stream.read(length))
         header.pop("__metadata__", None)
-        if strange := [word for name in header for word in (name, header[name]["dtype"]) if not word.isprintable()]:
-            raise ValueError(f"a tensor or its type is called {strange[0][:60]!r}")
-        spans = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
-        if strange := [name for name, span in spans.items() if len(span) != 2]:
-            raise ValueError(f"{strange[0]} has {len(spans[strange[0]])} offsets, not a first and a last")
-        numbers = [number for name in header for number in (*spans[name], *header[name]["shape"])]
-        if strange := [number for number in numbers if type(number) is not int or number < 0]:
-            raise ValueError(f"a shape or an offset holds {strange[0]!r}")
-        tensors = [
-            StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), 8 + length + spans[name][0])
-            for name, entry in sorted(header.items())
-        ]
-        end = 0
-        for start, stop in sorted(spans.values()):
-            if start != end or stop < start:
-                raise ValueError(f"tensors overlap or leave a gap at byte {end} of the data")
-            end = stop
-        for tensor in tensors:
-            start, stop = spans[tensor.name]
-            if tensor.dtype in _BITS and tensor.nbytes != stop - start:
-                raise ValueError(f"{tensor.name} takes {stop - start} bytes, its shape and dtype {tensor.nbytes}")
-        if 8 + length + end != size:
-            raise ValueError(f"{size} bytes, and its header says {8 + length + end}")
+        if strange := [name for name in header if not name.isprintable()]:
+            raise ValueError(f"a tensor is called {strange[0][:60]!r}")
     except FileNotFoundError:
         raise InputError(f"{file}: named by the index and not there; fetch it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except Exception as error:
         raise InputError(f"{file}: unreadable ({first_line(error)}); fetch it again") from error
-    return tensors
+    return [
+        StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), start + 8 + length, stop - start)
+        for name, entry in sorted(header.items())
+        for start, stop in [entry["data_offsets"]]
+    ]
 
 
 def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:

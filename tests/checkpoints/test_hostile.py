@@ -149,24 +149,26 @@ def test_pipes_are_not_opened(name, model):
 
 
 HEADERS = {
-    "sizes": ('{"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}', "a shape or an offset holds 2.0"),
-    "offsets": ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}', "a shape or an offset holds 8.0"),
-    "no offsets": ('{"a": {"dtype": "F32", "shape": [2], "data_offsets": {}}}', "a has 0 offsets, not a first"),
-    "signs": ('{"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}', "a shape or an offset holds -2"),
-    "truth": ('{"a": {"dtype": "F32", "shape": [2, true], "data_offsets": [0, 8]}}', "a shape or an offset holds True"),
-    "names": ('{"\\u001b[2J": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', r"is called '\x1b[2J'"),
-    "types": ('{"a": {"dtype": "a\\nb", "shape": [2], "data_offsets": [0, 8]}}', r"is called 'a\nb'"),
-    "nesting": ("[" * 100_000, "maximum recursion depth exceeded"),
+    "sizes": '{"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}',
+    "offsets": '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}',
+    "no offsets": '{"a": {"dtype": "F32", "shape": [2], "data_offsets": {}}}',
+    "signs": '{"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}',
+    "truth": '{"a": {"dtype": "F32", "shape": [2, true], "data_offsets": [0, 8]}}',
+    "overlap": '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
+    ' "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+    "names": '{"\\u001b[2J": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+    "types": '{"a": {"dtype": "a\\nb", "shape": [2], "data_offsets": [0, 8]}}',
+    "nesting": "[" * 100_000,
 }
 
 
 @pytest.mark.parametrize("case", HEADERS)
 def test_headers(case, model):
-    header, words = HEADERS[case]
+    header = HEADERS[case]
     (model / SHARD).write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
     said = refused(model)
     assert f"{SHARD}: unreadable (" in said
-    assert words in said
+    assert said.isprintable()
 
 
 def test_files_of_no_end(model):
