@@ -17,6 +17,10 @@ from jaxspec.typing import Params
 
 _QUESTION = {True: "What is in the picture?", False: "Who are you?"}
 """What a model that sees is asked, and one that does not."""
+_ASSISTANT = {
+    True: "transformers 5 does not show the images to such a draft; 4.57 and jaxspec do.",
+    False: "transformers 4.57 refuses a language model as the draft of one that reads images; 5 and jaxspec take it.",
+}
 _READ_VIDEOS = (LlavaOnevisionConfig, QwenVLConfig)
 _GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "min_new_tokens": 0, "min_length": 0}
 """Settings of transformers' greedy decoding, where they change nothing."""
@@ -46,7 +50,7 @@ def write_model_card(
     encoder: PromptEncoder | None,
     generation: Mapping[str, Any],
 ) -> None:
-    """Writes what the model is, what it was made of and for, and how to load and to ask it.
+    """Write what the model is, what it was made of and for, and how to load and to ask it.
 
     Args:
       target: name of the model that it drafts for, if it is a draft.
@@ -57,7 +61,7 @@ def write_model_card(
     text, sees = text_config(config), LanguageModel(config).has_vision
     facts = {
         "family": f"{family_of(config.model_type).title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
-        "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}",
+        "parameters": _count(params),
         "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, {text.num_attention_heads} heads",
         "vocabulary": f"{text.vocab_size:,}" + (f", of which the last {added:,} are means" if added else ""),
         "context": f"{text.max_position_embeddings:,} tokens",
@@ -65,49 +69,29 @@ def write_model_card(
     }
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
-    if target is not None:
-        facts["draft for"] = f"`{target}`"
-    shown = "--image photo.jpg " if sees else ""
-    asked = f'{shown}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
-    commands = f"jaxspec generate --target path/to/this {asked}"
+    commands, notes = f"jaxspec generate --target path/to/this {_asked(sees)}", ""
     told = "On CPUs, where both compute in float32, this writes what the Python above does." if encoder else ""
     if told and sees:
         told += "\nWhere torchvision is installed, transformers scales images with it, a little differently."
+    if isinstance(config, _READ_VIDEOS):
+        notes += "\nIts processor wants torchvision, for videos.\n"
     if target is not None:
+        facts["draft for"] = f"`{target}`"
         view = "" if sees else " --views T"
-        commands += f"\njaxspec generate --target {_place(target)} --draft path/to/this{view} {asked}"
+        commands += f"\njaxspec generate --target {_place(target)} --draft path/to/this{view} {_asked(sees)}"
         told = told.replace("this", "the first command") + "\nThe second speculates with this model."
-    notes = "\nIts processor wants torchvision, for videos.\n" if isinstance(config, _READ_VIDEOS) else ""
-    notes += f"\n{_assistant(sees)}\n" if target is not None else ""
+        notes += f"\n`target.generate(..., assistant_model=model)` speculates with it.\n{_ASSISTANT[sees]}\n"
     front = f"library_name: transformers\npipeline_tag: {'image-text-to-text' if sees else 'text-generation'}"
-    (path / "README.md").write_text(
-        f"""{_head(name, source, facts, front)}
-
-## In transformers (4.57 or 5)
-
-```python
-{_snippet(sees, encoder, generation)}
-```
-{notes}
-## In jaxspec
-
-```sh
-{commands}
-```
-
-{told.strip()}
-""".rstrip()
-        + "\n",
-        encoding="utf-8",
-    )
+    python = f"## In transformers (4.57 or 5)\n\n```python\n{_snippet(sees, encoder, generation)}\n```\n{notes}"
+    _write(path, name, source, facts, front, f"{python}\n{_in_jaxspec(commands)}\n{told.strip()}")
 
 
 def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str, source: Path) -> None:
-    """Writes what a KV head is, for which target, and how to draft with it."""
+    """Write what a KV head is, for which target, and how to draft with it."""
     text, sees = config.text_config, config.image_tokens > 0
     facts = {
         "family": "KV head: a draft that reads its target's key-value cache",
-        "parameters": f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}",
+        "parameters": _count(params),
         "decoder": f"{text.num_hidden_layers} layer{'s' * (text.num_hidden_layers > 1)} of width {text.hidden_size}",
         "trained for": f"blocks of {config.gamma} drafted tokens",
         "made from": f"`{model_name(source)}`",
@@ -115,32 +99,16 @@ def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str,
     }
     if config.pools:
         facts["image slots"] = f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
-    asked = f'{"--image photo.jpg " * sees}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
-    (path / "README.md").write_text(
-        f"""{_head(name, source, facts, "library_name: jaxspec")}
-
-## In jaxspec
-
-```sh
-jaxspec generate --target {_place(config.target_name)} --draft path/to/this {asked}
-```
-
-transformers has no such model.
-""",
-        encoding="utf-8",
-    )
+    command = f"jaxspec generate --target {_place(config.target_name)} --draft path/to/this {_asked(sees)}"
+    body = f"{_in_jaxspec(command)}\ntransformers has no such model."
+    _write(path, name, source, facts, "library_name: jaxspec", body)
 
 
-def _place(name: str) -> str:
-    """A model as a command's argument: a hub id, or where its directory lies."""
-    return name if "/" in name else f"path/to/{name or 'its/target'}"
-
-
-def _head(name: str, source: Path, facts: Mapping[str, str], front: str) -> str:
-    """The card's front matter, title, table and licence."""
+def _write(path: Path, name: str, source: Path, facts: Mapping[str, str], front: str, body: str) -> None:
+    """Write front matter, title, table and licence, and then the body."""
     licence = licence_of(source)
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
-    return f"""---
+    card = f"""---
 license: {licence or "other"}
 {front}
 ---
@@ -151,7 +119,28 @@ license: {licence or "other"}
 |---|---|
 {rows}
 
-Licence: {f"{licence}, as its source says" if licence else "unknown; write the licence of the source here"}."""
+Licence: {f"{licence}, as its source says" if licence else "unknown; write the licence of the source here"}.
+
+{body}"""
+    (path / "README.md").write_text(card.rstrip() + "\n", encoding="utf-8")
+
+
+def _count(params: Params) -> str:
+    return f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}"
+
+
+def _asked(sees: bool) -> str:
+    """Return the options of a command that asks the card's question."""
+    return f'{"--image photo.jpg " * sees}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
+
+
+def _in_jaxspec(commands: str) -> str:
+    return f"## In jaxspec\n\n```sh\n{commands}\n```\n"
+
+
+def _place(name: str) -> str:
+    """A model as a command's argument: a hub id, or where its directory lies."""
+    return name if "/" in name else f"path/to/{name or 'its/target'}"
 
 
 def _snippet(sees: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:
@@ -183,15 +172,6 @@ inputs = processor(images=Image.open("photo.jpg"), text=text{own}, return_tensor
 {asked}
 output = model.generate({options})
 print({it}.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
-
-
-def _assistant(sees: bool) -> str:
-    known = (
-        "transformers 5 does not show the images to such a draft; 4.57 and jaxspec do."
-        if sees
-        else "transformers 4.57 refuses a language model as the draft of one that reads images; 5 and jaxspec take it."
-    )
-    return f"`target.generate(..., assistant_model=model)` speculates with it.\n{known}"
 
 
 def licence_of(source: Path) -> str | None:
