@@ -1,36 +1,41 @@
-"""Drafters: what proposes a block of tokens.
+"""Drafters: what proposes a block of tokens, as a chain or as a tree.
 
 IbED's: one small model reads R views of every prompt as one batch of R*B rows, the views' distributions are
-mixed, and all views are fed the same drawn tokens: a chain here, a tree in `tree_drafters.py`.
+mixed, and all views are fed the same drawn tokens. AASD's: a KV head reads the target's own cache. It is one more
+view, the last, or the only one.
 
-AASD's: a KV head reads the target's own cache. It is one more view, the last, or the only one.
+Of a tree all nodes of a level are read in one pass. The draft's cache holds the nodes that it has read, in the order
+in which it read them: the root, then those nodes of each level that get children. The last level is never read.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache, TreeMask, hidden_before, keep_path
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.state import PromptBatch, step_keys
+from jaxspec.decoding.state import PromptBatch, rewound, step_keys
+from jaxspec.decoding.tree import Tree, TreeSpec, ancestors, likeliest_nodes, static_tree
 from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import KVHead, adopt_target_kv, joined, pack
 from jaxspec.models.layers import apply
-from jaxspec.sampling import Sampling, argmax, draw, filtered, fit_vocabulary, mix, tempered
+from jaxspec.sampling import Sampling, argmax, by_place, draw, draw_siblings, filtered, fit_vocabulary, mix, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft
 
 ContextPolicy = Literal["extrapolate", "drop_view", "error"]
 
 
-class ChainState(struct.PyTreeNode):
+class DraftState(struct.PyTreeNode):
     """What a draft remembers."""
 
     cache: KVCache | None
@@ -46,8 +51,8 @@ class ChainState(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class ViewDrafter:
-    """What chains and trees drafted from a mixture of views share. Static: part of the compiled program."""
+class Drafter(ABC):
+    """What drafts from a mixture of views. Static: part of the compiled program."""
 
     model: LanguageModel
     """The draft; of a KV head alone, its decoder."""
@@ -63,6 +68,18 @@ class ViewDrafter:
     engine before decoding."""
     head: KVHeadConfig | None = None
     """A KV head, which is one more view, behind the others. It reads as far as its target does."""
+    tree: TreeSpec | None = None
+    """The tree that a block is; None for a chain."""
+
+    @property
+    def nodes(self) -> int:
+        """Tokens drafted in a block."""
+        return self.gamma if self.tree is None else self.tree.nodes(self.gamma)
+
+    @property
+    @abstractmethod
+    def reads(self) -> int:
+        """Tokens that the draft reads in a block: the newest committed one, and its own that get children."""
 
     @property
     def width(self) -> int:
@@ -76,15 +93,15 @@ class ViewDrafter:
         features: Float[Array, "B U P E"] | None,
         target: KVCache,
         slots: int,
-    ) -> ChainState:
-        """Runs every view of every prompt, and packs what a KV head reads of the target's cache.
+    ) -> DraftState:
+        """Run every view of every prompt, and pack what a KV head reads of the target's cache.
 
         Args:
           params: {"target", "drafter", "head"}, the latter two where there is one.
           features: the target's, when the towers are the same.
           slots: of the target's cache.
         """
-        state = self._prefill_views(params, batch, features, slots) if self.views else ChainState(None, None)
+        state = self._prefill_views(params, batch, features, slots) if self.views else DraftState(None, None)
         if self.head is None:
             return state
         assert batch.head is not None
@@ -94,7 +111,7 @@ class ViewDrafter:
 
     def _prefill_views(
         self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, slots: int
-    ) -> ChainState:
+    ) -> DraftState:
         own = params["drafter"]
         if features is None and batch.view_images is not None:
             features = self.model.encode(own, batch.view_images)
@@ -107,16 +124,43 @@ class ViewDrafter:
         rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *shown)
         _, cache = self.model.prefill(own, jnp.concatenate(embeds), rows, slots)
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
-        return ChainState(cache.replace(length=rows.length - 1), last)
+        return DraftState(cache.replace(length=rows.length - 1), last)
+
+    def draft(
+        self,
+        params: Params,
+        state: DraftState,
+        recent: Int[Array, "B 2"],
+        count: Int[Array, " B"],
+        weights: Float[Array, "B R"],
+        options: Sampling,
+    ) -> tuple[Draft, DraftState]:
+        """Propose a block after `recent`, the two newest committed tokens."""
+        logits, read = self._read_newest(params, state, recent, count)
+        draft, read = self._propose(params, read, logits, count, weights, options)
+        return draft, rewound(read, state)
+
+    @abstractmethod
+    def _propose(
+        self,
+        params: Params,
+        state: DraftState,
+        logits: Float[Array, "R B 1 V"],
+        count: Int[Array, " B"],
+        weights: Float[Array, "B R"],
+        options: Sampling,
+    ) -> tuple[Draft, DraftState]:
+        """Propose a block, given the logits of what follows the newest token."""
 
     def commit(
-        self, state: ChainState, emitted: Int[Array, " B"], target: KVCache, kept: Int[Array, "B J"] | None = None
-    ) -> ChainState:
-        """Keeps what was emitted; everything past it is rolled back by length. A KV head takes over what `target`,
-        the target's cache, holds of it.
+        self, state: DraftState, emitted: Int[Array, " B"], target: KVCache, kept: Int[Array, "B J"] | None = None
+    ) -> DraftState:
+        """Keep what was emitted, and roll back all past it by length; a KV head adopts what `target`, the target's
+        cache, holds of it.
 
-        Of a tree, `kept` are the nodes on the path that stands, counted in the order in which the draft read them.
-        The last of them it may not have read (-1): the next block does, as the newest token but one.
+        Of a tree, `kept` are the nodes on the path that stands, counted in the order in which the draft read them: if
+        it read the root, a and b, and b stands, kept is [2, -1, ...], and b moves to the slot behind the root. The
+        last node of the path it may not have read (-1): the next block does, as the newest token but one.
         """
         cache, head = state.cache, state.head
         if cache is not None:
@@ -129,9 +173,9 @@ class ViewDrafter:
         return state.replace(cache=cache, head=head)
 
     def extend(
-        self, params: Params, tokens: Int[Array, "B T"], state: ChainState, mask: TreeMask | None = None
-    ) -> tuple[Float[Array, "R B T V"], ChainState]:
-        """All views read T more tokens, or nodes of a tree: logits of what follows each."""
+        self, params: Params, tokens: Int[Array, "B T"], state: DraftState, mask: TreeMask | None = None
+    ) -> tuple[Float[Array, "R B T V"], DraftState]:
+        """Return the logits of what follows each of T more tokens, or nodes of a tree, that all views read."""
         views, head = [], None
         if state.cache is not None:
             tiled = mask
@@ -143,11 +187,13 @@ class ViewDrafter:
         return self._together(views, head, state)
 
     def _read_newest(
-        self, params: Params, state: ChainState, recent: Int[Array, "B 2"], count: Int[Array, " B"]
-    ) -> tuple[Float[Array, "R B V"], ChainState]:
-        """Reads the two newest committed tokens; logits of what follows them. While `count` is 1, the first of the
-        two is the prompt's last token, which each row knows for itself. A KV head reads the newest alone: the target
-        has read the others."""
+        self, params: Params, state: DraftState, recent: Int[Array, "B 2"], count: Int[Array, " B"]
+    ) -> tuple[Float[Array, "R B 1 V"], DraftState]:
+        """Return the logits of what follows the two newest committed tokens, read by all views.
+
+        While `count` is 1, the first of the two is the prompt's last token, which each row knows for itself. A KV head
+        reads the newest alone: the target has read the others.
+        """
         views, head = [], None
         if state.cache is not None:
             assert state.last is not None
@@ -157,8 +203,13 @@ class ViewDrafter:
             views = [(logits[:, -1:], cache)]
         if state.head is not None:
             head = self._read_head(params, recent[:, 1:], state.head, None)
-        logits, state = self._together(views, head, state)
-        return logits[:, :, 0], state
+        return self._together(views, head, state)
+
+    def _read_level(
+        self, params: Params, tokens: Int[Array, "B T"], depth: int, seen: Array, state: DraftState
+    ) -> tuple[Float[Array, "R B T V"], DraftState]:
+        """Read T nodes of one level; `seen` [B or 1, T, nodes read so far, with them] are those that each reads."""
+        return self.extend(params, tokens, state, TreeMask(jnp.full((1, tokens.shape[1]), depth), seen))
 
     def _read_head(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, mask: TreeMask | None
@@ -173,9 +224,9 @@ class ViewDrafter:
         return model.advance(own, fused, cache, mask)
 
     def _together(
-        self, views: list[tuple[Array, KVCache]], head: tuple[Array, KVCache] | None, state: ChainState
-    ) -> tuple[Float[Array, "R B T V"], ChainState]:
-        """The logits of draft and head, fitted to the target's vocabulary, and the state after their reading."""
+        self, views: list[tuple[Array, KVCache]], head: tuple[Array, KVCache] | None, state: DraftState
+    ) -> tuple[Float[Array, "R B T V"], DraftState]:
+        """Return the logits of draft and head, fitted to the target's vocabulary, and the state after their reading."""
         parts = []
         for logits, cache in views:
             logits = fit_vocabulary(logits, self.vocabulary)
@@ -190,14 +241,14 @@ class ViewDrafter:
         return jnp.tile(tokens, (len(self.views), *[1] * (tokens.ndim - 1)))
 
     def _distributions(
-        self, logits: Float[Array, "R B V"], weights: Float[Array, "B R"], options: Sampling
-    ) -> tuple[Float[Array, "B V"], Float[Array, "R B V"]]:
-        """The mixture of the views, and each view's own distribution."""
-        view_probs = tempered(logits, options.temperature)
-        return mix(view_probs, weights), view_probs
+        self, logits: Float[Array, "R B T V"], weights: Float[Array, "B R"], options: Sampling
+    ) -> tuple[Float[Array, "B T V"], Float[Array, "R B T V"]]:
+        """Return the mixture of the views at T places, and each view's own distributions."""
+        view_probs = by_place(lambda place: tempered(place, options.temperature))(logits)
+        return by_place(lambda place: mix(place, weights))(view_probs), view_probs
 
-    def within_context(self, state: ChainState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
-        """The weights that a block is drafted with: those given, but for views that `context` drops."""
+    def within_context(self, state: DraftState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
+        """Return the weights that a block is drafted with: those given, but for views that `context` drops."""
         if self.context != "drop_view" or state.cache is None:
             return weights
         length = state.cache.length.reshape(len(self.views), -1).T
@@ -210,43 +261,27 @@ class ViewDrafter:
         return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), shortest)
 
 
-def rewound(state: ChainState, before: ChainState) -> ChainState:
-    """The state with the lengths that it had before a block was drafted."""
-
-    def shorter(cache: KVCache | None, earlier: KVCache | None) -> KVCache | None:
-        return None if cache is None or earlier is None else cache.replace(length=earlier.length)
-
-    return state.replace(cache=shorter(state.cache, before.cache), head=shorter(state.head, before.head))
-
-
 @dataclass(frozen=True)
-class ChainDrafter(ViewDrafter):
+class ChainDrafter(Drafter):
     """Drafts a chain of `gamma` tokens."""
 
     @property
-    def nodes(self) -> int:
-        """Tokens drafted in a block."""
-        return self.gamma
-
-    @property
     def reads(self) -> int:
-        """Tokens that the draft reads in a block: the newest committed one and its own."""
         return self.gamma
 
-    def draft(
+    def _propose(
         self,
         params: Params,
-        state: ChainState,
-        recent: Int[Array, "B 2"],
-        count: Int[Array, " B"],
-        weights: Float[Array, "B R"],
+        state: DraftState,
+        logits: Array,
+        count: Array,
+        weights: Array,
         options: Sampling,
-    ) -> tuple[Draft, ChainState]:
-        """Proposes `gamma` tokens after `recent`, the two newest committed ones."""
-        initial, greedy = state, options.temperature == 0
+    ) -> tuple[Draft, DraftState]:
+        greedy = options.temperature == 0
 
         def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
-            mixed, view_probs = self._distributions(logits, weights, options)
+            mixed, view_probs = (probs[..., 0, :] for probs in self._distributions(logits, weights, options))
             best = argmax(mixed)
 
             def drawn() -> tuple[Array, Array]:
@@ -256,21 +291,150 @@ class ChainDrafter(ViewDrafter):
             # Where all rows are greedy none is drawn, and `match` does not ask from what.
             return *jax.lax.cond(jnp.all(greedy), lambda: (best, mixed), drawn), view_probs
 
-        def step(carry: tuple[Array, ChainState], place: Array) -> tuple[tuple[Array, ChainState], tuple[Array, ...]]:
+        def step(carry: tuple[Array, DraftState], place: Array) -> tuple[tuple[Array, DraftState], tuple[Array, ...]]:
             token, state = carry
             logits, state = self.extend(params, token[:, None], state)
-            proposal = propose(logits[:, :, 0], place)
+            proposal = propose(logits, place)
             return (proposal[0], state), proposal
 
-        logits, state = self._read_newest(params, state, recent, count)
         first = propose(logits, jnp.zeros((), jnp.int32))
         (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
         tokens, probs, view_probs = (
             jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest, strict=True)
         )
+        tokens, probs = jnp.moveaxis(tokens, 0, 1), jnp.moveaxis(probs, 0, 1)
+        return Draft(tokens, probs, jnp.moveaxis(view_probs, 0, 2)), state
+
+
+@dataclass(frozen=True)
+class TreeDrafter(Drafter):
+    """Drafts a tree of a static shape.
+
+    The children of a node are drawn from its mixture without replacement; at temperature 0 they are its likeliest.
+    """
+
+    @property
+    def shape(self) -> Tree:
+        assert self.tree is not None
+        return static_tree(self.tree, self.gamma)
+
+    @property
+    def reads(self) -> int:
+        return len(self.shape.inner)
+
+    def _propose(
+        self,
+        params: Params,
+        state: DraftState,
+        logits: Array,
+        count: Array,
+        weights: Array,
+        options: Sampling,
+    ) -> tuple[Draft, DraftState]:
+        shape = self.shape
+        inner, parents = shape.inner, np.asarray((-1, *shape.parents))
+        tokens, levels = [], []
+        children = np.zeros(1, int)
+        for depth in range(self.gamma):
+            # Tree `2` of gamma 2: 0 has the children 1, 2; 1 has 3, 4; 2 has 5, 6; `inner` is [0, 1, 2]. At depth 1
+            # `read` is [1, 2], `seen` [[1, 1, 0], [1, 0, 1]], `children` [3, 4, 5, 6], and `parent` [0, 0, 1, 1].
+            (read,) = np.nonzero(shape.depth[inner] == depth)
+            if depth:
+                seen = shape.seen[inner[read]][:, inner[: read[-1] + 1]]
+                fed = tokens[-1][:, np.searchsorted(children, inner[read])]
+                logits, state = self._read_level(params, fed, depth, jnp.asarray(seen)[None], state)
+            (children,) = np.nonzero(shape.depth == depth + 1)
+            mixed, view_probs = self._distributions(logits, weights, options)
+            most = int(shape.rank[children].max()) + 1
+            siblings, probs = self._siblings(mixed, read, most, count, options)
+            parent = np.searchsorted(inner[read], parents[children])
+            tokens.append(siblings[:, parent, shape.rank[children]])
+            levels.append((probs, view_probs))
         draft = Draft(
-            tokens=jnp.moveaxis(tokens, 0, 1),
-            probs=jnp.moveaxis(probs, 0, 1),
-            view_probs=jnp.moveaxis(view_probs, 0, 2),
+            tokens=jnp.concatenate(tokens, axis=1),
+            probs=jnp.concatenate([probs for probs, _ in levels], axis=1),
+            view_probs=jnp.concatenate([view_probs for _, view_probs in levels], axis=2),
+            tree=shape.token_tree(count.shape[0]),
         )
-        return draft, rewound(state, initial)
+        return draft, state
+
+    def _siblings(
+        self, mixed: Float[Array, "B T V"], read: np.ndarray, most: int, count: Int[Array, " B"], options: Sampling
+    ) -> tuple[Int[Array, "B T siblings"], Float[Array, "B T V"]]:
+        """Return `most` children of T nodes, and what they were drawn from. Where all rows are greedy they are the
+        likeliest, and `match` does not ask from what."""
+
+        def drawn(node: Array, mixed: Array) -> tuple[Array, Array]:
+            probs = filtered(mixed, options, argmax(mixed))
+            return draw_siblings(step_keys(options, count, node), probs, mixed, most), probs
+
+        return jax.lax.cond(
+            jnp.all(options.temperature == 0),
+            lambda: (jax.lax.top_k(mixed, most)[1], mixed),
+            lambda: jax.vmap(drawn, in_axes=(0, 1), out_axes=1)(jnp.asarray(read), mixed),
+        )
+
+
+@dataclass(frozen=True)
+class DynamicTreeDrafter(Drafter):
+    """Drafts a tree whose shape each row chooses by joint draft probability (EAGLE-2, Li et al. 2024).
+
+    On each level the `width` likeliest nodes get their `width` likeliest children; of all nodes the budget's
+    likeliest are proposed. A child is never likelier than its parent, so these form a tree. The tokens are choices,
+    not draws, at any temperature: keeping the likelier of *drawn* siblings would no longer be lossless, because
+    what stands in the tree would then not be distributed as the draft's.
+    """
+
+    @property
+    def reads(self) -> int:
+        assert self.tree is not None
+        return 1 + (self.gamma - 1) * self.tree.width
+
+    def _propose(
+        self,
+        params: Params,
+        state: DraftState,
+        logits: Array,
+        count: Array,
+        weights: Array,
+        options: Sampling,
+    ) -> tuple[Draft, DraftState]:
+        assert self.tree is not None
+        width, batch = self.tree.width, count.shape[0]
+        # The nodes of the level that was read last: their numbers, and the logarithms of their joint probabilities.
+        read, value = jnp.zeros((batch, 1), jnp.int32), jnp.zeros((batch, 1))
+        expanded, above = [read], []  # of each level that was read: its nodes, and their parents in reading order
+        levels, views = [], []  # of each level: tokens, parents and joint probabilities of its nodes
+        for depth in range(self.gamma):
+            if depth:
+                value, best = jax.lax.top_k(levels[-1][2], width)
+                read = 1 + sum(tokens.shape[1] for tokens, *_ in levels[:-1]) + best
+                expanded.append(read)
+                above.append(max(0, 1 + (depth - 2) * width) + best // width)
+                seen = ancestors(jnp.concatenate(above, axis=1), depth)[:, -width:]
+                fed = jnp.take_along_axis(levels[-1][0], best, axis=1)
+                logits, state = self._read_level(params, fed, depth, seen, state)
+            mixed, view_probs = self._distributions(logits, weights, options)
+            views.append(view_probs)
+            chance, choice = jax.lax.top_k(mixed, width)
+            # Where a mixture rounds to over 1, a child would come before its parent.
+            joint = value[..., None] + jnp.log(jnp.minimum(chance, 1.0))
+            levels.append((choice.reshape(batch, -1), jnp.repeat(read, width, axis=1), joint.reshape(batch, -1)))
+        tokens, parents, joint = (jnp.concatenate(parts, axis=1) for parts in zip(*levels, strict=True))
+        read = jnp.concatenate(expanded, axis=1)
+        tokens, tree = likeliest_nodes(self.tree, self.gamma, tokens, parents, joint, read)
+        return Draft(tokens, None, jnp.concatenate(views, axis=2), tree), state
+
+
+def make_drafter(
+    model: LanguageModel,
+    views: tuple[View, ...],
+    gamma: int,
+    vocabulary: int,
+    tree: TreeSpec | None = None,
+    context: ContextPolicy = "extrapolate",
+    head: KVHeadConfig | None = None,
+) -> Drafter:
+    """Return the drafter of this tree, or of a chain."""
+    kind = ChainDrafter if tree is None else DynamicTreeDrafter if tree.kind == "dynamic" else TreeDrafter
+    return kind(model, views, gamma, vocabulary, context, head, tree)

@@ -20,6 +20,7 @@ from jaxspec.data.prompts import bucket
 from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, gammas_up_to, init_gamma, measure_costs, update_prior
 from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.compile_cache import Held, timed
+from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.growth import grow, rooms
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
@@ -45,7 +46,6 @@ from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import STRIDE, DecodeState, Pause, PromptBatch, place, rewound, whereabouts
 from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import (
     VIEWS,
     Row,
@@ -120,7 +120,7 @@ class Engine:
         reader, size = LanguageModel(reader), target.text.vocab_size
         if tree is not None and tree.width > size:
             raise InputError(f"tree: {self.config.tree!r} branches {tree.width} times, and there are {size} tokens")
-        drafter = view_drafter(reader, self._views, self.config.gamma, size, tree, self.config.context, head)
+        drafter = make_drafter(reader, self._views, self.config.gamma, size, tree, self.config.context, head)
         weighting = parse_weighting(self.config.weighting)
         if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
             raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, keep_path
-from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.drafters import Drafter
 from jaxspec.decoding.state import (
     DecodeState,
     Pause,
@@ -21,7 +21,6 @@ from jaxspec.decoding.state import (
     step_keys,
 )
 from jaxspec.decoding.trace import extend_trace, init_trace
-from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, TreeDrafter
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
@@ -72,7 +71,7 @@ class Speculator:
     """
 
     target: LanguageModel
-    drafter: ChainDrafter | TreeDrafter | DynamicTreeDrafter
+    drafter: Drafter
     weighting: Weighting
     shares_tower: bool = False
     """The draft reads the target's image features, because the two towers are the same."""

@@ -19,9 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.cache import TreeMask
 from jaxspec.errors import InputError
+from jaxspec.typing import Array, Bool, Float, Int
+from jaxspec.verification import TokenTree
 
 BUDGET = 64
 """Drafted nodes at most, where the text names no other number."""
@@ -41,7 +46,7 @@ class TreeSpec:
         """Drafted nodes of a tree of this depth."""
         if self.kind == "dynamic":
             return min(self.budget, self.width + (depth - 1) * self.width**2)
-        return len(grow(self, depth).parents)
+        return len(static_tree(self, depth).parents)
 
 
 def parse_tree(text: str, depth: int) -> TreeSpec:
@@ -95,10 +100,18 @@ class Tree:
         children = np.bincount(self.parents, minlength=len(self.seen))
         return int((self.seen @ children).max())
 
+    def token_tree(self, batch: int) -> TokenTree:
+        """Return the tree as each row of a batch proposes it; the draft reads the inner nodes, in order."""
+        expanded = np.full(len(self.seen), -1)
+        expanded[self.inner] = np.arange(len(self.inner))
+        parents, expanded = (jnp.tile(jnp.asarray(x, jnp.int32), (batch, 1)) for x in (self.parents, expanded))
+        mask = TreeMask(jnp.asarray(self.depth)[None], jnp.asarray(self.seen)[None])
+        return TokenTree(parents, expanded, mask, tries=self.tries, depth=int(self.depth.max()))
+
 
 @lru_cache
-def grow(spec: TreeSpec, depth: int) -> Tree:
-    """The tree of a static kind."""
+def static_tree(spec: TreeSpec, depth: int) -> Tree:
+    """Return the tree of a static kind."""
     assert spec.kind != "dynamic"
     return branching(spec.width, depth, spec.budget) if spec.kind == "branching" else chains(spec.width, depth)
 
@@ -131,3 +144,45 @@ def _tree(paths: list[tuple[int, ...]]) -> Tree:
     paths = sorted([(), *paths], key=lambda ranks: (len(ranks), ranks))
     number = {ranks: node for node, ranks in enumerate(paths)}
     return Tree(tuple(number[ranks[:-1]] for ranks in paths[1:]))
+
+
+def ancestors(parents: Int[Array, "B nodes"], depth: int) -> Bool[Array, "B nodes+1 nodes+1"]:
+    """Return the ancestors and self of every node of trees of at most this depth.
+
+    `parents` are those of the nodes from 1 on: [0, 0, 1] is a root with the children 1 and 2, and 3 below 1, which
+    gives the rows 1000, 1100, 1010, 1101.
+    """
+    parents = jnp.pad(parents, ((0, 0), (1, 0)))
+    order = jnp.arange(parents.shape[1])
+    here = jnp.broadcast_to(order, parents.shape)
+    seen = here[..., None] == order
+    for _ in range(depth):
+        here = jnp.take_along_axis(parents, here, axis=1)
+        seen |= here[..., None] == order
+    return seen
+
+
+def likeliest_nodes(
+    spec: TreeSpec,
+    depth: int,
+    tokens: Int[Array, "B pool"],
+    parents: Int[Array, "B pool"],
+    joint: Float[Array, "B pool"],
+    read: Int[Array, "B expanded"],
+) -> tuple[Int[Array, "B nodes"], TokenTree]:
+    """Return the likeliest of the nodes 1, 2, ... of a pool, as a tree; of equal ones the first, so parents come along.
+
+    If 2 of the nodes 1, 2, 3 with parents 0, 0, 2 stay, and these are 2 and 3, they become 1 and 2, with parents 0, 1.
+    `read` are the nodes that the draft has read, in order.
+    """
+    batch, size = tokens.shape
+    rows, count = jnp.arange(batch)[:, None], spec.nodes(depth)
+    kept = jnp.sort(jax.lax.top_k(joint, count)[1], axis=1) + 1
+    number = jnp.zeros((batch, size + 1), jnp.int32).at[rows, kept].set(jnp.arange(1, count + 1))
+    place = jnp.full((batch, size + 1), -1).at[rows, read].set(jnp.arange(read.shape[1]))
+    tokens, parents = (jnp.take_along_axis(values, kept - 1, axis=1) for values in (tokens, parents))
+    parents = jnp.take_along_axis(number, parents, axis=1)
+    expanded = jnp.take_along_axis(place, jnp.pad(kept, ((0, 0), (1, 0))), axis=1)
+    seen = ancestors(parents, depth)
+    mask = TreeMask(seen.sum(-1) - 1, seen)
+    return tokens, TokenTree(parents, expanded, mask, tries=min(depth * spec.width, count), depth=depth)

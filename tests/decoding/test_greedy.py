@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.drafters import ChainState
+from jaxspec.decoding.drafters import DraftState
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling
@@ -257,7 +257,7 @@ def test_a_view_is_dropped_exactly_when_a_block_would_pass_its_context() -> None
     last = tiny.CONTEXT - 4
     m, t = [last, last + 1, last + 1, last + 9], [last - 2, last - 2, last, last + 7]
     zeros = jnp.zeros(2 * B, jnp.int32)
-    state = ChainState(KVCache((), (), jnp.asarray([*m, *t]), zeros), zeros)
+    state = DraftState(KVCache((), (), jnp.asarray([*m, *t]), zeros), zeros)
     weights = drafter.within_context(state, jnp.broadcast_to(jnp.asarray([0.25, 0.75]), (B, 2)))
     np.testing.assert_array_equal(weights, [[0.25, 0.75], [0, 1], [0, 1], [0, 1]])
     swapped = replace(drafter, views=drafter.views[::-1])

@@ -12,7 +12,7 @@ import pytest
 
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.drafters import ChainDrafter, ChainState
+from jaxspec.decoding.drafters import ChainDrafter, DraftState
 from jaxspec.models import LanguageModel
 from jaxspec.models.decoder import Layer
 from jaxspec.models.inputs import PromptRows, in_order
@@ -80,7 +80,7 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         drafter = ChainDrafter(LanguageModel(config.text_config), (), J, TEXT.vocab_size, head=config)
         shared = {"target": PARAMS, "head": params}
         read_so_far = target.replace(length=jnp.full(3, start))
-        state = ChainState(None, None, pack(config, params, read_so_far, prompt, start + NEW + J))
+        state = DraftState(None, None, pack(config, params, read_so_far, prompt, start + NEW + J))
         decoded = []
         for begin, emitted in zip(starts, blocks, strict=True):
             steps, block = [], state

@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.cache import TreeMask, init_cache, keep_path
-from jaxspec.decoding.tree import Tree, branching, chains, parse_tree
-from jaxspec.decoding.tree_drafters import DynamicTreeDrafter, ancestors
-from jaxspec.decoding.views import VIEWS
+from jaxspec.decoding.tree import Tree, ancestors, branching, chains, likeliest_nodes, parse_tree
 from jaxspec.errors import InputError
 from tests import tiny
 
@@ -161,6 +159,4 @@ def test_a_dynamic_tree_keeps_the_likeliest_nodes(seed: int) -> None:
 
 @jax.jit
 def likeliest_of(tokens: jax.Array, parents: jax.Array, joint: jax.Array, read: jax.Array) -> tuple:
-    model = tiny.lvlm(8, 1, seed=0)[0]
-    drafter = DynamicTreeDrafter(model, (VIEWS["T"],), 7, tiny.VOCABULARY, tree=parse_tree("dynamic:3:7", 7))
-    return drafter._likeliest(tokens, parents, joint, read)
+    return likeliest_nodes(parse_tree("dynamic:3:7", 7), 7, tokens, parents, joint, read)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.tree import grow, parse_tree
+from jaxspec.decoding.tree import parse_tree, static_tree
 from jaxspec.models.inputs import PromptRows, in_order
 from tests import tiny
 from tests.decoding.test_greedy import (
@@ -65,7 +65,7 @@ def likeliest(b: int, written: Path, count: int) -> list[tuple[int, float]]:
 
 
 def static_nodes(tree: str, b: int, written: Path) -> set[Path]:
-    shape = grow(parse_tree(tree, GAMMA), GAMMA)
+    shape = static_tree(parse_tree(tree, GAMMA), GAMMA)
     paths: list[Path] = [()]
     for parent, rank in zip(shape.parents, shape.rank[1:], strict=True):
         before = paths[parent]

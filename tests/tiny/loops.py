@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.tree_drafters import view_drafter
 from jaxspec.decoding.views import parse_views, prompt_views
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.models import LanguageModel
@@ -112,7 +112,7 @@ def speculator(
 ) -> Speculator:
     spec = None if tree is None else parse_tree(tree, gamma)
     shown = prompt_views(parse_views(views))
-    drafter = view_drafter(draft, shown, gamma, target.text.vocab_size, spec, **kw)
+    drafter = make_drafter(draft, shown, gamma, target.text.vocab_size, spec, **kw)
     return Speculator(target, drafter, parse_weighting(weighting))
 
 
