@@ -1,24 +1,32 @@
-"""Captioners that run a model: any LVLM of this library, in JAX; or BLIP, BLIP-2 and Florence-2 by transformers."""
+"""Captioners for view C: any LVLM of this library, in JAX; BLIP, BLIP-2 and Florence-2 by transformers; or a file.
+
+A caption belongs to an image, not to a prompt, so one that was made is never made again: it is kept under the hash of
+the image's pixels and of the captioner's identity.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from PIL.Image import Image
 
 from jaxspec.checkpoints import directories
-from jaxspec.decoding.captions import CachedCaptions, Caption, Captioner, CaptionFile
+from jaxspec.data.images import image_hash, load_image
+from jaxspec.data.rows import Row, local_rows
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.views import Caption, Captioner
 from jaxspec.errors import InputError, reading
+from jaxspec.files import write_text
 from jaxspec.runtime import cache_directory
 
 QUESTION = "Write a caption for this image."
@@ -31,7 +39,7 @@ BATCH = 16
 
 
 def check_captioner(text: str) -> tuple[str, str, str]:
-    """(kind, name, how to ask it) of what `load_captioner` takes. Raises InputError for anything else."""
+    """Return the kind, the name and the question of what `load_captioner` takes; InputError for anything else."""
     kind, _, rest = text.partition(":")
     where, _, how = rest.partition(":")
     if not where or kind not in ("jax", "file", *MODEL_TYPES):
@@ -40,14 +48,14 @@ def check_captioner(text: str) -> tuple[str, str, str]:
 
 
 def runs_torch(text: str) -> bool:
-    """Whether the captioner of this name, if it is one, is run by torch."""
+    """Return whether the captioner of this name, if it is one, is run by torch."""
     return text.partition(":")[0] in MODEL_TYPES
 
 
 def load_captioner(
     text: str, dtype: jnp.dtype | None = None, beside: LoadedModel | None = None, directory: Path | None = None
 ) -> Captioner:
-    """The captioner that `text` names, its captions kept in `directory` (by default in jaxspec's cache).
+    """Return the captioner that `text` names, its captions kept in `directory` (by default in jaxspec's cache).
 
     Args:
       text: one of `FORMS`. `blip:` reads BLIP and BLIP-2.
@@ -62,6 +70,85 @@ def load_captioner(
     else:
         model = TransformersCaptioner(kind, where, _task(how) if kind == "florence2" else None)
     return CachedCaptions(model, directory or cache_directory() / "captions")
+
+
+class ModelCaptioner(Captioner, Protocol):
+    """A captioner whose captions are worth keeping."""
+
+    @property
+    def identity(self) -> str:
+        """Differs wherever captions may differ: names the weights, the prompt and the way of decoding."""
+        ...
+
+
+@dataclass(frozen=True)
+class CachedCaptions:
+    """A captioner whose captions are kept on disk, one small JSON file an image.
+
+    The time kept with a caption is that of making it: a caption found again reports the same `ms`.
+    """
+
+    captioner: ModelCaptioner
+    directory: Path
+
+    def caption(self, images: Sequence[Image]) -> list[Caption]:
+        """Captions from the disk, and of each image that has none there, once, from the captioner."""
+        files = [self._file(image) for image in images]
+        known = {file: _read(file) for file in set(files)}
+        missing = {file: image for file, image in zip(files, images, strict=True) if known[file] is None}
+        made = self.captioner.caption(list(missing.values())) if missing else []
+        for file, caption in zip(missing, made, strict=True):
+            write_text(file, json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n")
+            known[file] = caption
+        return [caption for file in files if (caption := known[file]) is not None]
+
+    def _file(self, image: Image) -> Path:
+        key = hashlib.sha256(f"{self.captioner.identity}\n{image_hash(image)}".encode()).hexdigest()
+        return self.directory / key[:2] / f"{key}.json"
+
+
+def _read(file: Path) -> Caption | None:
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return Caption(str(kept["caption"]), float(kept["ms"]))
+    except (OSError, ValueError, KeyError, TypeError):  # absent, or not one of ours: made (again)
+        return None
+
+
+@dataclass(frozen=True)
+class CaptionFile:
+    """Captions written beforehand, by whatever program: one JSON object a line.
+
+    `{"image": "pages/a.png", "caption": "..."}` names an image file, relative to the JSONL;
+    `{"sha256": "...", "caption": "..."}` gives its `jaxspec.data.images.image_hash` instead.
+    """
+
+    path: Path
+
+    @cached_property
+    def captions(self) -> dict[str, str]:
+        """Captions by image hash. Raises InputError at the first line that is not as above."""
+        return dict(map(self._entry, local_rows(self.path)))
+
+    def _entry(self, row: Row) -> tuple[str, str]:
+        text, key, name = (row.values.get(column) for column in ("caption", "sha256", "image"))
+        if not isinstance(text, str) or not isinstance(key or name, str):
+            raise InputError(
+                f"captions {row.place}: {row.values!r:.60} is wrong; "
+                "give an object with 'caption' and 'image' or 'sha256'"
+            )
+        return key or image_hash(load_image((row.folder or Path()) / str(name))), text
+
+    def caption(self, images: Sequence[Image]) -> list[Caption]:
+        """The captions on file. Raises InputError for an image that has none."""
+        keys = [image_hash(image) for image in images]
+        for key, image in zip(keys, images, strict=True):
+            if key not in self.captions:
+                size = f"{image.width}x{image.height}"
+                raise InputError(
+                    f"captions {self.path}: none for the {size} image with sha256 {key}; add a line for it"
+                )
+        return [Caption(self.captions[key]) for key in keys]
 
 
 @dataclass

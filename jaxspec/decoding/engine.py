@@ -18,7 +18,6 @@ import numpy as np
 from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, gammas_up_to, init_gamma, measure_costs, update_prior
-from jaxspec.decoding.captions import Caption, Captioner
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import EngineConfig
@@ -48,6 +47,8 @@ from jaxspec.decoding.trace import trace_record
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.views import (
     VIEWS,
+    Caption,
+    Captioner,
     Row,
     needs_captioner,
     parse_views,

@@ -23,14 +23,47 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from PIL.Image import Image
 
 from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, pad_rows
-from jaxspec.decoding.captions import caption_ids
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT, Pool, PromptRows, Slots
+
+CAPTION_PREFIX = "image: "
+"""What TABED's view C writes in front of a caption."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What is said of one image."""
+
+    text: str
+    ms: float = 0.0
+    """Its share of the captioner's time for the batch that it was made in, compilation not counted."""
+
+
+class Captioner(Protocol):
+    """Says one sentence or more about each image."""
+
+    def caption(self, images: Sequence[Image]) -> list[Caption]:
+        """One caption an image (RGB), in order."""
+        ...
+
+
+def caption_ids(tokenizer: Any, caption: str) -> list[int]:
+    """Return the ids that stand for an image in view C: those of "image: ", then the caption's, both without BOS.
+
+    For Llama's tokeniser the first three are TABED's literal [1967, 29901, 29871]. Words such as `<image>` or
+    `</s>` in a caption are spelt out: they are nobody's placeholder and end nothing.
+    """
+    return [
+        token
+        for text in (CAPTION_PREFIX, caption)
+        for token in tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -130,7 +163,7 @@ def parse_view(name: str) -> View:
     return VIEWS[name]
 
 
-def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
+def needs_captioner(views: Sequence[View], captioner: Captioner | None) -> bool:
     """Whether a view shows captions. Raises InputError if so and there is no captioner."""
     wanted = any(view.reads_captions for view in views)
     if wanted and captioner is None:

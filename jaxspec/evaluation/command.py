@@ -17,10 +17,10 @@ from jaxspec.command import script_name
 from jaxspec.data.rows import local_rows
 from jaxspec.data.sets import MMSPEC
 from jaxspec.decoding.captioners import check_captioner, load_captioner
-from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import PREFIX, RecordedTarget
+from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.config import EvalConfig, Row, data_places, with_own_sets

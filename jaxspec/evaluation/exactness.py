@@ -14,10 +14,9 @@ from tqdm import tqdm
 from jaxspec.config import LvlmConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt
-from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
-from jaxspec.decoding.views import rewrite, stack_rows, which_image
+from jaxspec.decoding.views import Captioner, rewrite, stack_rows, which_image
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.evaluation.block_efficiency import Question, each_turn, first_question
 from jaxspec.evaluation.config import EvalConfig, Row

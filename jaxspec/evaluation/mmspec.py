@@ -9,10 +9,10 @@ from tqdm import tqdm
 from jaxspec.data.mmspec import Turn
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import MMSPEC
-from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request, Result
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.views import Captioner
 from jaxspec.evaluation.block_efficiency import Question, first_question, next_question
 from jaxspec.evaluation.config import EvalConfig
 

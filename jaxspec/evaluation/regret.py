@@ -17,12 +17,12 @@ import numpy as np
 from flax import struct
 from tqdm import tqdm
 
-from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.mixtures import mixture_costs, simplex_grid
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
+from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import each_turn

@@ -15,9 +15,9 @@ from PIL import Image
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.images import image_hash
 from jaxspec.data.prompts import PLACEHOLDER
-from jaxspec.decoding.captioners import load_captioner
-from jaxspec.decoding.captions import CachedCaptions, Caption, CaptionFile, caption_ids
+from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.views import Caption, caption_ids
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command import load_models
 from jaxspec.evaluation.config import EvalConfig, Row

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from jaxspec.data.picturebook import TWINS, test_set
 from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.captions import Captioner
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import PRESETS, RULES
 from jaxspec.sharding import make_mesh, shardings
 
