@@ -47,11 +47,11 @@ LayerCache = tuple[Array, ...]
 
 
 class TreeMask(struct.PyTreeNode):
-    """How T new tokens stand in a token tree that fills the A newest slots, of which theirs are the last."""
+    """How T new tokens stand in a token tree that fills the newest slots, of which theirs are the last."""
 
     depth: Int[Array, "#B T"]
     """Steps below the tree's root."""
-    seen: Bool[Array, "#B T A"]
+    seen: Bool[Array, "#B T tree"]
     """Which nodes each may read: its ancestors and itself."""
 
 

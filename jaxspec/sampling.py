@@ -27,7 +27,7 @@ class Sampling(struct.PyTreeNode):
     top_p: Float[Array, " B"]
     """1 keeps all tokens."""
     max_new_tokens: Int[Array, " B"]
-    eos: Int[Array, " E"]
+    eos: Int[Array, " ids"]
     """Ids that end a row; pad with -1."""
     key_data: UInt[Array, "B 2"]
     """Data of one PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
@@ -138,7 +138,7 @@ def draw_siblings(
     return jax.lax.top_k(scores, count)[1]
 
 
-def fit_vocabulary(logits: Float[Array, "... V"], size: int) -> Float[Array, "... U"]:
+def fit_vocabulary(logits: Float[Array, "... V"], size: int) -> Float[Array, "... fitted"]:
     """A draft's logits over a target's vocabulary of `size`: padding never drawn, surplus ids cut."""
     have = logits.shape[-1]
     if have >= size:

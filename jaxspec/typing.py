@@ -1,16 +1,20 @@
-"""The legend of dimension letters, obeyed in einsums, jaxtyping strings, suffixes and docs.
+"""The legend of dimension letters, obeyed in jaxtyping strings, einsums and docs.
 
 | letter | dimension                 | letter | dimension                      |
 |--------|---------------------------|--------|--------------------------------|
-| B      | batch rows                | F      | mlp width                      |
-| T      | new tokens in this call   | V      | vocabulary                     |
-| S      | cache slots               | P      | image tokens of one image      |
-| L      | prompt length             | I      | images per row                 |
-| N      | query heads               | R      | draft views                    |
-| K      | kv heads                  | J      | draft length (γ in the papers) |
-| G      | N / K                     | A      | anchors                        |
-| H      | head dim                  | M      | collaborating models           |
-| D      | width                     | C      | slots for new tokens           |
+| B      | batch rows                | U      | image units per row            |
+| T      | new tokens in this call   | P      | patches of one image unit      |
+| S      | cache slots               | E      | width of the vision tower      |
+| L      | prompt length             | Q      | queries of one block           |
+| N      | query heads               | I      | images per row                 |
+| K      | kv heads                  | Y      | pixel rows                     |
+| G      | N / K                     | X      | pixel columns                  |
+| H      | head dim                  | R      | draft views                    |
+| D      | width                     | J      | draft length (γ in the papers) |
+| V      | vocabulary                | A      | anchors                        |
+| C      | slots for new tokens      | M      | collaborating models           |
+
+What is of one place alone is a word that says it: `nodes`, `points`. Small letters of an einsum are local to it.
 """
 
 from __future__ import annotations

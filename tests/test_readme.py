@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -86,14 +88,48 @@ def test_modules_that_are_named_exist(page: Path):
     assert [place for place in places if not (place.with_suffix(".py").is_file() or place.is_dir())] == []
 
 
+def legend(text: str) -> dict[str, str]:
+    """Letters and what they mean, of a table of both."""
+    pairs = re.findall(r"\| *([A-Z]) *\| *([^|]*?) *(?=\|)", text)
+    assert len(dict(pairs)) == len({meaning for _, meaning in pairs}) == len(pairs) > 0
+    return dict(pairs)
+
+
+LETTERS = legend(typing.__doc__ or "")
+
+
 def test_the_letters_are_those_of_the_code():
-    rows = [re.findall(r"\| *(\S) *\| *([^|]*?) *(?=\|)", line) for line in (typing.__doc__ or "").splitlines()]
-    legend = {letter: meaning for row in rows for letter, meaning in row}
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    part = page.partition("## The letters")[2].partition("\n## ")[0]
-    told = dict(re.findall(r"\| *([A-Z]) *\| *([^|]*?) *(?=\|)", part))
-    assert legend
-    assert told == {letter: meaning for letter, meaning in legend.items() if letter.isupper()}
+    assert legend(page.partition("## The letters")[2].partition("\n## ")[0]) == LETTERS
+
+
+def dimensions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dimension) of all annotations and einsums; of einsums only the large letters, the others are local."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(
+                value=ast.Name("Float" | "Int" | "Bool" | "UInt"), slice=ast.Tuple([_, ast.Constant(str(shape))])
+            ):
+                yield from ((node.lineno, name) for name in re.findall(r"[A-Za-z_]+", shape))
+            case ast.Call(func=ast.Attribute(attr="einsum"), args=[ast.Constant(str(pattern)), *_]):
+                yield from ((node.lineno, name) for name in re.findall("[A-Z]", pattern))
+
+
+def test_every_letter_has_a_meaning():
+    """Words say what they mean; what is shorter is a letter of the legend, and the legend has no others."""
+    met, unknown = set(), []
+    for path in sorted((ROOT / "jaxspec").rglob("*.py")):
+        for line, name in dimensions(ast.parse(path.read_text(encoding="utf-8"))):
+            met.add(name)
+            if len(name) < 3 and name not in LETTERS:
+                unknown.append(f"{path.relative_to(ROOT)}:{line}: {name}")
+    assert unknown == [], "use a letter of jaxspec/typing.py, or a word"
+    assert LETTERS.keys() <= met
+
+
+def test_the_check_sees_letters():
+    source = 'def f(x: Float[Array, "#B T q nodes+1"] | None): return jnp.einsum("BZ,aB->Za", x, x)'
+    assert [name for _, name in dimensions(ast.parse(source))] == ["B", "Z", "B", "Z", "B", "T", "q", "nodes"]
 
 
 @pytest.mark.parametrize(

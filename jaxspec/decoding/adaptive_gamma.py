@@ -36,7 +36,7 @@ TURNS, PATIENCE = 10, 2000.0
 class AdaptiveGamma(struct.PyTreeNode):
     """What the choice rests on. Costs are the batch's; acceptance is each row's own, from a common start."""
 
-    costs: Float[Array, " K"]
+    costs: Float[Array, " gammas"]
     """Time of a block of each length, in any unit; the first is a plain step's."""
     start: Float[Array, ""]
     """The share of tried tokens that earlier answers accepted."""

@@ -57,7 +57,7 @@ class Pending(struct.PyTreeNode):
     turn: Int[Array, " B"]
     """The model whose turn it is."""
     count: Int[Array, " B"]
-    logits: tuple[Float[Array, "B W V"], ...]
+    logits: tuple[Float[Array, "B window V"], ...]
     """Each model's logits for the token at index i, in slot i mod W, where that model has read so far."""
 
 

@@ -39,13 +39,13 @@ def simplex_grid(views: int, steps: int) -> Float[np.ndarray, "points R"]:
 
 
 def costs(
-    measures: Measures, p: Float[Array, "B J V"], q: Float[Array, "*n B J V"]
-) -> Float[Array, "*n B J measures"]:
+    measures: Measures, p: Float[Array, "B J V"], q: Float[Array, "*points B J V"]
+) -> Float[Array, "*points B J measures"]:
     """Return what the distributions `q` cost at each place, by each measure."""
     best = argmax(p)
     log_p = jnp.log(jnp.maximum(p, TINY))
 
-    def cost(measure: Measure) -> Float[Array, "*n B J"]:
+    def cost(measure: Measure) -> Float[Array, "*points B J"]:
         if measure == "kl":
             return jnp.maximum(total(p * (log_p - jnp.log(jnp.maximum(q, TINY)))), 0.0)
         if measure == "tvd":

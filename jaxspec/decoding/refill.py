@@ -24,7 +24,7 @@ def refill_rows(batch_size: int) -> int:
 
 @partial(jax.jit, donate_argnames=("state",))
 def take_in(
-    state: DecodeState, options: Sampling, fresh: DecodeState, its_options: Sampling, rows: Int[Array, " N"]
+    state: DecodeState, options: Sampling, fresh: DecodeState, its_options: Sampling, rows: Int[Array, " fresh"]
 ) -> tuple[DecodeState, Sampling]:
     """The state and options with row i of the fresh ones, N after prefill, in row `rows[i]`; B and more: nowhere."""
     batch = len(state.count)

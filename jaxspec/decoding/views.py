@@ -108,9 +108,9 @@ class Row:
     tokens: np.ndarray
     """int32 [L]."""
     sources: np.ndarray | None = None
-    """int32 [L, K]."""
+    """int32 [L, blended]."""
     blend: np.ndarray | None = None
-    """float32 [L, K]."""
+    """float32 [L, blended]."""
     rotary: np.ndarray | None = None
     """int32 [3, L]."""
 
@@ -192,7 +192,7 @@ def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots |
 
 
 def _sources(pieces: Sequence[Slots | np.ndarray], width: int) -> np.ndarray:
-    """[L, K]: the images' feature rows lie one behind the other."""
+    """[L, blended]: the images' feature rows lie one behind the other."""
     out, first = [], 0
     for piece in pieces:
         if isinstance(piece, Slots):
@@ -204,7 +204,7 @@ def _sources(pieces: Sequence[Slots | np.ndarray], width: int) -> np.ndarray:
 
 
 def _blend(pieces: Sequence[Slots | np.ndarray], width: int) -> np.ndarray:
-    """[L, K]: one source where a piece says nothing else."""
+    """[L, blended]: one source where a piece says nothing else."""
     out = []
     for piece in pieces:
         blend = piece.blend if isinstance(piece, Slots) else None
@@ -261,7 +261,7 @@ def _stack(rows: list[Row], width: int, turning: bool) -> PromptRows:
 
 
 def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray | None:
-    """[B, L, K] of rows [l, K], absent ones all `fill`; None where all are absent."""
+    """[B, L, blended] of rows [l, blended], absent ones all `fill`; None where all are absent."""
     like = next((row for row in rows if row is not None), None)
     if like is None:
         return None

@@ -210,7 +210,7 @@ class LanguageModel:
         return family_of(self.config.model_type).images is not None
 
     def blended(self, pool: Pool | None) -> int:
-        """K: feature rows that a prompt slot of an image blends; 0 for a text model."""
+        """Return how many feature rows a prompt slot of an image blends; 0 for a text model."""
         images = family_of(self.config.model_type).images
         return images.blended(pool) if images else 0
 

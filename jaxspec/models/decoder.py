@@ -157,7 +157,7 @@ class CausalLM(nn.Module):
         cache: KVCache | None = None,
         live: int | None = None,
         rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
-        seen: Bool[Array, "#B T A"] | None = None,
+        seen: Bool[Array, "#B T tree"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Final-normed hidden states of T tokens a row, and the cache with their keys and values written.
 

@@ -34,9 +34,9 @@ class PromptRows(struct.PyTreeNode):
 
     tokens: Int[Array, "B L"]
     length: Int[Array, " B"]
-    sources: Int[Array, "B L K"] | None = None
+    sources: Int[Array, "B L blended"] | None = None
     """Feature rows that a slot shows; TEXT where it shows its token. None where no slot shows an image."""
-    blend: Float[Array, "B L K"] | None = None
+    blend: Float[Array, "B L blended"] | None = None
     """Their weights; None for a single source."""
     rotary: Int[Array, "B 3 L"] | None = None
     """Rotary positions (time, height, width) where they are not the slots (M-RoPE)."""
@@ -114,7 +114,7 @@ class ImageInputs(Protocol):
 
     @staticmethod
     def blended(pool: Pool | None) -> int:
-        """K: feature rows that a slot blends, pooled or not."""
+        """Return how many feature rows a slot blends, pooled or not."""
         ...
 
     def units(self, size: Size, images: int = 1) -> int:
@@ -176,9 +176,9 @@ def in_order(shown: Array) -> Int[Array, "B L 1"]:
 
 def merge(
     embeds: Float[Array, "B L D"],
-    table: Float[Array, "B X D"],
-    sources: Int[Array, "B L K"],
-    blend: Float[Array, "B L K"] | None,
+    table: Float[Array, "B features D"],
+    sources: Int[Array, "B L blended"],
+    blend: Float[Array, "B L blended"] | None,
 ) -> Float[Array, "B L D"]:
     """Prompt embeddings in which the slots of images show them. NEWLINE is the table's last row."""
     at = jnp.clip(jnp.where(sources == NEWLINE, table.shape[1] - 1, sources), 0, table.shape[1] - 1)

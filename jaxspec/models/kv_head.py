@@ -44,20 +44,20 @@ NEVER = np.iinfo(np.int32).max
 class HeadRows(struct.PyTreeNode):
     """Slots of the target's rows that a KV head reads of their prompts; -1 where a row has fewer."""
 
-    text: Int[Any, "B E"]
+    text: Int[Any, "B text"]
     """Slots of text, in order."""
-    images: Int[Any, "B I n"]
+    images: Int[Any, "B I tokens"]
     """Slots of each image, in order."""
 
 
 class Context(struct.PyTreeNode):
-    """What a head reads of the target: I images' slots, then those of text."""
+    """What a head reads of the target: S slots, those of I images, then those of text."""
 
-    k: Float[Array, "B C K H"]
-    v: Float[Array, "B C K H"]
-    since: Int[Array, "B C"]
+    k: Float[Array, "B S K H"]
+    v: Float[Array, "B S K H"]
+    since: Int[Array, "B S"]
     """Index in the target's row of the last token that a slot was made of: later tokens may read it. NEVER: absent."""
-    bias: Float[Array, "B C"] | None
+    bias: Float[Array, "B S"] | None
     """Added to the scores of a slot."""
 
 
@@ -68,8 +68,8 @@ class KVProjector(nn.Module):
 
     @nn.compact
     def __call__(
-        self, k: Float[Array, "B I n K H"], v: Float[Array, "B I n K H"], there: Bool[Array, "B I n"]
-    ) -> tuple[Float[Array, "B I k K H"], Float[Array, "B I k K H"]]:
+        self, k: Float[Array, "B I tokens K H"], v: Float[Array, "B I tokens K H"], there: Bool[Array, "B I tokens"]
+    ) -> tuple[Float[Array, "B I slots K H"], Float[Array, "B I slots K H"]]:
         c = self.config
         if c.pooling == "attention":
             shape = (c.image_slots, *k.shape[-2:])
@@ -112,7 +112,7 @@ class AnchoredAttention(Attention):
         k: Float[Array, "B A*J K H"],
         v: Float[Array, "B A*J K H"],
         positions: Array,
-        seen: Bool[Array, "B A C"] | None,
+        seen: Bool[Array, "B A S"] | None,
         cache: Any,
         live: int | None,
     ) -> tuple[Float[Array, "B A*J N H"], None]:
@@ -123,14 +123,14 @@ class AnchoredAttention(Attention):
         q = q.reshape(batch, anchors, -1, kv_heads, heads // kv_heads, width)
         k, v = (x.reshape(batch, anchors, -1, kv_heads, width) for x in (k, v))
         exact = wide(q.dtype)
-        before = jnp.einsum("BAJKGH,BCKH->BAKGJC", q, context.k, preferred_element_type=exact) * width**-0.5
+        before = jnp.einsum("BAJKGH,BSKH->BAKGJS", q, context.k, preferred_element_type=exact) * width**-0.5
         if context.bias is not None:
             before += context.bias[:, None, None, None, None]
         before = jnp.where(seen[:, :, None, None, None], before, -jnp.inf)
         inside = jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
         inside = jnp.where(jnp.tril(jnp.ones(inside.shape[-2:], bool)), inside, -jnp.inf)
         probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
-        out = jnp.einsum("BAKGJC,BCKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
+        out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
         out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., seen.shape[-1] :], v)
         return out.reshape(batch, -1, heads, width), None
 
@@ -232,7 +232,7 @@ def states_before(
     return jnp.take_along_axis(hidden, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
 
 
-def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B E"]) -> Float[Array, "B E K H"]:
+def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Array, "B text K H"]:
     """The slots `at`; zeros for -1, so that what is masked is finite."""
     rows = jnp.take_along_axis(leaf, jnp.maximum(at, 0)[:, None, :, None], axis=2).swapaxes(1, 2)
     return jnp.where((at < 0)[..., None, None], 0, rows)
@@ -349,7 +349,7 @@ def head_rows(config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, ima
 
     Args:
       shown: for each slot of each row, which image it shows, counted from 0; -1 for text.
-      width: E, room for text slots.
+      width: room for text slots.
       images: I, room for images.
     """
     rows = no_rows(config, len(shown), width, images)

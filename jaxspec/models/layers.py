@@ -117,7 +117,7 @@ class Dense(nn.Module):
     """Whether sums are left in `wide` precision, as logits are, and not rounded to the operands' dtype."""
 
     @nn.compact
-    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... E"]:
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... out"]:
         out = wide(x.dtype) if self.widens else None
         if self.has_variable("params", "panels"):
             y = times_panels(x, self.get_variable("params", "panels"), out)
@@ -174,7 +174,7 @@ def _yarn_kept(config: RotaryConfig) -> np.ndarray:
 
 def rotate(
     x: Float[Array, "B T N H"],
-    positions: Int[Array, "B T"] | Int[Array, "B A T"],
+    positions: Int[Array, "B T"] | Int[Array, "B 3 T"],
     inverse: np.ndarray,
     scale: float = 1.0,
     sections: tuple[int, ...] = (),
@@ -199,7 +199,7 @@ def attend(
     k: Float[Array, "B K S H"],
     v: Float[Array, "B K S H"],
     positions: Int[Array, "B T"],
-    seen: Bool[Array, "#B T A"] | None = None,
+    seen: Bool[Array, "#B T tree"] | None = None,
     bias: Float[Array, "B S"] | None = None,
 ) -> Float[Array, "B T N H"]:
     """Grouped attention in which the query at position p reads the slots 0..p.
@@ -243,7 +243,7 @@ def _attend_block(
 
 
 def _visible(
-    slots: Int[Array, " S"], positions: Int[Array, "B T"], seen: Bool[Array, "#B T A"]
+    slots: Int[Array, " S"], positions: Int[Array, "B T"], seen: Bool[Array, "#B T tree"]
 ) -> Bool[Array, "B T S"]:
     """Which slots each node of a tree reads; the tree ends with the last of `positions`."""
     size = seen.shape[-1]

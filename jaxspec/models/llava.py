@@ -45,22 +45,22 @@ class Llava(nn.Module):
             features = features[:, 1:]
         return features.reshape(batch, units, *features.shape[1:])
 
-    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B X D"]:
+    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
         """The table of feature rows that prompt slots may show, each unit's pooled for view P."""
         averages = None if pool is None else pool.matrix(features.shape[2]).astype(features.dtype)
         if pool is not None and not pool.after_projector:
-            features = jnp.einsum("QP,BUPE->BUQE", averages, features)
+            features = jnp.einsum("qP,BUPE->BUqE", averages, features)
         projected = self.multi_modal_projector(features)
         if pool is not None and pool.after_projector:
-            projected = jnp.einsum("QP,BUPD->BUQD", averages, projected)
+            projected = jnp.einsum("qP,BUPD->BUqD", averages, projected)
         return projected.reshape(projected.shape[0], -1, projected.shape[-1])
 
     def __call__(
         self,
         tokens: Int[Array, "B L"],
         pixels: Float[Array, "B U Y X 3"],
-        sources: Int[Array, "B L K"] | None = None,
-        blend: Float[Array, "B L K"] | None = None,
+        sources: Int[Array, "B L blended"] | None = None,
+        blend: Float[Array, "B L blended"] | None = None,
     ) -> Float[Array, "B L V"]:
         """Logits of a whole right-padded batch, no cache. Without `sources` the table's rows are shown in order."""
         if sources is None:
@@ -80,7 +80,7 @@ class LlavaNext(Llava):
         super().setup()
         self.image_newline = self.param("image_newline", INIT, (self.config.text_config.hidden_size,))
 
-    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B X D"]:
+    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
         """The table of feature rows, with the end-of-line embedding as its last."""
         table = super().project(features, pool)
         newline = jnp.broadcast_to(self.image_newline.astype(table.dtype), (table.shape[0], 1, table.shape[2]))

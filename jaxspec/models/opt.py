@@ -78,13 +78,13 @@ class Decoder(nn.Module):
 
     def __call__(
         self,
-        embeds: Float[Array, "B T E"],
+        embeds: Float[Array, "B T embed"],
         positions: Array,
         rotary: Array,
         seen: Array | None,
         cache: KVCache | None,
         live: int | None,
-    ) -> tuple[Float[Array, "B T E"], KVCache | None]:
+    ) -> tuple[Float[Array, "B T embed"], KVCache | None]:
         """Learned positions are looked up by `rotary`, which counts as rotary angles do; slots are `positions`.
 
         Past the table its last row is read: drafts may look that far, and what follows must stay finite.

@@ -43,11 +43,11 @@ def panelled(params: Params) -> Params:
 
 
 def times_panels(
-    x: Float[Array, "... D"], panels: Float[Array, "C D W"], out: jnp.dtype | None = None
-) -> Float[Array, "... C*W"]:
+    x: Float[Array, "... D"], panels: Float[Array, "panels D columns"], out: jnp.dtype | None = None
+) -> Float[Array, "... panels*columns"]:
     """Return x times the matrix of these columns, summed in dtype `out`: one product a panel with the same rows."""
     rows = jnp.broadcast_to(x.reshape(-1, x.shape[-1]), (len(panels), x.size // x.shape[-1], x.shape[-1]))
-    product = jnp.einsum("CTD,CDW->CTW", rows, panels, preferred_element_type=out)
+    product = jnp.einsum("cTD,cDw->cTw", rows, panels, preferred_element_type=out)
     return product.swapaxes(0, 1).reshape(*x.shape[:-1], -1)
 
 

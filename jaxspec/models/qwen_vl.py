@@ -48,7 +48,7 @@ class PatchEmbed(nn.Module):
     config: QwenVisionConfig
 
     @nn.compact
-    def __call__(self, patches: Float[Array, "... C"]) -> Float[Array, "... E"]:
+    def __call__(self, patches: Float[Array, "... pixels"]) -> Float[Array, "... E"]:
         c = self.config
         shape = (c.temporal_patch_size, c.patch_size, c.patch_size, c.in_channels, c.hidden_size)
         kernel = self.param("proj", lambda key: {"kernel": INIT(key, shape)})["kernel"]
@@ -89,10 +89,10 @@ class VisionAttention(nn.Module):
 
 def _attend(q: Array, k: Array, v: Array, mine: Array, theirs: Array) -> Array:
     """Patches read those of the same image (padding reads padding, so that no softmax is empty)."""
-    scores = jnp.einsum("...PNH,...QNH->...NPQ", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    scores = jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     same = mine[..., None, :, None] == theirs[..., None, None, :]
     probs = jax.nn.softmax(jnp.where(same, scores, -jnp.inf), axis=-1).astype(v.dtype)
-    return jnp.einsum("...NPQ,...QNH->...PNH", probs, v)
+    return jnp.einsum("...NQP,...PNH->...QNH", probs, v)
 
 
 class Block(nn.Module):
@@ -119,7 +119,7 @@ class PatchMerger(nn.Module):
         self.mlp_0 = dense(c.hidden_size * c.spatial_merge_size**2, bias=True)
         self.mlp_2 = dense(c.out_hidden_size, bias=True)
 
-    def __call__(self, features: Float[Array, "B U P E"]) -> Float[Array, "B X D"]:
+    def __call__(self, features: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
         c = self.config
         groups = self.ln_q(features).reshape(features.shape[0], -1, c.hidden_size * c.spatial_merge_size**2)
         return self.mlp_2(nn.gelu(self.mlp_0(groups), approximate=False))
@@ -136,7 +136,7 @@ class VisionTower(nn.Module):
         self.blocks = [Block(c, full=i in c.fullatt_block_indexes) for i in range(c.depth)]
         self.merger = PatchMerger(c)
 
-    def __call__(self, patches: Float[Array, "B U P C"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
+    def __call__(self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
         rotary, image = window_contents(self.config, place)
         x = self.patch_embed(patches)
         for block in self.blocks:
@@ -154,18 +154,18 @@ class QwenVL(nn.Module):
         self.language_model = CausalLM(self.config.text_config)
         nn.share_scope(self, self.language_model)  # the files hold `model` and `lm_head` beside `visual`
 
-    def encode(self, patches: Float[Array, "B U P C"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
+    def encode(self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
         """Tower features of every patch of every unit."""
         return self.visual(patches, place)
 
-    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B X D"]:
+    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
         """The merged tokens of all units, window by window. View P blends them: `pool` changes nothing here."""
         return self.visual.merger(features)
 
     def __call__(
         self,
         tokens: Int[Array, "B L"],
-        patches: Float[Array, "B U P C"],
+        patches: Float[Array, "B U P pixels"],
         place: Int[Array, "B U 4"],
         sources: Int[Array, "B L 1"] | None = None,
         rotary: Int[Array, "B 3 L"] | None = None,

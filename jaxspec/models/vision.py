@@ -27,7 +27,7 @@ class Embeddings(nn.Module):
     config: VisionConfig
 
     @nn.compact
-    def __call__(self, pixels: Float[Array, "B Y X 3"]) -> Float[Array, "B P D"]:
+    def __call__(self, pixels: Float[Array, "B Y X 3"]) -> Float[Array, "B P E"]:
         c = self.config
         patch = (c.patch_size, c.patch_size)
         conv = nn.Conv(
@@ -54,7 +54,7 @@ class EncoderLayer(nn.Module):
         self.layer_norm2 = LayerNorm(c.layer_norm_eps)
         self.mlp = MLP(c)
 
-    def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
+    def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
         x = x + self.self_attn(self.layer_norm1(x))
         return x + self.mlp(self.layer_norm2(x))
 
@@ -63,15 +63,15 @@ class SelfAttention(nn.Module):
     config: VisionConfig
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B P D"]:
+    def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
         c = self.config
         q, k, v = (dense(c.hidden_size, bias=True, name=name)(x) for name in ("q_proj", "k_proj", "v_proj"))
         return dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
 
 
 def _attend(
-    heads: int, q: Float[Array, "B Q D"], k: Float[Array, "B P D"], v: Float[Array, "B P D"]
-) -> Float[Array, "B Q D"]:
+    heads: int, q: Float[Array, "B Q E"], k: Float[Array, "B P E"], v: Float[Array, "B P E"]
+) -> Float[Array, "B Q E"]:
     """Every query reads all of its page. Many pages go in blocks of `PAGE_BLOCK`; on a mesh, each device's own do."""
     split = tuple(x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
     devices = shard_count("batch", len(q))
@@ -117,7 +117,7 @@ class PoolingHead(nn.Module):
     config: VisionConfig
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B D"]:
+    def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B E"]:
         c = self.config
         probe = self.param("probe", INIT, (1, 1, c.hidden_size)).astype(x.dtype)
         pooled = ProbeAttention(c, name="attention")(jnp.broadcast_to(probe, (x.shape[0], 1, c.hidden_size)), x)[:, 0]
@@ -130,7 +130,7 @@ class ProbeAttention(nn.Module):
     config: VisionConfig
 
     @nn.compact
-    def __call__(self, queries: Float[Array, "B Q D"], x: Float[Array, "B P D"]) -> Float[Array, "B Q D"]:
+    def __call__(self, queries: Float[Array, "B Q E"], x: Float[Array, "B P E"]) -> Float[Array, "B Q E"]:
         c = self.config
         weight = self.param("in_proj_weight", INIT, (3 * c.hidden_size, c.hidden_size))
         bias = self.param("in_proj_bias", nn.initializers.zeros, (3 * c.hidden_size,))
@@ -171,7 +171,7 @@ class VisionTower(nn.Module):
 
     def __call__(
         self, pixels: Float[Array, "B Y X 3"]
-    ) -> tuple[tuple[Float[Array, "B P D"], ...], Float[Array, "B *P D"]]:
+    ) -> tuple[tuple[Float[Array, "B P E"], ...], Float[Array, "B *P E"]]:
         """All hidden states (the embeddings first), and the pooled output.
 
         A SigLIP tower without `vision_use_head` pools nothing: its last states, normed, stand there instead.

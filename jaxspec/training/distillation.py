@@ -40,14 +40,14 @@ def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
     return jnp.where(counts, weight * difference, 0.0).sum(-1)
 
 
-def top_k(log_p: Float[Array, "... V"], k: int) -> tuple[Int[Array, "... k"], Float[Array, "... C"]]:
-    """A teacher's distribution in little space: its k likeliest tokens, and C = k + 1 log-probabilities, of each and
+def top_k(log_p: Float[Array, "... V"], k: int) -> tuple[Int[Array, "... top"], Float[Array, "... top+1"]]:
+    """A teacher's distribution in little space: its k likeliest tokens, and k + 1 log-probabilities, of each and
     of all others together."""
     likeliest, ids = jax.lax.top_k(log_p, k)
     return ids, jnp.concatenate([likeliest, _rest(likeliest)], axis=-1)
 
 
-def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... k"]) -> Float[Array, "... C"]:
+def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... top"]) -> Float[Array, "... top+1"]:
     """The student's distribution over the teacher's k tokens and all others together.
 
     A divergence between the two is at most the exact one, and equal to it at 0.
@@ -56,7 +56,7 @@ def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... k"]) -> Float[Arr
     return jnp.concatenate([chosen, _rest(chosen)], axis=-1)
 
 
-def _rest(log_p: Float[Array, "... k"]) -> Float[Array, "... 1"]:
+def _rest(log_p: Float[Array, "... top"]) -> Float[Array, "... 1"]:
     """The log of what the k leave of 1; no less than float32 resolves."""
     left = 1.0 - jnp.exp(log_p).sum(-1, keepdims=True)
     return jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).eps))
@@ -64,7 +64,7 @@ def _rest(log_p: Float[Array, "... k"]) -> Float[Array, "... 1"]:
 
 def distillation_loss(
     logits: Float[Array, "B L V"],
-    teacher: Float[Array, "B L W"],
+    teacher: Float[Array, "B L teacher"],
     mask: Bool[Array, "B L"],
     kind: Divergence = "forward_kl",
     k: int | None = None,
