@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import InputError, printable
+from jaxspec.errors import InputError, first_line
 
 SUFFIXES = (".parquet", ".jsonl")
 BATCH = 8
@@ -119,7 +119,7 @@ def hub_rows(
                 yield from _raised(_parquet_rows(handle, shard, None, columns, only))
     except unreachable as error:
         raise InputError(
-            f"hub data set {repository}, config {config}, split {split}: cannot be read ({_told(error)}); "
+            f"hub data set {repository}, config {config}, split {split}: cannot be read ({first_line(error)}); "
             "give a local copy with --data NAME=PATH (of worked examples, with --shots)"
         ) from error
 
@@ -168,8 +168,7 @@ def json_list(file: Path) -> Iterator[Row | InputError]:
     if text[at : at + 1] != "[":
         raise InputError(f"data {file}: not a list of rows; write a JSON list, or name JSONL .jsonl")
     at, number = _after_space(text, at + 1), 0
-    more = text[at : at + 1] != "]"
-    while more:
+    while text[at : at + 1] != "]":
         number += 1
         place = f"{file} row {number}"
         try:
@@ -177,16 +176,14 @@ def json_list(file: Path) -> Iterator[Row | InputError]:
             end = _after_space(text, end)
             if text[end : end + 1] not in (",", "]"):
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, end)
+            found = _row(values, place, file.parent)
         except (ValueError, RecursionError) as error:
             end = _end_of_value(text, at)
-            found: Row | InputError = InputError(f"{place}: {_reason(error)}; mend the row")
-        else:
-            found = _row(values, place, file.parent)
+            found = InputError(f"{place}: {_reason(error)}; mend the row")
         if end == len(text):
             raise InputError(f"{place}: the list ends in the middle of it; fetch the file again")
         yield found
-        more = text[end] == ","
-        at = _after_space(text, end + 1) if more else end
+        at = _after_space(text, end + 1) if text[end] == "," else end
     if text[at + 1 :].strip():
         raise InputError(f"data {file}: more stands behind the end of the list; name JSONL .jsonl")
 
@@ -197,7 +194,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Where the comma or bracket stands that ends a list's element, whatever that holds; else the text's end."""
+    """Return where the comma or bracket stands that ends a list's element, whatever that holds; else the text's end."""
     depth = 0
     for mark in _MARK.finditer(text, at):
         if depth == 0 and mark[0] in (",", "]"):
@@ -258,17 +255,15 @@ def _parquet_rows(
                         try:
                             (values,) = batch.slice(i, 1).to_pylist()
                         except (ArrowException, ValueError, OverflowError, RecursionError) as error:
-                            yield InputError(f"{place}: a value of it cannot be read ({_told(error)}); mend the row")
+                            yield InputError(
+                                f"{place}: a value of it cannot be read ({first_line(error)}); mend the row"
+                            )
                         else:
                             if only is None or values.get(only[0]) == only[1]:
                                 yield _row(values, place, folder)
             before += file.metadata.row_group(group).num_rows
     except (ArrowException, OSError, ValueError) as error:
-        raise InputError(f"data {name}: cannot be read as parquet ({_told(error)}); fetch it again") from error
-
-
-def _told(error: Exception) -> str:
-    return printable(f"{type(error).__name__}: {' '.join(str(error).split())}"[:120])
+        raise InputError(f"data {name}: cannot be read as parquet ({first_line(error)}); fetch it again") from error
 
 
 def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:
