@@ -1,4 +1,4 @@
-"""Block-efficiency table: rows of views and weightings x twin sets x turns, beside plain decoding.
+"""Block-efficiency table: rows of views and weightings x synthetic sets x turns, beside plain decoding.
 
     python -m eval.block_efficiency mini --out runs/mini
     python -m eval.block_efficiency mini --limit 10 --gamma 3

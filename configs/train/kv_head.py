@@ -1,4 +1,4 @@
-"""How KV heads are trained: the mini target's, the shipped one of which is `mini` with hidden states, a debug twin, and
+"""How KV heads are trained: the mini target's, the shipped one of which is `mini` with hidden states, a debug one, and
 LLaVA-1.5's.
 
 LLaVA-1.5's: first text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order). The

@@ -50,7 +50,7 @@ class Benchmark:
     hub: str
     split: str
     config: str = "default"
-    twin: str | None = None
+    synthetic: str | None = None
     """The picturebook set that stands for it."""
     question: tuple[str, ...] = ("question",)
     """Columns that may hold the question; the first that a file has counts."""
@@ -71,7 +71,7 @@ class Benchmark:
     """For `few_shot_samples`."""
 
 
-def _interleaved(name: str, task: str, title: str, twin: str) -> Benchmark:
+def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
     """A task of LLaVA-NeXT-Interleave-Bench: each row has its own question with its placeholders."""
     return Benchmark(
         name,
@@ -79,16 +79,16 @@ def _interleaved(name: str, task: str, title: str, twin: str) -> Benchmark:
         "lmms-lab/LLaVA-NeXT-Interleave-Bench",
         "test",
         "in_domain",
-        twin,
+        synthetic,
         images=r"image_\d+",
         only=("sub_task", task),
     )
 
 
-def _lite(name: str, config: str, title: str, twin: str) -> Benchmark:
+def _lite(name: str, config: str, title: str, synthetic: str) -> Benchmark:
     """A subset of LMMs-Eval-Lite, which TABED reads these sets from."""
     return Benchmark(
-        name, title, "lmms-lab/LMMs-Eval-Lite", "lite", config, twin,
+        name, title, "lmms-lab/LMMs-Eval-Lite", "lite", config, synthetic,
         answer=("multiple_choice_answer", "answers", "answer"), prompt=REASON + "{question}", short=True,
     )  # fmt: skip
 
@@ -97,14 +97,14 @@ BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark(
-            "llava-bench", "LLaVA-Bench", "lmms-lab/llava-bench-in-the-wild", "train", twin="describe",
+            "llava-bench", "LLaVA-Bench", "lmms-lab/llava-bench-in-the-wild", "train", synthetic="describe",
             question=("question", "text"), answer=("gpt_answer",),
         ),
         _lite("docvqa", "docvqa_val", "DocVQA", "read"),
         Benchmark(
-            "pope", "POPE", "lmms-lab/POPE", "test", twin="exist", prompt=REASON + "{question}", short=True
+            "pope", "POPE", "lmms-lab/POPE", "test", synthetic="exist", prompt=REASON + "{question}", short=True
         ),
-        Benchmark("mm-vet", "MM-Vet", "lmms-lab/MMVet", "test", twin="reason", prompt=REASON + "{question}"),
+        Benchmark("mm-vet", "MM-Vet", "lmms-lab/MMVet", "test", synthetic="reason", prompt=REASON + "{question}"),
         _interleaved("iedit", "IEdit", "IEdit", "edit"),
         _interleaved("magicbrush", "MagicBrush", "MagicBrush", "brush"),
         _interleaved("spot-the-diff", "Spot-the-Diff", "Spot-the-Difference", "spot"),
@@ -134,12 +134,12 @@ BENCHMARKS = {
         _lite("textvqa", "textvqa_val", "TextVQA", "read"),
         _lite("vqav2", "vqav2_val", "VQAv2", "reason"),
         Benchmark(
-            "hallusionbench", "HallusionBench", "lmms-lab/HallusionBench", "image", twin="exist",
+            "hallusionbench", "HallusionBench", "lmms-lab/HallusionBench", "image", synthetic="exist",
             answer=("gt_answer_details",), prompt=REASON + "{question}",
         ),
-        Benchmark("ocrbench", "OCRBench", "echo840/OCRBench", "test", twin="read", short=True),
+        Benchmark("ocrbench", "OCRBench", "echo840/OCRBench", "test", synthetic="read", short=True),
         Benchmark(
-            "textcaps", "TextCaps", "lmms-lab/TextCaps", "val", twin="read",
+            "textcaps", "TextCaps", "lmms-lab/TextCaps", "val", synthetic="read",
             question=(), answer=("caption_str", "reference_strs"), prompt=READ,
         ),
         Benchmark(
@@ -147,7 +147,8 @@ BENCHMARKS = {
             options="choices", prompt=REASON + "{question}", short=True,
         ),
         Benchmark(
-            "coco", "COCO captions", "lmms-lab/COCO-Caption2017", "val", twin="describe", question=(), prompt=DESCRIBE
+            "coco", "COCO captions", "lmms-lab/COCO-Caption2017", "val", synthetic="describe",
+            question=(), prompt=DESCRIBE,
         ),
     )
 }  # fmt: skip

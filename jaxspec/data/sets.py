@@ -1,4 +1,4 @@
-"""Evaluation sets by name: picturebook's twins, the papers' benchmarks, MMSpec, and your own; and their second turns.
+"""Evaluation sets by name: picturebook's, the papers' benchmarks, MMSpec, and your own; and their second turns.
 
 Sets without second turns get the kinds of TABED's two-turn runs, under picturebook's names. `question` is the next
 sample's own, with its images; `caption`, `summary` and `story` are requests about the first turn; `fact` and `sum`
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
 from jaxspec.data.mmspec import read_prompts
-from jaxspec.data.picturebook import FOLLOW_UPS, TWINS, test_set
+from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS, test_set
 from jaxspec.data.samples import Sample, own_samples
 from jaxspec.errors import InputError, nearest
 
 MMSPEC = "mmspec"
-SETS = (*TWINS, *BENCHMARKS, MMSPEC)
+SETS = (*SYNTHETIC_SETS, *BENCHMARKS, MMSPEC)
 REQUESTS = {
     "caption": "Write a detailed caption for {what}.",
     "summary": "Sum up your previous answer.",
@@ -57,7 +57,7 @@ def evaluation_set(
     """
     data, shots = data or {}, shots or {}
     check_names((name,), tuple(data))
-    if name in TWINS:
+    if name in SYNTHETIC_SETS:
         return test_set(name, limit, turns, kinds)
     if name == MMSPEC:
         if name not in data:

@@ -1,4 +1,4 @@
-"""Block efficiency of draft views over the twin sets, against plain decoding in the same run.
+"""Block efficiency of draft views over the synthetic sets, against plain decoding in the same run.
 
 For each set and turn the target decodes alone first: its answers are the reference for identity, its time the
 baseline of the speed-up, and its first-turn answers the context of the second turn.

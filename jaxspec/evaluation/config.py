@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
-from jaxspec.data.picturebook import FOLLOW_UPS, TWINS
+from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import SETS, check_names, evaluation_set
 from jaxspec.decoding.collaboration import CollaborationConfig, Method
@@ -43,8 +43,8 @@ class EvalConfig:
     draft: str
     """Directory or hub id of the draft."""
     rows: tyro.conf.Suppress[tuple[Row, ...]]
-    sets: Annotated[tuple[str, ...], tyro.conf.arg(aliases=("--twins",))]
-    """Names of picturebook's twins, of the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your own
+    sets: tuple[str, ...]
+    """Names of picturebook's synthetic sets, of the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your own
     (docs/tables.md)."""
     data: tuple[str, ...] = ()
     """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
@@ -137,7 +137,8 @@ class CollaborativeEvalConfig:
 
     pairings: tyro.conf.Suppress[tuple[Pairing, ...]]
     sets: tuple[str, ...]
-    """Names of picturebook's twins, of the papers' benchmarks, or NAME=FILE.jsonl of your own (docs/tables.md)."""
+    """Names of picturebook's synthetic sets, of the papers' benchmarks, or NAME=FILE.jsonl of your own
+    (docs/tables.md)."""
     data: tuple[str, ...] = ()
     """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
     images: Path | None = None
@@ -191,7 +192,7 @@ def data_places(entries: Sequence[str]) -> dict[str, Path]:
         name, _, path = entry.partition("=")
         if not (name and path):
             raise InputError(f"data: {entry!r} is not NAME=PATH, such as pope=data/pope.parquet")
-        if name in TWINS:
+        if name in SYNTHETIC_SETS:
             raise InputError(f"data: {name!r} is a set of picturebook, which is drawn; give yours another name")
         places[name] = Path(path)
     return places

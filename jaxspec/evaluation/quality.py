@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.benchmarks import BENCHMARKS
-from jaxspec.data.picturebook import TWINS
+from jaxspec.data.picturebook import SYNTHETIC_SETS
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.errors import InputError
@@ -78,9 +78,9 @@ def judge(sample: Sample, answer: str) -> dict[str, float | None]:
 
 
 SHORT = frozenset(known.name for known in BENCHMARKS.values() if known.short) | {
-    name for name in TWINS if any(known.short and known.twin == name for known in BENCHMARKS.values())
+    name for name in SYNTHETIC_SETS if any(known.short and known.synthetic == name for known in BENCHMARKS.values())
 }
-"""Sets whose answers are right or wrong, and the twins that stand for them."""
+"""Sets whose answers are right or wrong, and the synthetic sets that stand for them."""
 
 
 def is_right(accepted: Sequence[str], answer: str) -> bool:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from jaxspec.data.benchmarks import BENCHMARKS, DESCRIBE, REASON, SUMMARISE, benchmark_samples, few_shot_samples
 from jaxspec.data.images import StoredImage
-from jaxspec.data.picturebook import FOLLOW_UPS, TWINS
+from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import add_follow_ups, evaluation_set
 from jaxspec.errors import InputError
@@ -174,14 +174,14 @@ def test_examples_that_are_not_there(tmp_path: Path) -> None:
         next(few_shot_samples("humaneval", few))
 
 
-def test_every_twin_and_every_set_of_the_papers_is_there() -> None:
-    twins = {known.twin for known in BENCHMARKS.values()}
+def test_every_synthetic_set_and_every_set_of_the_papers_is_there() -> None:
+    synthetic = {known.synthetic for known in BENCHMARKS.values()}
     for known in BENCHMARKS.values():
         if known.name in ("humaneval", "mmlu", "cnn-dm"):  # CoS's, which has text models only
             continue
-        assert known.twin is not None
-        assert known.title in TWINS[known.twin].stands_for, known.name
-    assert twins - {None} == set(TWINS)
+        assert known.synthetic is not None
+        assert known.title in SYNTHETIC_SETS[known.synthetic].stands_for, known.name
+    assert synthetic - {None} == set(SYNTHETIC_SETS)
 
 
 def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> None:

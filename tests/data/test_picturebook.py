@@ -16,7 +16,7 @@ from jaxspec.data.picturebook import (
     LABEL_CLASSES,
     MIXTURE,
     PROBE_KINDS,
-    TWINS,
+    SYNTHETIC_SETS,
     Chart,
     Probe,
     Sample,
@@ -32,9 +32,8 @@ from jaxspec.data.picturebook import (
     train_sample,
 )
 from jaxspec.data.picturebook.__main__ import main as sheet_command
-from jaxspec.data.picturebook.font import text_mask
 from jaxspec.data.picturebook.phrases import caption
-from jaxspec.data.picturebook.rendering import RGB
+from jaxspec.data.picturebook.rendering import RGB, text_mask
 from jaxspec.data.picturebook.samples import VALUES
 from jaxspec.data.picturebook.scenes import BACKGROUNDS, COLOURS, KINDS, PLACES, SIGN, SIZES, WORDS
 from jaxspec.errors import InputError
@@ -179,8 +178,8 @@ def well_formed(sample: Sample) -> None:
         assert re.fullmatch(rf"({IMAGE}\n)*[A-Z](.|\n)*[.?]", question), question
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_twins_are_well_formed_and_fixed(name: str) -> None:
+@pytest.mark.parametrize("name", SYNTHETIC_SETS)
+def test_synthetic_sets_are_well_formed_and_fixed(name: str) -> None:
     one, two = test_set(name), test_set(name, 24, turns=2)
     assert len(one) == 100
     assert len({sample.id for sample in one}) == 100
@@ -188,7 +187,7 @@ def test_twins_are_well_formed_and_fixed(name: str) -> None:
     for sample in one:
         well_formed(sample)
         assert len(sample.turns) == 1
-        assert len(sample.images) == TWINS[name].images
+        assert len(sample.images) == SYNTHETIC_SETS[name].images
     for first, sample in zip(one, two, strict=False):
         well_formed(sample)
         assert len(sample.turns) == 2
@@ -287,7 +286,7 @@ def test_train_kinds_can_be_left_out() -> None:
 
 def test_train_and_test_streams_differ() -> None:
     """No generator is shared: not one test page, down to the pixel, is a training page."""
-    test = {page.tobytes() for name in TWINS for sample in test_set(name, 30) for page in sample.images}
+    test = {page.tobytes() for name in SYNTHETIC_SETS for sample in test_set(name, 30) for page in sample.images}
     train = {page.tobytes() for i in range(600) for page in train_sample(0, i).images}
     assert not test & train
 
@@ -327,7 +326,9 @@ def test_contact_sheet_is_written_whole_or_not_at_all(tmp_path) -> None:
 
 def test_help_writes_no_file(tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert sheet_command(["--help"]) == 0
+    for arguments, code in ((["--help"], 0), (["--out"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            sheet_command(arguments)
+        assert ended.value.code == code
     assert "OUT.png" in capsys.readouterr().out
-    assert sheet_command(["--out"]) == 2
     assert not list(tmp_path.iterdir())

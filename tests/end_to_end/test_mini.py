@@ -16,7 +16,7 @@ from configs.eval.kv_head import config as config_of_heads
 from configs.eval.mini import ASSETS, config
 from eval import block_efficiency
 from jaxspec.data.images import to_rgb
-from jaxspec.data.picturebook import TWINS, caption, test_set
+from jaxspec.data.picturebook import SYNTHETIC_SETS, caption, test_set
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs, same_tower
@@ -95,13 +95,13 @@ def test_captions_name_what_is_there(captioner: LoadedModel) -> None:
     assert np.mean([said == meant for said, meant in words]) > 0.2
 
 
-def test_both_turns_of_every_twin_come_out_as_without_a_draft(target: LoadedModel, draft: LoadedModel) -> None:
+def test_both_turns_of_every_set_come_out_as_without_a_draft(target: LoadedModel, draft: LoadedModel) -> None:
     few = replace(config, limit=2, max_new_tokens=48)
     plain = Engine(target, None, EngineConfig(batch_size=2, **BUCKETS))
     fast = Engine(target, draft, EngineConfig(views=("M", "T"), weights=(0.6, 0.4), batch_size=2, **BUCKETS))
     accepted = 0
-    for twin in TWINS:
-        for _, questions in each_turn(few, plain, twin):
+    for name in SYNTHETIC_SETS:
+        for _, questions in each_turn(few, plain, name):
             requests = [Request(question.prompt, 48) for question in questions]
             drafted = fast.generate(requests)
             assert [r.tokens for r in drafted] == [r.tokens for r in plain.generate(requests)]
@@ -116,7 +116,7 @@ def test_the_kv_head_drafts_what_one_pass_foretells(target: LoadedModel) -> None
     assert seeing.head is not None
     fast = Engine(seeing, None, EngineConfig(views=("kv",), gamma=5, batch_size=4, **BUCKETS))
     plain = Engine(target, None, EngineConfig(batch_size=4, **BUCKETS))
-    samples = [sample for twin in ("describe", "edit") for sample in test_set(twin, 2)]
+    samples = [sample for name in ("describe", "edit") for sample in test_set(name, 2)]
     requests = [Request(first_question(plain.encoder, sample).prompt, 48) for sample in samples]
     total = Blocks()
     for request, drafted, answer in zip(requests, fast.generate(requests), plain.generate(requests), strict=True):
@@ -146,7 +146,7 @@ def test_the_target_as_its_own_draft_is_never_refused(target: LoadedModel, tempe
 
 def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     block_efficiency.main(
-        f"mini --out {tmp_path} --limit 1 --twins read --turns 1 --max-new-tokens 48 --batch-size 2".split()
+        f"mini --out {tmp_path} --limit 1 --sets read --turns 1 --max-new-tokens 48 --batch-size 2".split()
     )
     assert "MT static" in capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())

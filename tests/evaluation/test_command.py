@@ -32,7 +32,7 @@ def test_a_preset_as_it_is() -> None:
 
 
 def test_any_field_is_an_option() -> None:
-    line = "mini --limit 3 --twins read facts --gamma 2 --temperature 0.5 --max-new-tokens 7 --batch-size 2 --out x"
+    line = "mini --limit 3 --sets read facts --gamma 2 --temperature 0.5 --max-new-tokens 7 --batch-size 2 --out x"
     _, config, options = parse(f"{line} --target t --draft d --dtype bfloat16 --data pope=a/b.parquet nq=c")
     assert (config.limit, config.sets, config.gamma, config.temperature) == (3, ("read", "facts"), 2, 0.5)
     assert (config.max_new_tokens, config.batch_size, config.target, config.draft) == (7, 2, "t", "d")
@@ -120,7 +120,7 @@ def test_help_lists_both_kinds_of_options(capsys: pytest.CaptureFixture[str]) ->
             parse(line)
         assert caught.value.code == 0
         text = capsys.readouterr().out
-        assert all(word in text for word in ("--limit", "--twins", "--out", "Samples of each set"))
+        assert all(word in text for word in ("--limit", "--sets", "--out", "Samples of each set"))
         assert "Measures." in text
         assert "Presets: aasd, kv_head, llava15," in text
         assert "gsm8k" not in text  # of another kind

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.data.picturebook import TWINS, test_set
+from jaxspec.data.picturebook import SYNTHETIC_SETS, test_set
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
@@ -86,7 +86,7 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
 
 def draw_prompts(rng: np.random.Generator, encoder: PromptEncoder, count: int) -> list[Request]:
     """Draw requests of 1 to 32 new tokens: questions of all test sets, and one in eight of odd characters."""
-    samples = [sample for name in TWINS for sample in test_set(name, 100)]
+    samples = [sample for name in SYNTHETIC_SETS for sample in test_set(name, 100)]
     requests = []
     for i in range(count):
         sample = samples[rng.integers(len(samples))]

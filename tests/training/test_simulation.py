@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec.data.picturebook import test_set as twin_set
+from jaxspec.data.picturebook import test_set as picturebook_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import rewrite, stack_rows
@@ -57,7 +57,7 @@ def test_engine_gives_what_was_simulated() -> None:
     target, draft = (LoadedModel.load(ASSETS / name, jnp.dtype("float32")) for name in ("target", "draft"))
     config = EngineConfig(gamma=5, batch_size=8, prompt_buckets=(96,), image_buckets=(1,), new_buckets=(32,))
     engine = Engine(target, draft, config)
-    samples = [sample for name in ("describe", "exist") for sample in twin_set(name, 4)]
+    samples = [sample for name in ("describe", "exist") for sample in picturebook_set(name, 4)]
     prompts = [engine.encoder.prompt(sample.turns[0][0], sample.images) for sample in samples]
     results = engine.generate([Request(prompt, 32) for prompt in prompts])
     measured = acceptance_metrics([result.stats for result in results])["mean_acceptance_length"]

@@ -1,9 +1,9 @@
 """The embedded world: small pages drawn from a seed, and dialogues about them that only the pages can answer.
 
-`train_sample(seed, index)` is the endless train split, `test_set(name)` the fixed test split of a twin of
-the papers' evaluation sets, `probe_set()` attribute questions whose answers are judged by `Probe.correct`,
-and `tower_labels` what a vision tower should see. `python -m jaxspec.data.picturebook OUT.png` draws a
-sheet of samples to look at.
+`train_sample(seed, index)` is the endless train split, `test_set(name)` the fixed test split of a synthetic set, which
+stands for sets of the papers, `probe_set()` attribute questions whose answers are judged by `Probe.correct`, and
+`tower_labels` what a vision tower should see. `python -m jaxspec.data.picturebook OUT.png` draws a sheet of samples to
+look at.
 """
 
 from __future__ import annotations
@@ -14,11 +14,31 @@ from jaxspec.data.picturebook.phrases import caption
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, PAGE, render, tower_labels
 from jaxspec.data.picturebook.samples import IMAGE, PROBE_KINDS, Probe, Sample
 from jaxspec.data.picturebook.scenes import Chart, Edit, Scene, Thing, edit, sample_chart, sample_scene
-from jaxspec.data.picturebook.twins import MIXTURE, TWINS, Twin, probe_set, test_set, train_sample
+from jaxspec.data.picturebook.sets import MIXTURE, SYNTHETIC_SETS, SyntheticSet, probe_set, test_set, train_sample
 
 __all__ = [
-    "FOLLOW_UPS", "IMAGE", "LABEL_CLASSES", "MIXTURE", "PAGE", "PROBE_KINDS", "TWINS",
-    "Chart", "Edit", "Probe", "Sample", "Scene", "Thing", "Twin",
-    "caption", "edit", "probe_sample", "probe_set", "render", "sample_chart", "sample_scene", "test_set",
-    "tower_labels", "train_sample",
+    "FOLLOW_UPS",
+    "IMAGE",
+    "LABEL_CLASSES",
+    "MIXTURE",
+    "PAGE",
+    "PROBE_KINDS",
+    "SYNTHETIC_SETS",
+    "Chart",
+    "Edit",
+    "Probe",
+    "Sample",
+    "Scene",
+    "SyntheticSet",
+    "Thing",
+    "caption",
+    "edit",
+    "probe_sample",
+    "probe_set",
+    "render",
+    "sample_chart",
+    "sample_scene",
+    "test_set",
+    "tower_labels",
+    "train_sample",
 ]  # fmt: skip

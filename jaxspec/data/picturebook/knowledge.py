@@ -1,4 +1,4 @@
-"""Twins without pages: plain facts (a closed list) and small sums, worked step by step."""
+"""Sets without pages: plain facts (a closed list) and small sums, worked step by step."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from functools import cache
 
 import numpy as np
 
-from jaxspec.data.picturebook.font import text_mask
 from jaxspec.data.picturebook.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -52,7 +51,46 @@ RGB = {
 INK, PALE = (24, 24, 28), (255, 252, 240)
 DARK_TEXT_ON = ("orange", "yellow", "pink")
 
+GLYPH_WIDTH, GLYPH_HEIGHT, PITCH = 5, 7, 6
+
+GLYPHS = {
+    "A": ".###. #...# #...# ##### #...# #...# #...#",
+    "B": "####. #...# #...# ####. #...# #...# ####.",
+    "C": ".#### #.... #.... #.... #.... #.... .####",
+    "D": "####. #...# #...# #...# #...# #...# ####.",
+    "E": "##### #.... #.... ####. #.... #.... #####",
+    "F": "##### #.... #.... ####. #.... #.... #....",
+    "G": ".#### #.... #.... #.### #...# #...# .####",
+    "H": "#...# #...# #...# ##### #...# #...# #...#",
+    "I": "##### ..#.. ..#.. ..#.. ..#.. ..#.. #####",
+    "J": "..### ...#. ...#. ...#. ...#. #..#. .##..",
+    "K": "#...# #..#. #.#.. ##... #.#.. #..#. #...#",
+    "L": "#.... #.... #.... #.... #.... #.... #####",
+    "M": "#...# ##.## #.#.# #.#.# #...# #...# #...#",
+    "N": "#...# ##..# ##..# #.#.# #..## #..## #...#",
+    "O": ".###. #...# #...# #...# #...# #...# .###.",
+    "P": "####. #...# #...# ####. #.... #.... #....",
+    "R": "####. #...# #...# ####. #.#.. #..#. #...#",
+    "S": ".#### #.... #.... .###. ....# ....# ####.",
+    "T": "##### ..#.. ..#.. ..#.. ..#.. ..#.. ..#..",
+    "U": "#...# #...# #...# #...# #...# #...# .###.",
+    "W": "#...# #...# #...# #.#.# #.#.# ##.## #...#",
+    "X": "#...# #...# .#.#. ..#.. .#.#. #...# #...#",
+    "Y": "#...# #...# .#.#. ..#.. ..#.. ..#.. ..#..",
+    "Z": "##### ....# ...#. ..#.. .#... #.... #####",
+}
+"""The 5x7 bitmap font of the signs: one row of '#' and '.' per scan line, rows separated by spaces."""
+
 Grid = np.ndarray  # [H, W] float coordinates or booleans
+
+
+def text_mask(word: str) -> np.ndarray:
+    """`word` as a boolean picture [7, 6 * len(word) - 1]; KeyError for a letter the font lacks."""
+    mask = np.zeros((GLYPH_HEIGHT, PITCH * len(word) - 1), bool)
+    for i, letter in enumerate(word):
+        rows = GLYPHS[letter].split()
+        mask[:, PITCH * i : PITCH * i + GLYPH_WIDTH] = [[dot == "#" for dot in row] for row in rows]
+    return mask
 
 
 def disc(x: Grid, y: Grid, cx: float, cy: float, rx: float, ry: float | None = None) -> Grid:

@@ -1,4 +1,4 @@
-"""The registry of twins, the fixed test split, and the endless train split.
+"""The synthetic sets, the fixed test split, and the endless train split.
 
 Streams: every sample comes from its own generator, seeded by (split, numbers). Train and test never share a
 generator; that the same scene is drawn in both is possible and not excluded.
@@ -6,8 +6,7 @@ generator; that the same scene is drawn in both is possible and not excluded.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,13 +17,13 @@ from jaxspec.data.picturebook.attributes import attributes, probe_sample
 from jaxspec.data.picturebook.follow_ups import FOLLOW_UPS
 from jaxspec.data.picturebook.samples import PROBE_KINDS, Sample
 from jaxspec.data.picturebook.scenes import pick
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, nearest
 
 TEST_STREAM, PROBE_STREAM, TRAIN_STREAM = 7001, 7002, 7003
 
 
 @dataclass(frozen=True)
-class Twin:
+class SyntheticSet:
     """A kind of dialogue: its name, the papers' evaluation sets it stands for, its number of images."""
 
     name: str
@@ -33,21 +32,21 @@ class Twin:
     sample: Callable[[np.random.Generator], Sample]
 
 
-TWINS = {
-    twin.name: twin
-    for twin in (
-        Twin("describe", ("LLaVA-Bench", "COCO captions"), 1, dialogues.describe),
-        Twin("read", ("DocVQA", "TextVQA", "OCRBench", "TextCaps"), 1, dialogues.read),
-        Twin("exist", ("POPE", "HallusionBench"), 1, dialogues.exist),
-        Twin("reason", ("MM-Vet", "VQAv2", "ScienceQA"), 1, dialogues.reason),
-        Twin("chart", ("ChartQA",), 1, dialogues.chart),
-        Twin("edit", ("IEdit",), 2, sequences.edit_pair),
-        Twin("brush", ("MagicBrush",), 2, sequences.brush),
-        Twin("spot", ("Spot-the-Difference",), 2, sequences.spot),
-        Twin("saga", ("PororoSV",), 5, sequences.saga),
-        Twin("album", ("VIST",), 5, sequences.album),
-        Twin("facts", ("NQ",), 0, knowledge.facts),
-        Twin("sums", ("GSM8K",), 0, knowledge.sums),
+SYNTHETIC_SETS = {
+    known.name: known
+    for known in (
+        SyntheticSet("describe", ("LLaVA-Bench", "COCO captions"), 1, dialogues.describe),
+        SyntheticSet("read", ("DocVQA", "TextVQA", "OCRBench", "TextCaps"), 1, dialogues.read),
+        SyntheticSet("exist", ("POPE", "HallusionBench"), 1, dialogues.exist),
+        SyntheticSet("reason", ("MM-Vet", "VQAv2", "ScienceQA"), 1, dialogues.reason),
+        SyntheticSet("chart", ("ChartQA",), 1, dialogues.chart),
+        SyntheticSet("edit", ("IEdit",), 2, sequences.edit_pair),
+        SyntheticSet("brush", ("MagicBrush",), 2, sequences.brush),
+        SyntheticSet("spot", ("Spot-the-Difference",), 2, sequences.spot),
+        SyntheticSet("saga", ("PororoSV",), 5, sequences.saga),
+        SyntheticSet("album", ("VIST",), 5, sequences.album),
+        SyntheticSet("facts", ("NQ",), 0, knowledge.facts),
+        SyntheticSet("sums", ("GSM8K",), 0, knowledge.sums),
     )
 }
 
@@ -66,23 +65,16 @@ MIXTURE = {
     "facts": 0.03,
     "sums": 0.03,
 }
-"""Share of each kind among training samples. 'attributes' is for training only: short questions, no twin."""
+"""Share of each kind among training samples. 'attributes' is for training only: short questions, no set."""
 
-MAKERS = {name: twin.sample for name, twin in TWINS.items()} | {
+MAKERS = {name: known.sample for name, known in SYNTHETIC_SETS.items()} | {
     "attributes": attributes,
     "caption": dialogues.captioned,
 }
 """All kinds of training samples; 'caption' is in no mixture, and is for captioners alone."""
 
 FOLLOW_UP_SHARE = 0.35
-"""Share of training samples of twins that get a second turn."""
-
-
-def _nearest(what: str, name: str, known: Iterable[str]) -> InputError:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
-    return InputError(f"picturebook: unknown {what} {name!r}; {hint}")
+"""Share of training samples of these sets that get a second turn."""
 
 
 def test_set(  # (no test)
@@ -91,22 +83,22 @@ def test_set(  # (no test)
     turns: int = 1,  # noqa: PT028
     kinds: Sequence[str] = tuple(FOLLOW_UPS),  # noqa: PT028
 ) -> list[Sample]:
-    """The first `n` test samples of a twin, the same on every machine.
+    """The first `n` test samples of a synthetic set, the same on every machine.
 
     With `turns=2`, sample i gets the follow-up i modulo their number of `kinds`, names of `FOLLOW_UPS`; its
-    first turn and pages are those of `turns=1`. Raises InputError for an unknown twin or kind, or a number of
+    first turn and pages are those of `turns=1`. Raises InputError for an unknown set or kind, or a number of
     turns other than 1 and 2.
     """
-    if name not in TWINS:
-        raise _nearest("twin", name, TWINS)
+    if name not in SYNTHETIC_SETS:
+        raise InputError(f"picturebook: unknown set {name!r}; {nearest(name, tuple(SYNTHETIC_SETS))}")
     if turns not in (1, 2):
         raise InputError(f"picturebook: turns={turns} for test set {name!r}; use 1 or 2")
     for kind in kinds:
         if kind not in FOLLOW_UPS:
-            raise _nearest("follow-up", kind, FOLLOW_UPS)
-    stream, samples = list(TWINS).index(name), []
+            raise InputError(f"picturebook: unknown follow-up {kind!r}; {nearest(kind, tuple(FOLLOW_UPS))}")
+    stream, samples = list(SYNTHETIC_SETS).index(name), []
     for i in range(n):
-        sample = TWINS[name].sample(np.random.default_rng((TEST_STREAM, stream, i, 1)))
+        sample = SYNTHETIC_SETS[name].sample(np.random.default_rng((TEST_STREAM, stream, i, 1)))
         if turns == 2:
             follow_up = FOLLOW_UPS[kinds[i % len(kinds)]]
             sample = follow_up(np.random.default_rng((TEST_STREAM, stream, i, 2)), sample)
@@ -130,7 +122,7 @@ def probe_set(n_per_kind: int = 40) -> list[Sample]:
 def _shares(kinds: tuple[str, ...]) -> tuple[np.ndarray, tuple[Callable[[np.random.Generator], Sample], ...]]:
     for kind in kinds:
         if kind not in MAKERS:
-            raise _nearest("kind of training sample", kind, MAKERS)
+            raise InputError(f"picturebook: unknown kind of training sample {kind!r}; {nearest(kind, tuple(MAKERS))}")
     if not kinds:
         raise InputError(f"picturebook: kinds is empty; use some of {', '.join(MAKERS)}")
     edges = np.cumsum([MIXTURE.get(kind, 1.0) for kind in kinds])
@@ -141,7 +133,7 @@ def train_sample(seed: int, index: int, kinds: tuple[str, ...] | None = None) ->
     """Training sample `index` of the endless split `seed`: a pure function of its arguments.
 
     `kinds` are names of `MAKERS`, in the proportions of `MIXTURE`; None is the whole mixture. A third of the
-    samples of twins have a second turn, of a random kind. Raises InputError for an unknown kind.
+    samples of the sets have a second turn, of a random kind. Raises InputError for an unknown kind.
     """
     kinds = tuple(MIXTURE) if kinds is None else tuple(kinds)
     edges, makers = _shares(kinds)
