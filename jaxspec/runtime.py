@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -26,7 +27,11 @@ def setup_runtime() -> None:
     if "transformers" in sys.modules:
         sys.modules["transformers"].logging.set_verbosity_error()
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
+        directory = cache_directory() / "programs"
+        with suppress(OSError):
+            for program in directory.glob("*-cache"):  # jax keeps no more where a killed process left one without this
+                program.with_name(program.name.replace("-cache", "-atime")).touch()
+        jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_compilation_cache_max_size", PROGRAM_BYTES)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

@@ -385,5 +385,5 @@ print({{str(x.dtype) for x in jax.tree.leaves(model.params)}}, jax.config.jax_co
     environment = {k: v for k, v in os.environ.items() if k not in ("JAX_COMPILATION_CACHE_DIR", "XDG_CACHE_HOME")}
     environment |= {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{{'float32'}} {tmp_path}/jaxspec/xla\n"
+    assert done.stdout == f"{{'float32'}} {tmp_path}/jaxspec/programs\n"
     assert done.stderr == ""
