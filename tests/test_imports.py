@@ -95,7 +95,7 @@ def test_imports_run_downhill(path: Path) -> None:
         ("from flax import nnx", ("models", "layers")),
         ("import flax\nflax.nnx.Linear", ("models", "layers")),
         ("import torch.nn", ("models", "layers")),
-        ("from tensorflow import io", ("data", "builders")),
+        ("from tensorflow import io", ("data", "sources")),
     ],
 )
 def test_the_check_sees_wrong_imports(source: str, parts: tuple[str, ...]) -> None:
@@ -109,7 +109,7 @@ def test_the_check_sees_wrong_imports(source: str, parts: tuple[str, ...]) -> No
         ("from jaxspec import __version__", ("evaluation", "report")),
         ("from .layers import dense", ("models", "__init__")),
         ("from ..cache import KVCache", ("models", "decoder")),
-        ("import tensorflow_datasets as tfds", ("data", "builders")),
+        ("import tensorflow_datasets as tfds", ("data", "sources")),
         ("import flax.linen as nn", ("models", "layers")),
     ],
 )

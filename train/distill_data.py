@@ -17,8 +17,7 @@ from typing import Annotated
 import tyro
 
 from jaxspec.command import run_script
-from jaxspec.data.builders import data_folder, prepare
-from jaxspec.data.sources import open_source
+from jaxspec.data.sources import data_folder, open_source, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.runtime import parse_dtype

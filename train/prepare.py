@@ -24,10 +24,9 @@ import tyro
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.command import input_errors, script_name
-from jaxspec.data.builders import prepare
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
-from jaxspec.data.sources import Picturebook
+from jaxspec.data.sources import Picturebook, prepare
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.models import LanguageModel
 from jaxspec.training.conversations import reach

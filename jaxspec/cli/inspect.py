@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -12,8 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.inspection import Inspection, inspect
-from jaxspec.errors import printable
+from jaxspec.checkpoints.fitting import survey
+from jaxspec.checkpoints.kv_head import is_kv_head, list_kv_head
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.checkpoints.tensor_files import StoredTensor
+from jaxspec.config import KVHeadConfig, text_config
+from jaxspec.errors import InputError, printable
+from jaxspec.models import LanguageModel, family_of
 from jaxspec.runtime import human_bytes, setup_runtime
 
 
@@ -61,7 +71,102 @@ def _table(found: Inspection) -> Table:
     return table
 
 
-def _sum(parts: dict[str, int], word: object) -> str:
-    assert callable(word)
+def _sum(parts: dict[str, int], word: Callable[[int], str]) -> str:
     lines = [f"{word(sum(parts.values()))}"] if len(parts) != 1 else []
     return "\n".join([*lines, *(f"  {name} {word(count)}" for name, count in parts.items())])
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Facts of a checkpoint; those that config.json does not give are None."""
+
+    path: str
+    family: str | None
+    model_type: str | None
+    parameters: dict[str, int]
+    """Part of the model -> number of parameters."""
+    context: int | None
+    """Trained positions."""
+    vocabulary: int | None
+    dtypes: dict[str, int]
+    """Name in safetensors -> bytes stored so."""
+    image_tokens: int | None
+    """Prompt slots that one image takes, where all images take the same."""
+    chat_template: bool | None
+    """None of a KV head, which is asked what its target is."""
+    files: dict[str, int]
+    """File of weights -> bytes."""
+    problems: list[str]
+    """Why it would not load; empty if it would."""
+
+
+def inspect(path: Path) -> Inspection:
+    """Looks at a local directory, of a model or of a KV head."""
+    with suppress(InputError):  # told below
+        if is_kv_head(path):
+            return _inspect_head(path)
+    found = survey(path)
+    problems = list(found.problems)
+    config, template = found.config, False
+    try:
+        if config is not None:
+            template = bool(load_tokenizer(path).chat_template)
+    except InputError as error:
+        problems.append(str(error))
+    try:
+        if config is not None and LanguageModel(config).has_vision:
+            load_image_processor(path, config)
+    except InputError as error:
+        problems.append(str(error))
+    return Inspection(
+        path=str(path),
+        family=config and (family_of(config.model_type).title or config.model_type),
+        model_type=config and config.model_type,
+        context=config and text_config(config).max_position_embeddings,
+        vocabulary=config and text_config(config).vocab_size,
+        image_tokens=getattr(config, "image_tokens", None),
+        chat_template=template,
+        problems=problems,
+        **_stored(found.tensors, _part),
+    )
+
+
+def _inspect_head(path: Path) -> Inspection:
+    config: KVHeadConfig | None = None
+    tensors: dict[str, StoredTensor] = {}
+    try:
+        config = KVHeadConfig.from_dict(directories.read_raw_config(path))
+        tensors, problems = list_kv_head(path, config)
+    except InputError as error:
+        problems = [str(error)]
+    return Inspection(
+        path=str(path),
+        family=f"KV head for {config.target_name!r}" if config else "KV head",
+        model_type=KVHeadConfig.model_type,
+        context=config and config.text_config.max_position_embeddings,
+        vocabulary=config and config.text_config.vocab_size,
+        image_tokens=config.image_slots if config and config.pools else None,
+        chat_template=None,
+        problems=problems,
+        **_stored(tensors, lambda name: name.split(".")[0]),
+    )
+
+
+def _stored(tensors: dict[str, StoredTensor], part: Callable[[str], str]) -> dict[str, dict[str, int]]:
+    """What is said of the tensors themselves."""
+    parameters, dtypes = Counter[str](), Counter[str]()
+    for name, tensor in tensors.items():
+        parameters[part(name)] += math.prod(tensor.shape)
+        dtypes[tensor.dtype] += tensor.nbytes
+    files = sorted({tensor.file for tensor in tensors.values()})
+    sizes = {file.name: file.stat().st_size for file in files}
+    return {"parameters": dict(parameters), "dtypes": dict(dtypes), "files": sizes}
+
+
+def _part(name: str) -> str:
+    keys: list[Any] = name.split(".")
+    if "embed_tokens" in keys:
+        return "embedding"
+    if "lm_head" in keys:
+        return "head"
+    return "decoder" if keys[0] in ("language_model", "model") else keys[0]

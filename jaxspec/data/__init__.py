@@ -1,1 +1,1 @@
-"""Data: the embedded world, dataset builders, benchmark registry, prompts and loaders."""
+"""Data: picturebook, the benchmarks, your own files, training data, images and prompts."""

@@ -1,16 +1,34 @@
-"""Where training samples come from: picturebook, prepared data, and weighted mixtures of them, at random access."""
+"""Where training samples come from: picturebook, prepared data, and weighted mixtures of them, at random access.
+
+A folder of prepared data is `OUT/NAME/1.0.0`, a TFDS data set of one split, `train`, in ArrayRecord shards that are
+read back at random. Images are kept in the encoding of their files, each checked once. TensorFlow is not needed,
+neither to write nor to read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grain
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+from tqdm import tqdm
 
+from jaxspec.data.images import StoredImage
 from jaxspec.data.picturebook import train_sample
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
+from jaxspec.files import sole, writing
+
+SPLIT = "train"
 
 
 class Picturebook(Sequence[Sample]):
@@ -38,8 +56,6 @@ def open_source(name: str) -> Sequence[Sample]:
     head, _, kinds = name.partition(":")
     if head == "picturebook":
         return Picturebook(kinds=tuple(kinds.split(",")) if kinds else None)
-    from jaxspec.data.builders import Prepared
-
     return Prepared(Path(name))
 
 
@@ -58,3 +74,151 @@ def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any
         for number, (source, _) in enumerate(sources)
     ]
     return grain.MapDataset.mix(parts, [weight for _, weight in sources])
+
+
+class Prepared(Sequence[Sample]):
+    """Prepared data as samples, read one by one from their shards; may be sent to other processes.
+
+    Args:
+      path: `OUT/NAME/1.0.0`, or `OUT/NAME`.
+
+    Raises InputError where there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        folder = next((place for place in (path, path / str(Conversations.VERSION)) if _prepared(place)), None)
+        if folder is None:
+            raise InputError(f"data {path}: no prepared data in it; make it with python -m train.prepare")
+        self.path = path
+        builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
+        self.metadata: dict[str, Any] = dict(builder.info.metadata or {})
+        self._records: Any = builder.as_data_source(SPLIT)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: Any) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        record = self._records[int(index)]
+        name, turns = record["id"].decode(), record["turns"]
+        sizes = [(int(height), int(width)) for height, width in record["sizes"]]
+        place = f"{self.path} {name}"
+        return Sample(
+            name,
+            self.path.name,
+            tuple(StoredImage(bytes(image), place, size) for image, size in zip(record["images"], sizes)),
+            tuple((asked.decode(), told.decode()) for asked, told in zip(turns["question"], turns["answer"])),
+        )
+
+
+class Conversations(tfds.core.GeneratorBasedBuilder):
+    """Writes samples in their order; `metadata` is asked for at the end, and is kept with the data."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def __init__(
+        self, name: str, out: Path, samples: Iterable[Sample], metadata: Callable[[], dict[str, Any]] = dict
+    ) -> None:
+        self.name = name  # type: ignore[misc]  # TFDS takes it from the class otherwise: one class serves all sets
+        self._samples, self._metadata = samples, metadata
+        super().__init__(data_dir=str(out), file_format="array_record")
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        kinds = tfds.features
+        # Not `Image`: without TensorFlow it can neither pass bytes through nor decode a sequence.
+        encoded = kinds.Tensor(shape=(), dtype=np.object_)  # type: ignore[arg-type]
+        features = {
+            "id": kinds.Text(),
+            "images": kinds.Sequence(encoded),
+            "sizes": kinds.Sequence(kinds.Tensor(shape=(2,), dtype=np.int32)),  # type: ignore[arg-type]
+            "turns": kinds.Sequence({"question": kinds.Text(), "answer": kinds.Text()}),
+        }
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=kinds.FeaturesDict(features),
+            metadata=tfds.core.MetadataDict(),
+            disable_shuffling=True,  # loading shuffles
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {SPLIT: self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, sample in enumerate(self._samples):
+            images = [image if isinstance(image, StoredImage) else _png(image) for image in sample.images]
+            yield (
+                number,
+                {
+                    "id": sample.id,
+                    "images": [image.content for image in images],
+                    "sizes": [image.size for image in images],
+                    "turns": [{"question": question, "answer": answer} for question, answer in sample.turns],
+                },
+            )
+        metadata: Any = self.info.metadata
+        metadata.update(self._metadata())
+
+
+def data_folder(name: str, out: Path) -> Path:
+    """Where a data set of this name lies, or will. Raises InputError where it is no name for one."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise InputError(f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos")
+    return out / name / str(Conversations.VERSION)
+
+
+def prepare(
+    name: str,
+    out: Path,
+    samples: Iterable[Sample],
+    total: int | None = None,
+    metadata: Callable[[], dict[str, Any]] = dict,
+) -> Path:
+    """Writes the samples to `out/name/1.0.0`, in shards of 64 MB to 1 GB, and returns that folder.
+
+    A run that failed or was stopped leaves nothing, nor folders; what one that was killed left is removed.
+
+    Args:
+      total: how many samples there will be, for the progress bar.
+      metadata: asked for when all are written; kept beside the data.
+
+    Raises InputError if there are no samples, the folder exists, or another run prepares it now.
+    """
+    folder = data_folder(name, out)
+    written = 0
+
+    def counted() -> Iterator[Sample]:
+        nonlocal written
+        for sample in tqdm(samples, desc=name, total=total, unit="sample", delay=1):
+            written += 1
+            yield sample
+        if not written:
+            raise InputError(f"data {name}: no sample of it is left; see what was skipped, or cut as too long")
+
+    fresh = [place for place in folder.parents if not place.exists()]
+    try:
+        with sole(out / f"{name}.lock"):
+            if folder.exists():
+                raise InputError(f"{folder}: holds prepared data already; remove it, or give another name")
+            for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
+                shutil.rmtree(left)
+            tfds.disable_progress_bar()
+            # TFDS tells sizes that it does not know, and makes a folder for downloads.
+            with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
+                Conversations(name, out, counted(), metadata).download_and_prepare(download_dir=nowhere)
+    except BaseException:
+        with suppress(OSError):  # where a log of what was skipped lies, the folder stays
+            for place in fresh:
+                place.rmdir()
+        raise
+    return folder
+
+
+def _prepared(folder: Path) -> bool:
+    return (folder / "dataset_info.json").is_file() and (folder / "features.json").is_file()
+
+
+def _png(page: np.ndarray) -> StoredImage:
+    out = io.BytesIO()
+    Image.fromarray(page).save(out, "PNG")
+    return StoredImage(out.getvalue(), "in memory", page.shape[:2])

@@ -16,8 +16,8 @@ import pytest
 
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.huggingface import load, save
-from jaxspec.checkpoints.inspection import inspect
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
+from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
 from tests import tiny
 from tests.conftest import ROOT

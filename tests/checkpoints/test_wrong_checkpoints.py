@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints.huggingface import load, save
-from jaxspec.checkpoints.inspection import inspect
+from jaxspec.cli.inspect import inspect
 from jaxspec.decoding.loading import with_stop_tokens
 from jaxspec.errors import InputError
 from tests import tiny

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxspec.data.builders import Prepared, prepare
 from jaxspec.data.conversations import Skipped, conversation, readable
 from jaxspec.data.rows import Row
 from jaxspec.data.samples import Sample
-from jaxspec.data.sources import Picturebook, mixture, open_source
+from jaxspec.data.sources import Picturebook, Prepared, mixture, open_source, prepare
 from jaxspec.errors import InputError
 from tests.tiny.disk import full_disk
 from train.prepare import Book, Llava, Text, main

@@ -14,8 +14,8 @@ from transformers import LlavaNextImageProcessorPil
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaNextConfig
-from jaxspec.data.builders import prepare
 from jaxspec.data.samples import Sample
+from jaxspec.data.sources import prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError

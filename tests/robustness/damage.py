@@ -19,7 +19,7 @@ from typing import Any
 
 from PIL import Image
 
-from jaxspec.checkpoints.inspection import inspect
+from jaxspec.cli.inspect import inspect
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.loading import LoadedModel, image_inputs
 from jaxspec.errors import InputError

@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.data.builders import Prepared, prepare
-from jaxspec.data.sources import Picturebook
+from jaxspec.data.sources import Picturebook, Prepared, prepare
 from jaxspec.evaluation.report import begin, finish, markdown, write_results
 from tests.tiny import training
 from tests.training import child

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec.data.builders import Prepared, prepare
-from jaxspec.data.sources import Picturebook
+from jaxspec.data.sources import Picturebook, Prepared, prepare
 from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
 from tests.tiny import Talk
 

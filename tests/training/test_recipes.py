@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.data.builders import prepare
+from jaxspec.data.sources import prepare
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.data.builders import Prepared, prepare
+from jaxspec.data.sources import Prepared, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
