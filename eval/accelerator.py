@@ -20,7 +20,7 @@ from jaxspec.errors import InputError, nearest
 PARTS: dict[str, tuple[str, ...]] = {
     "llava7b_68m": ("eval.latency", "llava7b_68m", "--parts", "passes", "forced"),
     "llava7b_160m": ("eval.latency", "llava7b_160m", "--parts", "passes", "forced", "--views", "1"),
-    "startup": ("eval.startup",),
+    "startup": ("eval.latency", "mini", "--parts", "startup"),
     "llava7b_images": ("eval.latency", "llava7b_68m", "--parts", "images"),
     "llava13b_68m": ("eval.latency", "llava13b_68m", "--parts", "passes", "forced", "--views", "1"),
     "llava13b_160m": ("eval.latency", "llava13b_160m", "--parts", "passes"),

@@ -1,7 +1,8 @@
-"""Block-efficiency table: rows of views and weightings x synthetic sets x turns, beside plain decoding.
+"""Block-efficiency table: rows of views and weightings x sets x turns, beside plain decoding.
 
     python -m eval.block_efficiency mini --out runs/mini
     python -m eval.block_efficiency mini --limit 10 --gamma 3
+    python -m eval.block_efficiency mini_weightings --regret
 
 Writes results.json, records.jsonl, table.md and report.html (and figures, with the `plots` extra) into --out. With
 --trace the page shows who wrote each token of the first answers, and more figures are drawn.
@@ -9,52 +10,108 @@ Writes results.json, records.jsonl, table.md and report.html (and figures, with 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxspec.command import input_errors, script_name
 from jaxspec.evaluation.block_efficiency import measure
-from jaxspec.evaluation.command import load_models, parse_command
-from jaxspec.evaluation.config import EvalConfig
-from jaxspec.evaluation.figures import draw_all
-from jaxspec.evaluation.html import SHOWN, write_html
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.evaluation.tables import Table, block_efficiency_table
+from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
+from jaxspec.evaluation.page import SHOWN, draw_all, write_html
+from jaxspec.evaluation.report import Record, Run, Table, mean, number, percent
+from jaxspec.evaluation.simulation import measure_regret
 
 
 @dataclass(frozen=True)
 class Options:
-    """What this script takes besides the preset's fields."""
-
     out: Path = Path("runs/eval")
     """Directory for results.json, records.jsonl, table.md, report.html and figures."""
+    regret: bool = False
+    """Also replay each mixing row's weighting on the target's answers, against the best fixed weights in hindsight."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures block efficiency of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
-    given = vars(config) | vars(options)
-    out = begin(options.out, given)
-    models = load_models(config)
-    run = describe_run(preset, given)
-    rows: list[dict[str, Any]] = []
-    records: list[dict[str, Any]] = []
-    table: Table = "", [], [], []
-    for done, (its_rows, its_records) in enumerate(measure(config, *models), start=1):
-        rows += its_rows
-        records += its_records
-        table = block_efficiency_table(replace(config, sets=config.sets[:done]), rows)
-        write_results(out, run, rows, records, markdown(*table))  # each time: a run that is stopped keeps whole sets
-    figures = draw_all(config, rows, records, out)
-    write_html(out / "report.html", run, table, figures, records, _asked(config))
-    finish(out, options.out)
-    show(*table)
-    files = ["results.json", "records.jsonl", "table.md", "report.html", *(figure.name for figure in figures)]
-    print(f"wrote {', '.join(files)} to {options.out}", file=sys.stderr)
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        models = load_models(config)
+        table = Table("", [], [])
+        for done, (rows, records) in enumerate(measure(config, *models), start=1):
+            run.rows += rows
+            run.records += records
+            table = block_efficiency_table(replace(config, sets=config.sets[:done]), run.rows)
+            run.write(table)
+        figures = draw_all(config, run.rows, run.records, run.folder)
+        write_html(run.folder / "report.html", run.about, table, figures, run.records, _asked(config))
+        if options.regret:
+            rows, records = measure_regret(config, *models)
+            run.rows += rows
+            run.records += records
+            run.write(table, *regret_tables(config, rows))
+
+
+def block_efficiency_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
+    """A line per row of views and turn, a column per set, and the plain averages."""
+    title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
+    told = any(row.published for row in config.rows)
+    header = ["views", "turn", *config.sets, "avg", *["paper"] * told, "speed-up", "predicted", "identical"]
+    cells = []
+    for turn in config.turns:
+        for row in config.rows:
+            line = {r["dataset"]: r for r in rows if r["row"] == row.name and r["turn"] == turn}
+            found = [line[name] for name in config.sets]
+            averages = [
+                number(mean(found, field))
+                for field in ("mean_acceptance_length", "speedup_measured", "speedup_predicted_with_verify")
+            ]
+            published = [number(dict(enumerate(row.published, 1)).get(turn))] * told
+            by_set = [number(r["mean_acceptance_length"]) for r in found]
+            same = percent(mean(found, "token_identity_rate"), 1)
+            cells.append([row.name, str(turn), *by_set, averages[0], *published, *averages[1:], same])
+    samples = " to ".join(map(str, sorted({f([row["samples"] for row in rows]) for f in (min, max)})))
+    notes = [
+        f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
+        f"{rows[0]['device']}. avg is the plain mean over sets.",
+        "speed-up: decode tokens/s over plain decoding of the same requests in the same run; predicted: Eq. (1) with "
+        "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
+        "decoding token for token.",
+    ]
+    learned = {row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)}
+    if learned:
+        notes.append("Weights: " + ", ".join(f"{name} by {rule}" for name, rule in learned.items()) + ".")
+    return Table(title, header, cells, notes)
+
+
+def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
+    """A table per mixture of views: a line per rule and turn, pooled over the tokens of all sets, most tokens a pass
+    first."""
+    fields = [f"{prefix}{loss}" for prefix in ("", "regret_") for loss in ("kl", "rejections", "misses")]
+    header = ["weighting", "turn", "tau", "KL", "rejected", "missed", "R(KL)", "R(rej.)", "R(miss.)"]
+    notes = [
+        f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the target's greedy answers. "
+        "tau: tokens a pass. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, mixture), both at "
+        "temperature 1; missed: share of tokens where the likeliest differ.",
+        "R: the same less that of each answer's best fixed weights, chosen with hindsight for that loss on a grid.",
+    ]
+    tables = []
+    for views in dict.fromkeys(tuple(row["views"]) for row in rows):
+        mixed = [row for row in rows if tuple(row["views"]) == views]
+        lines = []
+        for name, turn in dict.fromkeys((row["row"], row["turn"]) for row in mixed):
+            found = [row for row in mixed if (row["row"], row["turn"]) == (name, turn)]
+            tokens = [row["tokens"] for row in found]
+            tau = sum(tokens) / sum(row["num_spec_steps"] for row in found)
+            lines.append((turn, -tau, name, [np.average([row[f] for row in found], weights=tokens) for f in fields]))
+        cells = [
+            [name, str(turn), f"{-tau:.3f}", *(f"{x:.3f}" for x in means)] for turn, tau, name, means in sorted(lines)
+        ]
+        title = f"Weightings of views {','.join(views)}: losses a token and regret, gamma {config.gamma}"
+        tables.append(Table(title, header, cells, notes))
+    return tables
 
 
 def _asked(config: EvalConfig) -> dict[tuple[str, str, int], tuple[str, Sequence[Any]]]:

@@ -1,32 +1,26 @@
-"""Collaborative decoding: every method on every set, measured and predicted, and the dial of quality and speed.
+"""Collaborative decoding: every method on every set, measured and predicted, and the sweep of quality and speed.
 
     python -m eval.collaborative gsm8k --data gsm8k=path/to/test.jsonl --out runs/collaborative
     python -m eval.collaborative visual --limit 8
 
-Writes results.json, records.jsonl and table.md (and dial.png, with the `plots` extra) into --out.
+Writes results.json, records.jsonl and table.md (and sweep.png, with the `plots` extra) into --out.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxspec.command import input_errors, script_name
-from jaxspec.evaluation.collaboration import measure
-from jaxspec.evaluation.collaborative_tables import dial_table, draw_dial, methods_table
-from jaxspec.evaluation.command import parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.evaluation.tables import Table
+from jaxspec.evaluation.collaborative import Record, measure
+from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places, parse_command
+from jaxspec.evaluation.page import COLOURS, pyplot, save, stacked_axes
+from jaxspec.evaluation.report import Run, Table, number, percent
 
 
 @dataclass(frozen=True)
 class Options:
-    """What this script takes besides the preset's fields."""
-
     out: Path = Path("runs/collaborative")
     """Directory for results.json, records.jsonl, table.md and the figure."""
 
@@ -36,26 +30,110 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args, CollaborativeEvalConfig, "gsm8k")
     for name in set(config.sets) & set(data_places(config.data)):
         config.samples(name, config.limit)  # what cannot be read is told before models load
-    given = vars(config) | vars(options)
-    out = begin(options.out, given)
-    run = describe_run(preset, given)
-    rows: list[dict[str, Any]] = []
-    dial: list[dict[str, Any]] = []
-    records: list[dict[str, Any]] = []
-    tables: list[Table] = []
-    for its_rows, its_dial, its_records in measure(config):
-        rows += its_rows
-        dial += its_dial
-        records += its_records
-        tables = [methods_table(config, rows)] + ([dial_table(config, dial)] if dial else [])
-        text = "\n".join(markdown(*table) for table in tables)
-        write_results(out, run, [*rows, *dial], records, text)  # a run that is stopped keeps whole pairings
-    figure = draw_dial(dial, out)
-    finish(out, options.out)
-    for table in tables:
-        show(*table)
-    files = ["results.json", "records.jsonl", "table.md", *([figure.name] if figure else [])]
-    print(f"wrote {', '.join(files)} to {options.out}", file=sys.stderr)
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        rows: list[Record] = []
+        sweep: list[Record] = []
+        for its_rows, its_sweep, records in measure(config):
+            rows += its_rows
+            sweep += its_sweep
+            run.records += records
+            run.rows = [*rows, *sweep]
+            run.write(methods_table(config, rows), *([sweep_table(sweep)] if sweep else []))
+        draw_sweep(sweep, run.folder)
+
+
+def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Table:
+    """A line per pairing, set and method."""
+    columns = {
+        "models": lambda row: row["pairing"],
+        "set": lambda row: row["dataset"],
+        "method": lambda row: row["row"],
+        "gammas": _gammas,
+        "alpha": lambda row: _list(row["alpha"]),
+        "tokens/cycle": lambda row: number(row["tokens_per_cycle"]),
+        "calls/token": lambda row: _list(row["calls_per_token"]),
+        "predicted": lambda row: _list(row["calls_per_token_predicted"]),
+        "speed-up": lambda row: number(row["speedup_measured"]),
+        "Thm.": lambda row: number(row["speedup_predicted"]),
+        "with times": lambda row: number(row["speedup_predicted_with_verify"]),
+        "nats": lambda row: number(row["held_out_nats"], 3),
+        "right": lambda row: percent(row["accuracy"]),
+        "same": lambda row: percent(row["token_identity_rate"]),
+    }
+    alone = {(row["pairing"], row["dataset"]): row for row in rows}
+    notes = [
+        f"{config.limit} samples a set one by one, {config.max_new_tokens} new tokens, {config.dtype}, "
+        f"{rows[0]['device']}; the fastest of {config.repeats} interleaved runs. Lists are of models, in their order.",
+        "speed-up: decode tokens/s over standard collaborative decoding of the same requests. predicted, Thm.: calls "
+        "and speed-up of the exact law at the mean alphas; with times: with those of scoring passes too.",
+        "nats: of the reference answers' tokens under the combination, at temperature 1. right: final numbers that are "
+        "the accepted one. same: answers equal to standard collaborative decoding's, at temperature 0.",
+    ]
+    notes += [
+        f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard decoding with each model on "
+        f"a device of its own would be {row['speedup_parallel_at_most']:.2f} times as fast at most."
+        for (name, dataset), row in alone.items()
+    ]
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return Table("Collaborative decoding", list(columns), cells, notes)
+
+
+def sweep_table(sweep: Sequence[Record]) -> Table:
+    """A line per combination of the grid."""
+    columns = {
+        "models": lambda row: row["pairing"],
+        "set": lambda row: row["dataset"],
+        "combination": lambda row: row["combine"],
+        "alpha": lambda row: _list(row["held_out_alpha"]),
+        "nats": lambda row: number(row["held_out_nats"], 3),
+        "right": lambda row: percent(row["accuracy"]),
+        "speed-up": lambda row: number(row["speedup_measured"]),
+        "Thm.": lambda row: number(row["speedup_predicted"]),
+        "with times": lambda row: number(row["speedup_predicted_with_verify"]),
+    }
+    slowest = min(sweep, key=lambda row: row["speedup_measured"])
+    calls = min(sweep, key=lambda row: row["speedup_predicted"])
+    notes = [
+        "CoS with 1 proposal each against standard collaborative decoding. alpha: on the reference answers.",
+        f"Never slower? Slowest measured: {slowest['speedup_measured']:.2f} ({slowest['combine']}, "
+        f"{slowest['pairing']}); "
+        f"least by the theorem: {calls['speedup_predicted']:.2f} ({calls['combine']}, {calls['pairing']}).",
+    ]
+    cells = [[cell(row) for cell in columns.values()] for row in sweep]
+    return Table("Quality and speed over the grid", list(columns), cells, notes)
+
+
+def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
+    """Lines over lambda or mu: nats of held-out answers above, speed-up below; nothing without matplotlib."""
+    if not sweep or pyplot() is None:
+        return
+    names = list(dict.fromkeys((row["pairing"], row["dataset"]) for row in sweep))
+    figure, axes = stacked_axes(2 * len(names), 6.0, 2.0, alike=False)
+    lines = ("speedup_measured", "measured"), ("speedup_predicted", "exact law")
+    lines += (("speedup_predicted_with_verify", "with times"),)
+    for (pairing, dataset), quality, speed in zip(names, axes[::2], axes[1::2], strict=True):
+        found = [row for row in sweep if (row["pairing"], row["dataset"]) == (pairing, dataset)]
+        values = [row["value"] for row in found]
+        quality.plot(values, [row["held_out_nats"] for row in found], marker="o", color=COLOURS[0])
+        quality.set_ylabel("nats a token")
+        quality.set_title(f"{pairing}, {dataset}", loc="left", fontsize=10)
+        for (field, label), colour in zip(lines, COLOURS):
+            speed.plot(values, [row[field] for row in found], marker="o", color=colour, label=label)
+        speed.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+        speed.set_ylabel("speed-up")
+        speed.set_xlabel("weight of the first model" if "weighted" in found[0]["combine"] else "mu")
+        speed.legend(frameon=False, fontsize=8, ncols=3)
+    save(figure, out / "sweep.png")
+
+
+def _gammas(row: Record) -> str:
+    if row["method"] == "alternating":
+        return ",".join(map(str, row["gammas"]))
+    return "-" if row["method"] == "standard" else str(row["gammas"][row["proposer"]])
+
+
+def _list(values: Sequence[float | None], places: int = 2) -> str:
+    return ", ".join(number(value, places) for value in values)
 
 
 if __name__ == "__main__":

@@ -1,44 +1,214 @@
 """How well draft and target answer on their own: accuracy, ROUGE-L and METEOR of plain decoding.
 
     python -m eval.draft_quality mini --limit 20 --out runs/quality
+    python -m eval.draft_quality mini --attributes 40
     python -m eval.draft_quality llava15 --sets ocrbench textcaps --data ocrbench=PATH textcaps=PATH
 
-Needs the `quality` extra. Writes results.json, records.jsonl and table.md into --out.
+IbED judges drafts by it (appendix, OCRBench and TextCaps). The measures are rouge-score's and nltk's own (the
+`quality` extra); METEOR needs WordNet's files too, which no package brings. With --attributes, picturebook's attribute
+questions on the test split are asked instead: does a model see? Writes results.json, records.jsonl and table.md into
+--out.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from jaxspec.command import input_errors, script_name
-from jaxspec.evaluation.command import load_models, parse_command
-from jaxspec.evaluation.quality import measure_quality, quality_table
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
+from jaxspec.config import LlavaConfig, text_config
+from jaxspec.data.benchmarks import BENCHMARKS
+from jaxspec.data.picturebook import probe_set
+from jaxspec.data.samples import Sample
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.errors import InputError
+from jaxspec.evaluation.block_efficiency import first_prompt
+from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
+from jaxspec.evaluation.report import Record, Run, Table, mean, percent
+
+METRICS = ("accuracy", "rouge_l", "meteor")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What this script takes besides the preset's fields."""
-
     out: Path = Path("runs/quality")
     """Directory for results.json, records.jsonl and table.md."""
+    attributes: int = 0
+    """Ask so many attribute questions of each kind (what, where, colour, count and sign), and no sets."""
+
+    def __post_init__(self) -> None:
+        if self.attributes < 0:
+            raise InputError(f"attributes: {self.attributes}; give a whole number, 0 or more")
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures the quality of the target's and the draft's own answers."""
     preset, config, options = parse_command(Options, __doc__, args)
-    given = vars(config) | vars(options)
-    out = begin(options.out, given)
-    target, draft, _ = load_models(config, views=())
-    rows, records = measure_quality(config, {"target": target, "draft": draft})
-    table = quality_table(config, rows)
-    write_results(out, describe_run(preset, given), rows, records, markdown(*table))
-    finish(out, options.out)
-    show(*table)
-    print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        target, draft, _ = load_models(config, views=())
+        models = {"target": target, "draft": draft}
+        if options.attributes:
+            how = replace(config.plain(), new_buckets=(32,), batch_size=32)
+            engines = {name: Engine(model, None, how) for name, model in models.items()}
+            found = {name: attribute_accuracy(engine, options.attributes) for name, engine in engines.items()}
+            run.rows = [{"model": name} | accuracy for name, accuracy in found.items()]
+            kinds = list(found["target"])
+            cells = [[name, *(percent(accuracy[kind], 1) for kind in kinds)] for name, accuracy in found.items()]
+            run.write(Table(f"Attribute questions, {options.attributes} of each kind", ["model", *kinds], cells))
+        else:
+            run.rows, run.records = measure_quality(config, models)
+            run.write(quality_table(config, run.rows))
+
+
+def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
+    """Share of right answers to questions of what, where, colour, count and sign on the test split, and their mean."""
+    samples = probe_set(per_kind)
+    right: dict[str, list[bool]] = defaultdict(list)
+    batch = engine.config.batch_size
+    with tqdm(total=len(samples), desc="attributes", unit="question", delay=1) as bar:
+        for start in range(0, len(samples), batch):
+            some = samples[start : start + batch]
+            asked = [Request(engine.encoder.prompt(s.turns[0][0], s.images), max_new_tokens=32) for s in some]
+            for sample, result in zip(some, engine.generate(asked), strict=True):
+                for probe in sample.probes:
+                    right[probe.kind].append(probe.correct(result.text))
+            bar.update(len(some))
+    accuracy = {kind: sum(values) / len(values) for kind, values in right.items()}
+    return accuracy | {"all": sum(accuracy.values()) / len(accuracy)}
+
+
+def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tuple[list[Record], list[Record]]:
+    """Every model's plain answers to first turns, judged: (a row a set and model, a record an answer).
+
+    The models share the first one's context length: a draft reads on past its trained positions, as it does when
+    it drafts.
+    """
+    rouge_scorer()  # where it is not installed, that is told before anything is decoded
+    context = text_config(next(iter(models.values())).config).max_position_embeddings
+    engines = {
+        name: Engine(_with_context(model, context), None, config.plain())
+        for name, model in models.items()
+    }
+    rows, records = [], []
+    bar = tqdm(total=len(config.sets) * len(engines), unit="run", desc="quality", delay=1)
+    for dataset in config.sets:
+        samples = config.samples(dataset)
+        for name, engine in engines.items():
+            prompts = [first_prompt(engine.encoder, sample) for sample in samples]
+            requests = [
+                Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+                for i, prompt in enumerate(prompts)
+            ]
+            results = engine.generate(requests)
+            scores = [judge(sample, result.text) for sample, result in zip(samples, results, strict=True)]
+            place = {"dataset": dataset, "turn": 1, "model": name}
+            rows.append(
+                place
+                | {"samples": len(samples), "mean_new_tokens": sum(len(r.tokens) for r in results) / len(results)}
+                | {metric: mean(scores, metric) for metric in METRICS}
+            )
+            records += [
+                place | {"sample": sample.id, "text": result.text} | score
+                for sample, result, score in zip(samples, results, scores, strict=True)
+            ]
+            bar.update()
+    bar.close()
+    return rows, records
+
+
+def judge(sample: Sample, answer: str) -> dict[str, float | None]:
+    """The measures of one answer to a sample's first question; None where they do not apply."""
+    references = sample.accepted or tuple(filter(None, [sample.turns[0][1]]))
+    if not references:
+        return dict.fromkeys(METRICS)
+    accuracy = float(is_right(references, answer)) if sample.dataset in SHORT else None
+    return {"accuracy": accuracy, "rouge_l": rouge_l(references, answer), "meteor": meteor(references, answer)}
+
+
+SHORT = {name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)} - {None}
+"""Sets whose answers are right or wrong, and picturebook's sets that stand for them."""
+
+
+def is_right(accepted: Sequence[str], answer: str) -> bool:
+    """Whether the answer holds an accepted one, as whole words in any case and punctuation.
+
+    Where yes or no is accepted, the first of these two words in the answer decides.
+    """
+    said = f" {_words(answer)} "
+    right = [_words(reference) for reference in accepted]
+    if {"yes", "no"} & set(right):
+        first = re.search(r" (yes|no)(?= )", said)
+        return first is not None and first[1] in right
+    return any(f" {reference} " in said for reference in right if reference)
+
+
+def rouge_l(references: Sequence[str], answer: str) -> float:
+    """ROUGE-L's F-measure with Porter stems, the best over the references."""
+    return float(rouge_scorer().score_multi(references, answer)["rougeL"].fmeasure)
+
+
+@cache
+def rouge_scorer() -> Any:
+    """rouge-score's own. Raises InputError where that is not installed."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise InputError("quality: rouge-score is not installed; pip install 'jaxspec[quality]'") from error
+    return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -> float | None:
+    """METEOR as nltk has it, the best over the references; None without WordNet's files (nltk's `wordnet` corpus).
+
+    nltk looks synonyms up by stem, so that those whose stem is no word count as different words.
+    """
+    from nltk.corpus import wordnet
+    from nltk.translate.meteor_score import meteor_score
+
+    if lexicon is None:
+        try:
+            wordnet.ensure_loaded()
+        except LookupError:
+            return None
+        lexicon = wordnet
+    return float(meteor_score([_words(text).split() for text in references], _words(answer).split(), wordnet=lexicon))
+
+
+def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
+    """A line a model and measure, a column a set."""
+    header = ["model", "measure", *config.sets]
+    cells = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        found = {row["dataset"]: row for row in rows if row["model"] == model}
+        for metric in METRICS:
+            values = [found[name][metric] for name in config.sets]
+            if any(value is not None for value in values):
+                cells.append([model, metric, *("-" if v is None else f"{100 * v:.1f}" for v in values)])
+    notes = [
+        f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, in percent. "
+        "accuracy: the answer holds an accepted one; rouge_l and meteor: the best over the references.",
+    ]
+    if all(row["meteor"] is None for row in rows):
+        notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
+    return Table("Quality of plain answers", header, cells, notes)
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"[\w']+", text.lower()))
+
+
+def _with_context(model: LoadedModel, positions: int) -> LoadedModel:
+    if not isinstance(model.config, LlavaConfig):
+        return model
+    text = replace(model.config.text_config, max_position_embeddings=positions)
+    return replace(model, config=replace(model.config, text_config=text))
 
 
 if __name__ == "__main__":

@@ -11,24 +11,21 @@ Writes results.json, records.jsonl and table.md into --out.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from jaxspec.command import input_errors, script_name
 from jaxspec.errors import InputError
-from jaxspec.evaluation.command import load_models, parse_command
+from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.evaluation.tables import Table, identity_table, sampling_table
+from jaxspec.evaluation.report import Record, Run, Table
 
 
 @dataclass(frozen=True)
 class Options:
-    """What this script takes besides the preset's fields."""
-
     out: Path = Path("runs/exactness")
     """Directory for results.json, records.jsonl and table.md."""
     gammas: tuple[int, ...] = (1, 3, 5, 7)
@@ -50,29 +47,56 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures token identity, and tests the distribution of sampled answers."""
     preset, config, options = parse_command(Options, __doc__, args)
-    given = vars(config) | vars(options)
-    out = begin(options.out, given)
-    models = load_models(config)
-    run = describe_run(preset, given)
-    rows: list[dict[str, Any]] = []
-    records: list[dict[str, Any]] = []
-    tables: list[Table] = []
-    for its_rows, its_records in measure_identity(config, *models, gammas=options.gammas, batches=options.batches):
-        rows += its_rows
-        records += its_records
-        tables = [identity_table(config, rows)]
-        write_results(out, run, rows, records, markdown(*tables[0]))  # a run that is stopped keeps what is done
-    if options.draws:
-        sampled = measure_sampling(
-            config, *models, draws=options.draws, tokens=options.tokens, batch=max(options.batches)
-        )
-        tables.append(sampling_table(config, sampled))
-        rows += sampled
-    write_results(out, run, rows, records, "\n".join(markdown(*table) for table in tables))
-    finish(out, options.out)
-    for table in tables:
-        show(*table)
-    print(f"wrote results.json, records.jsonl, table.md to {options.out}", file=sys.stderr)
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        models = load_models(config)
+        for rows, records in measure_identity(config, *models, gammas=options.gammas, batches=options.batches):
+            run.rows += rows
+            run.records += records
+            run.write(identity_table(config, run.rows))
+        if options.draws:
+            table = identity_table(config, run.rows)
+            batch = max(options.batches)
+            sampled = measure_sampling(config, *models, draws=options.draws, tokens=options.tokens, batch=batch)
+            run.rows += sampled
+            run.write(table, sampling_table(sampled))
+
+
+def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
+    """A line per row of views, gamma and batch, pooled over sets and turns."""
+    header = ["views", "gamma", "batch", "answers", "identical", "first divergence", "largest logit gap"]
+    cells = []
+    for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
+        found = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
+        answers = [row["samples"] for row in found]
+        rate = np.average([row["token_identity_rate"] for row in found], weights=answers)
+        first = [row["first_divergence"] for row in found if row["first_divergence"] is not None]
+        gaps = [row["largest_logit_gap"] for row in found if row["largest_logit_gap"] is not None]
+        told = [f"{100 * rate:.2f} %", str(min(first)) if first else "-", f"{max(gaps):.2g}" if gaps else "-"]
+        cells.append([*map(str, key), str(sum(answers)), *told])
+    notes = [
+        f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
+        f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding.",
+        "first divergence: the fewest tokens that an answer shares with its reference before they part. "
+        "largest logit gap: the reference's token over the other one there, in one full forward pass of the target.",
+    ]
+    return Table("Token identity with plain decoding", header, cells, notes)
+
+
+def sampling_table(rows: Sequence[Record]) -> Table:
+    """A line per row of views and sampling options."""
+    header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
+    cells = [
+        [
+            *(row["row"], str(row["gamma"]), f"{row['temperature']:g}", f"{row['top_p']:g}", str(row["samples"])),
+            *(str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"),
+        ]
+        for row in rows
+    ]
+    notes = [
+        f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding with other seeds; "
+        "p-value of the two-sample chi-square test that both are distributed alike.",
+    ]
+    return Table("Sampled answers against plain decoding", header, cells, notes)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import jax.numpy as jnp
 
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
@@ -24,17 +21,13 @@ from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.loading import LoadedHead, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import compare, row_engines
-from jaxspec.evaluation.command import load_models, parse_command
-from jaxspec.evaluation.config import EvalConfig, Row
-from jaxspec.evaluation.kv_head import foretold
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.evaluation.tables import Table, draft_table
+from jaxspec.evaluation.config import EvalConfig, Variant, load_model, load_models, parse_command
+from jaxspec.evaluation.report import Record, Run, Table, mean, number
+from jaxspec.evaluation.simulation import predict_heads
 
 
 @dataclass(frozen=True)
 class Options:
-    """What this script takes besides the preset's fields."""
-
     heads: tuple[str, ...] = ()
     """NAME=DIRECTORY of further heads of the same target, such as ablations that were trained."""
     baselines: tuple[str, ...] = ()
@@ -50,38 +43,68 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     if config.kv_head is None:
         raise InputError(f"preset {preset}: names no kv_head; give one with --kv-head")
-    given = vars(config) | vars(options)
-    out = begin(options.out, given)
-    target, draft, captioner = load_models(config, views=[*(name for row in config.rows for name in row.views), "kv"])
-    assert target.head is not None
-    heads = ablations(target.head)
-    for name, path in map(named, options.heads):
-        other = target.with_head(path).head
-        assert other is not None
-        heads[name] = other
-    drafts = {name: separate_draft(config, target, place) for name, place in map(named, options.baselines)}
-    plain = Engine(replace(target, head=None), None, config.plain())
-    passes = foretold(config, plain, heads, options.gammas) if config.temperature == 0 else {}
-    run = describe_run(preset, given)
-    rows: list[dict[str, Any]] = []
-    records: list[dict[str, Any]] = []
-    table: Table = "", [], [], []
-    for gamma in options.gammas:
-        config = replace(config, gamma=gamma)
-        engines = row_engines(config, target, draft, captioner)
-        engines |= {name: Engine(target, other, config.engine(row)) for name, (other, row) in drafts.items()}
-        engines |= {
-            name: Engine(replace(target, head=head), None, config.engine(Row(name, ("kv",))))
-            for name, head in heads.items()
-        }
-        for measured, answers in compare(config, plain, engines):
-            told = (passes.get((row["dataset"], row["turn"], row["row"], gamma)) for row in measured)
-            rows += [row | {"foretold": tau} for row, tau in zip(measured, told)]
-            records += answers
-            table = draft_table(config, rows)
-            write_results(out, run, rows, records, markdown(*table))  # a run that is stopped keeps whole sets
-    finish(out, options.out)
-    show(*table)
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        shown = [name for row in config.rows for name in row.views]
+        target, draft, captioner = load_models(config, views=[*shown, "kv"])
+        assert target.head is not None
+        heads = ablations(target.head)
+        for name, path in map(named, options.heads):
+            other = target.with_head(path).head
+            assert other is not None
+            heads[name] = other
+        drafts = {name: separate_draft(config, target, place) for name, place in map(named, options.baselines)}
+        plain = Engine(replace(target, head=None), None, config.plain())
+        predicted = predict_heads(config, plain, heads, options.gammas) if config.temperature == 0 else {}
+        for gamma in options.gammas:
+            config = replace(config, gamma=gamma)
+            engines = row_engines(config, target, draft, captioner)
+            engines |= {name: Engine(target, other, config.engine(row)) for name, (other, row) in drafts.items()}
+            engines |= {
+                name: Engine(replace(target, head=head), None, config.engine(Variant(name, ("kv",))))
+                for name, head in heads.items()
+            }
+            for rows, records in compare(config, plain, engines):
+                found = (predicted.get((row["dataset"], row["turn"], row["row"], gamma)) for row in rows)
+                run.rows += [row | {"predicted_acceptance_length": tau} for row, tau in zip(rows, found)]
+                run.records += records
+                run.write(draft_table(config, run.rows))
+
+
+def draft_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
+    """AASD's Table 1: a line per set and draft, and for each draft length four columns. Turns are averaged."""
+    gammas = sorted({row["gamma"] for row in rows})
+    fields = {
+        "omega": "speedup_measured",
+        "alpha": "draft_acceptance_rate",
+        "tau": "mean_acceptance_length",
+        "delta": "decode_tokens_per_second",
+    }
+    header = ["set", "draft", *(f"{name} J={gamma}" for gamma in gammas for name in fields)]
+    places = {name: (name,) for name in config.sets} | ({"avg": config.sets} if len(config.sets) > 1 else {})
+    cells = []
+    for place, sets in places.items():
+        for draft in dict.fromkeys(row["row"] for row in rows):
+            found = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
+            drawn = [[row for row in found if row["gamma"] == gamma] for gamma in gammas]
+            cells.append([place, draft, *(number(mean(part, field)) for part in drawn for field in fields.values())])
+    same = min(row["token_identity_rate"] for row in rows)
+    plain = {name: [row for row in rows if row["dataset"] == name] for name in config.sets}
+    rates = [f"{name} {number(mean(found, 'plain_tokens_per_second'))}" for name, found in plain.items()]
+    notes = [
+        f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch {config.batch_size}, "
+        f"temperature {config.temperature:g}, {config.dtype}, {rows[0]['device']}, {config.repeats} runs by turns. "
+        "avg is the plain mean over sets.",
+        "omega: tokens/s of the loop over plain decoding's in the same run (the median over runs); alpha: accepted "
+        "over drafted tokens; tau: tokens per target pass, the bonus token counted; delta: tokens/s. "
+        f"Plain decoding: {', '.join(rates)} tokens/s.",
+    ]
+    if config.temperature == 0:
+        notes.append(f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token.")
+    told = [row for row in rows if row.get("predicted_acceptance_length")]
+    if told:
+        most = 100 * max(abs(row["mean_acceptance_length"] / row["predicted_acceptance_length"] - 1) for row in told)
+        notes.append(f"One pass of training's attention over the answers gives the heads' tau within {most:.1f} %.")
+    return Table("Drafts of one target: AASD's Table 1", header, cells, notes)
 
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
@@ -95,12 +118,12 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
     return heads
 
 
-def separate_draft(config: EvalConfig, target: LoadedModel, place: str) -> tuple[LoadedModel, Row]:
+def separate_draft(config: EvalConfig, target: LoadedModel, place: str) -> tuple[LoadedModel, Variant]:
     """The draft of DIRECTORY or DIRECTORY:VIEW, and the row that decodes with it."""
     path, view = shown(place)
-    draft = LoadedModel.load(path, jnp.dtype(config.dtype), tiles=config.tiles, beside=target)
+    draft = load_model(path, config.dtype, config.tiles, target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
-    return draft, Row(place, (view,))
+    return draft, Variant(place, (view,))
 
 
 def shown(place: str) -> tuple[str, str]:

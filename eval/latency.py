@@ -2,22 +2,35 @@
 
     python -m eval.latency mini --out runs/latency_mini
     python -m eval.latency llava7b_68m --parts passes forced --batches 1 8
+    python -m eval.latency mini --parts startup
 
-Nothing is read from files: weights are made on the device. Writes results.json, table.md and figures into --out.
+No weights are read: they are made on the device. The part `startup` is of the shipped pair instead, whatever the
+preset: `jaxspec generate` as a process of its own, cold and with its programs cached on disk, and what the host adds
+to a call. Writes results.json and table.md into --out.
 """
 
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
 import sys
-from dataclasses import replace
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
+import numpy as np
 import tyro
+from PIL import Image
+from tqdm import tqdm
 
+from configs.eval.mini import ASSETS
 from jaxspec.command import run_script
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.errors import InputError
 from jaxspec.evaluation.latency import (
     LatencyConfig,
     Pair,
@@ -26,13 +39,14 @@ from jaxspec.evaluation.latency import (
     measure_mixtures,
     measure_passes,
 )
-from jaxspec.evaluation.latency_report import draw_latency, latency_tables
-from jaxspec.evaluation.limits import probe
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
+from jaxspec.evaluation.report import Record, Run, Table, number, percent
+from jaxspec.evaluation.timing import Roofline, measure_roofline
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import setup_runtime
 
-Part = Literal["passes", "images", "forced", "mixtures"]
+Part = Literal["passes", "images", "forced", "mixtures", "startup"]
+STARTS, CALLS = 3, 50
+"""Warm starts after a cold one, and warm calls, whose medians count."""
 
 
 def main(
@@ -42,43 +56,187 @@ def main(
     batches: tuple[int, ...] = (1,),
     views: tuple[int, ...] = (1, 4),
     rules: tuple[str, ...] = ("mt-paper", "mt-release", "mtcp-paper", "mtcp-release", "hard_match", "em"),
-    clock: Literal["wall", "cpu"] = "wall",
 ) -> None:
     """Times what the preset under configs/latency names.
 
     Args:
       preset: one of those named above, from configs/latency.
-      out: directory for results.json, table.md and figures.
+      out: directory for results.json and table.md.
       parts: what to time.
       batches: rows of the loops at forced acceptance.
       views: draft views of those loops.
       rules: weightings of the blocks whose cost is told, on as many views as the preset names.
-      clock: wall time, or the processor's, for CPUs that others use as well.
     """
     given = dict(locals())
-    fresh = begin(out, given)
-    config: LatencyConfig = replace(load_preset("latency", preset), clock=clock)
-    setup_runtime()
-    limits = probe(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side, clock=clock)
-    pair = Pair(config)
+    config: LatencyConfig = load_preset("latency", preset)
+    with Run(preset, given, out) as run:
+        setup_runtime()
+        pair = Pair(config)
+        roofline = measure_roofline(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side)
+        if "passes" in parts:
+            run.rows += measure_passes(pair, roofline)
+        if "images" in parts:
+            run.rows += measure_images(pair)
+        if "forced" in parts:
+            run.rows += [row for batch in batches for r in views for row in measure_forced(pair, batch, r)]
+        if "mixtures" in parts:
+            run.rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
+        if "startup" in parts:
+            models = str(ASSETS / "target"), str(ASSETS / "draft")
+            run.rows += [*measure_starts(*models), *measure_host(*models)]
+        tables = latency_tables(preset, run.rows, roofline)
+        run.write(*tables, roofline=vars(roofline), load=os.getloadavg()[0])
+
+
+def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
+    """Wall-clock and CPU seconds of whole processes. Raises InputError with the last line of one that fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.png"
+        Image.new("RGB", (64, 64), "white").save(page)
+        command = [sys.executable, "-m", "jaxspec", "generate", "--target", target, "--draft", draft]
+        command += ["--image", str(page), "--prompt", "What is this?", "--max-new-tokens", "16"]
+        environment = os.environ | {"XDG_CACHE_HOME": folder}
+        times = []
+        for _ in tqdm(range(warm + 1), "starts", unit="start"):
+            used, begun = _children(), time.perf_counter()
+            done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+            if done.returncode != 0:
+                last = done.stderr.strip().rpartition("\n")[2].rpartition("error: ")[2]
+                raise InputError(last or f"jaxspec generate: exit code {done.returncode}")
+            times.append((time.perf_counter() - begun, _children() - used))
+    found = {"cold": times[0], "warm": np.median(times[1:] or times, axis=0).tolist()}
+    return [
+        {"kind": "startup", "what": f"start to answer, {name}", "seconds": wall, "cpu_seconds": cpu}
+        for name, (wall, cpu) in found.items()
+    ]
+
+
+def _children() -> float:
+    """CPU seconds of all finished children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
+    """Seconds of a warm call beyond prefill and decoding, text only and with an image."""
+    exact = jnp.dtype("float32")
+    engine = Engine(LoadedModel.load(target, exact), LoadedModel.load(draft, exact), EngineConfig(new_buckets=(16,)))
     rows = []
-    if "passes" in parts:
-        rows += measure_passes(pair, limits)
-    if "images" in parts:
-        rows += measure_images(pair)
-    if "forced" in parts:
-        rows += [row for batch in batches for r in views for row in measure_forced(pair, batch, r)]
-    if "mixtures" in parts:
-        rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
-    run = describe_run(preset, given) | {"limits": vars(limits), "clock": clock, "load": os.getloadavg()[0]}
-    title = preset if clock == "wall" else f"{preset}, processor time"
-    tables = latency_tables(title, rows, limits)
-    write_results(fresh, run, rows, [], "\n".join(markdown(*table) for table in tables))
-    figures = draw_latency(title, rows, fresh)
-    finish(fresh, out)
-    for table in tables:
-        show(*table)
-    print(f"wrote {', '.join(['results.json', 'table.md', *(f.name for f in figures)])} to {out}", file=sys.stderr)
+    for name, images in (("text", []), ("one image", [Image.new("RGB", (64, 64), "white")])):
+        request = Request(engine.encoder.prompt("What is this?", images), 16)
+        engine.generate([request])
+        spent = []
+        for _ in tqdm(range(calls), f"host, {name}", unit="call"):
+            begun = time.perf_counter()
+            (result,) = engine.generate([request])
+            spent.append(time.perf_counter() - begun - (result.prefill_ms + result.decode_ms) / 1e3)
+        what = f"host time of a call, {name}"
+        rows.append({"kind": "startup", "what": what, "seconds": float(np.median(spent)), "cpu_seconds": None})
+    return rows
+
+
+def latency_tables(name: str, rows: Sequence[Record], roofline: Roofline) -> list[Table]:
+    """A table for each kind of rows that there are."""
+    makers = {
+        "passes": lambda rows: passes_table(name, rows, roofline),
+        "images": lambda rows: images_table(name, rows),
+        "forced": lambda rows: forced_table(name, rows),
+        "mixtures": lambda rows: mixtures_table(name, rows),
+        "startup": startup_table,
+    }
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    return [makers[kind]([row for row in rows if row["kind"] == kind]) for kind in kinds]
+
+
+def passes_table(name: str, rows: Sequence[Record], roofline: Roofline) -> Table:
+    """A line per shape: T_p, what blocks and drafts cost in T_p, and the share of the roofline."""
+    gammas, views = (list(rows[0][field]) for field in ("verify_ms", "draft_ms"))
+    header = ["B", "S", "T_p ms"]
+    header += [f"T_p({int(gamma) + 1})/T_p" for gamma in gammas]
+    header += [f"T_q/T_p, {r} view{'s' * (r != '1')}" for r in views]
+    header += ["GB/s", "of copy", "of read", "of matmul"]
+    cells = [
+        [
+            *(str(row["batch"]), str(row["slots"]), f"{row['target_ms']:.3g}"),
+            *(number(row["verify_ms"][gamma] / row["target_ms"]) for gamma in gammas),
+            *(number(row["draft_ms"][r] / row["target_ms"], 3) for r in views),
+            number(row["effective_gbps"], 1),
+            *(percent(row[share]) for share in ("copy_share", "read_share", "matmul_share")),
+        ]
+        for row in rows
+    ]
+    notes = [
+        "What the papers' Eq. (1) takes for granted: that a pass over a block costs what one over a token does, that "
+        "views in one batch cost what one view does, and that a draft pass costs next to nothing.",
+        "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache read once a pass over "
+        f"one token, beside {roofline.copy_gbps:.1f} GB/s copied, {roofline.read_gbps:.1f} GB/s read by a vector times "
+        f"a matrix, and {roofline.matmul_tflops:.3g} Tflop/s of square matrices in the same run.",
+    ]
+    return Table(f"Passes of {name}", header, cells, notes)
+
+
+def images_table(name: str, rows: Sequence[Record]) -> Table:
+    """A line per number of images."""
+    fields = [field for field in rows[0] if field.endswith("_ms")]
+    header = ["images", *(f"{field[:-3].replace('_', ' ')} ms" for field in fields)]
+    cells = [
+        [str(row["images"]), *("-" if row[field] is None else f"{row[field]:.3g}" for field in fields)] for row in rows
+    ]
+    return Table(f"Images before the first token, {name}", header, cells, ["Batch 1; towers and prefill apart."])
+
+
+def forced_table(name: str, rows: Sequence[Record]) -> Table:
+    """A line per batch, views and forced tokens a pass."""
+    header = ["B", "views", "forced tau", "J", "plain tok/s", "tok/s", "speed-up", "Eq. (1)", "with T_p(J+1)"]
+    header += ["efficiency", "block ms", "its passes"]
+    cells = [
+        [
+            *(str(row["batch"]), str(row["views"]), f"{row['forced_acceptance_length']:g}", str(row["gamma"])),
+            *(number(row[field], 1) for field in ("plain_tokens_per_second", "tokens_per_second")),
+            *(
+                number(row[field])
+                for field in ("speedup_measured", "speedup_predicted", "speedup_predicted_with_verify")
+            ),
+            *(number(row["loop_efficiency"]), f"{row['block_ms']:.3g}"),
+            f"{row['gamma'] * row['draft_ms'] + row['verify_ms']:.3g}",
+        ]
+        for row in rows
+    ]
+    notes = [
+        "FORCED ACCEPTANCE: random weights; draft and target compute all of a real block, and the number of accepted "
+        "tokens is given, not earned. These are times of loops, and say nothing about any draft's quality.",
+        "speed-up: over plain decoding in the same run; efficiency: measured over predicted with T_p(J+1).",
+    ]
+    return Table(f"Loops at forced acceptance, {name}", header, cells, notes)
+
+
+def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
+    """A line per number of views and weighting."""
+    header = ["views, weighting", "B", "block ms", "x one view", "weighting's share", "state bytes a row"]
+    cells = [
+        [
+            *(f"{row['views']} {row['rule']}", str(row["batch"]), f"{row['block_ms']:.3g}"),
+            number(row["times_one_view"]),
+            "-" if row["rule"] == "static" else percent(row["share"], 1),
+            str(row["state_bytes"]),
+        ]
+        for row in rows
+    ]
+    notes = [
+        "A block is drafting, the target's pass, verification and learning, inside a compiled loop; the least of "
+        "interleaved runs. share: over a block of the same views with static weights.",
+    ]
+    return Table(f"Blocks by views and weighting, {name}", header, cells, notes)
+
+
+def startup_table(rows: Sequence[Record]) -> Table:
+    """A line per kind of start and call."""
+    cells = [
+        [row["what"], f"{row['seconds']:.4g}", "-" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.3g}"]
+        for row in rows
+    ]
+    notes = [f"The shipped pair; medians of {STARTS} warm starts after a cold one, and of {CALLS} warm calls each."]
+    return Table("Start-up and host time", ["", "seconds", "CPU seconds"], cells, notes)
 
 
 if __name__ == "__main__":

@@ -11,49 +11,89 @@ recorded target there are none; the acceptance is exact all the same.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tqdm import tqdm
+
 from jaxspec.command import input_errors, script_name
-from jaxspec.data.mmspec import answer_row, summary_csv, summary_rows
+from jaxspec.data.mmspec import Turn, answer_row, summary_csv, summary_rows
+from jaxspec.data.prompts import Prompt
+from jaxspec.data.samples import Sample
 from jaxspec.data.sets import MMSPEC
-from jaxspec.evaluation.command import load_models, parse_command
-from jaxspec.evaluation.mmspec import BASELINE, measure_mmspec
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
+from jaxspec.decoding.engine import Engine, Request, Result
+from jaxspec.decoding.replay import RecordedTarget
+from jaxspec.decoding.speculative import Speculator
+from jaxspec.evaluation.block_efficiency import first_prompt, next_prompt, row_engines
+from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
+from jaxspec.evaluation.report import Run, Table
 from jaxspec.files import write_text
 
+BASELINE = "baseline"
 SHOWN = ("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_mean", "speedup_paired")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What this script takes besides the preset's fields."""
-
     out: Path = Path("runs/mmspec")
     """Directory for the answers and summary.csv."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Answers MMSpec's conversations with and without the draft."""
+    """Answers MMSpec's conversations with and without the draft.
+
+    Every turn follows the method's own answers to those before it, as in MMSpec; greedy ones are the target's, whoever
+    drafts.
+    """
     preset, config, options = parse_command(Options, __doc__, args)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
-    given = vars(config) | vars(options)
-    out = begin(options.out, given)
-    answers = measure_mmspec(config, *load_models(config))
-    for method, answered in answers.items():
-        lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in answered]
-        name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
-        write_text(out / name, "".join(lines))
-    rows = summary_rows(answers, BASELINE)
-    write_text(out / "summary.csv", summary_csv(rows))
-    cells = [[f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN] for row in rows]
-    write_results(out, describe_run(preset, given), rows, [], markdown("MMSpec", SHOWN, cells))
-    finish(out, options.out)
-    show("MMSpec", list(SHOWN), cells)
-    written = f"the answers of {len(answers)} methods, summary.csv, results.json, table.md"
-    print(f"wrote {written} to {options.out}", file=sys.stderr)
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        target, draft, captioner = load_models(config)
+        samples = config.samples(MMSPEC)
+        engines = {BASELINE: Engine(target, None, config.plain())} | row_engines(config, target, draft, captioner)
+        answers = {}
+        for method, engine in tqdm(engines.items(), unit="method", desc="MMSpec", delay=1):
+            answers[method] = converse(config, engine, samples)
+            name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
+            lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in answers[method]]
+            write_text(run.folder / name, "".join(lines))
+        run.rows = summary_rows(answers, BASELINE)
+        write_text(run.folder / "summary.csv", summary_csv(run.rows))
+        cells = [[f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN] for row in run.rows]
+        run.write(Table("MMSpec", SHOWN, cells))
+
+
+def converse(config: EvalConfig, engine: Engine, samples: Sequence[Sample]) -> list[tuple[Sample, list[Turn]]]:
+    """All turns of every sample, a turn of all of them at a time."""
+    answered: list[tuple[Sample, list[Turn]]] = [(sample, []) for sample in samples]
+    asked: dict[int, Prompt] = {}
+    told: dict[int, Result] = {}
+    for depth in range(max(len(sample.turns) for sample in samples)):
+        open_ = [i for i, sample in enumerate(samples) if len(sample.turns) > depth]
+        for i in open_:
+            if depth == 0:
+                asked[i] = first_prompt(engine.encoder, samples[i])
+            else:
+                asked[i] = next_prompt(engine.encoder, asked[i], told[i], samples[i].turns[depth][0], samples[i])
+        results = engine.generate(
+            [Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i) for i in open_]
+        )
+        told = dict(zip(open_, results, strict=True))
+        for i, result in told.items():
+            answered[i][1].append(_turn(result, engine))
+    return answered
+
+
+def _turn(result: Result, engine: Engine) -> Turn:
+    drafts, timed = isinstance(engine.program, Speculator), not isinstance(engine.target, RecordedTarget)
+    return Turn(
+        text=result.text,
+        tokens=result.tokens,
+        steps=result.stats.steps,
+        accepted=int(result.stats.accepted_at.sum()) if drafts else None,
+        wall_time=(result.prefill_ms + result.decode_ms) / result.batch / 1e3 if timed else None,
+    )
 
 
 if __name__ == "__main__":

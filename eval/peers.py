@@ -3,8 +3,8 @@
     python -m eval.peers mini --out runs/peers_mini
     python -m eval.peers pair55m --new 128
 
-`mini` are the shipped models on picturebook; `pair55m` a pair of random weights whose agreement is planted. Both
-libraries read the same files. All methods run warm and in turns; a method's time is the least of its turns, summed
+`mini` are the shipped models on picturebook; `pair55m` a synthetic pair, of random weights and given agreement. Both
+libraries read the same files. All methods run warm and in turns; a method's time is the least of its runs, summed
 over prompts. Needs torch (the `parity` extra). Writes results.json and table.md into --out.
 
 On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that torch's threads
@@ -30,16 +30,15 @@ import tyro
 from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
-from eval import planted
 from jaxspec.checkpoints import huggingface
 from jaxspec.command import run_script
 from jaxspec.data.prompts import Prompt
 from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
-from jaxspec.evaluation.block_efficiency import first_question
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
-from jaxspec.presets import load_preset
+from jaxspec.evaluation.block_efficiency import first_prompt
+from jaxspec.evaluation.report import Run, Table
+from jaxspec.evaluation.synthetic import synthetic_model
 from jaxspec.runtime import setup_runtime
 
 GAMMA = 5
@@ -49,7 +48,7 @@ HEADER += ["CPU ms / token", "tokens / target call", "same tokens"]
 
 
 @dataclass(frozen=True)
-class Run:
+class Timed:
     """One prompt's answer by one method."""
 
     tokens: tuple[int, ...]
@@ -63,7 +62,7 @@ class Run:
     """Forward passes of the target, prefill included."""
 
 
-Method = Callable[[Prompt], Run]
+Method = Callable[[Prompt], Timed]
 
 
 def main(
@@ -83,8 +82,8 @@ def main(
       out: directory for results.json and table.md.
       new: most new tokens of an answer.
       prompts: prompts, one after the other, batch 1.
-      repeats: turns of every method on every prompt, after one that is not counted.
-      acceptance: share of the cycle that the planted draft knows; only for pair55m.
+      repeats: runs of every method on every prompt, after one that is not counted.
+      acceptance: share of the cycle that the synthetic draft knows; only for pair55m.
       threads: of torch; its own choice when None.
       compiled: also transformers' static cache with a compiled forward pass (a minute of warm-up).
     """
@@ -92,36 +91,33 @@ def main(
     if find_spec("torch") is None:
         raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
-    fresh = begin(out, given)
-    setup_runtime()
-    with tempfile.TemporaryDirectory() as folder:
-        paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
-        target, draft = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
-        asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
-        text_draft = Path(folder) / "text_draft"
-        huggingface.save(text_draft, draft.model.text, draft.params["language_model"], tokenizer=draft.tokenizer)
-        methods = ours(target, draft, new) | theirs(target, paths, text_draft, new, compiled, threads)
-        runs = measure(methods, asked, repeats)
-    rows = [summary(name, found, runs.get(PLAIN)) for name, found in runs.items()]
-    notes = [
-        f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, {jax.devices()[0].device_kind}; "
-        f"least of {repeats} turns; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; threads of torch: "
-        f"{threads or 'its own choice'}.",
-        f"x: tokens/s over transformers' eager, and over its assisted generation with {GAMMA} drafted tokens. tok/s: "
-        "of whole calls, from prepared inputs to the last token. decode: without the first token and the target's "
-        "prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in assisted "
-        "generation.",
-        "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain "
-        "decoding gives. -: what it is compared to failed.",
-        "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the assistant).",
-    ]
-    if preset == "pair55m":
-        notes.append(f"PLANTED agreement: the draft is right after {acceptance:.0%} of the tokens; see planted.py.")
-    table = (f"Peers on {preset}", HEADER, cells(rows), notes)
-    write_results(fresh, describe_run(preset, given), rows, [], markdown(*table))
-    finish(fresh, out)
-    show(*table)
-    print(f"wrote results.json, table.md to {out}", file=sys.stderr)
+    with Run(preset, given, out) as run:
+        setup_runtime()
+        with tempfile.TemporaryDirectory() as folder:
+            paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
+            target, draft = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
+            asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
+            text_draft = Path(folder) / "text_draft"
+            huggingface.save(text_draft, draft.model.text, draft.params["language_model"], tokenizer=draft.tokenizer)
+            methods = ours(target, draft, new) | theirs(target, paths, text_draft, new, compiled, threads)
+            found = measure(methods, asked, repeats)
+        run.rows = [summary(name, answers, found.get(PLAIN)) for name, answers in found.items()]
+        notes = [
+            f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, {jax.devices()[0].device_kind}; "
+            f"least of {repeats} runs; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; threads of torch: "
+            f"{threads or 'its own choice'}.",
+            f"x: tokens/s over transformers' eager, and over its assisted generation with {GAMMA} drafted tokens. "
+            "tok/s: of whole calls, from prepared inputs to the last token. decode: without the first token and the "
+            "target's prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in "
+            "assisted generation.",
+            "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain "
+            "decoding gives. -: what it is compared to failed.",
+            "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the "
+            "assistant).",
+        ]
+        if preset == "pair55m":
+            notes.append(f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens.")
+        run.write(Table(f"Peers on {preset}", HEADER, cells(run.rows), notes))
 
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -140,18 +136,19 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
-    """The planted pair as two directories."""
-    preset = load_preset("latency", "pair55m")
+    """The synthetic pair as two directories."""
     paths = folder / "target", folder / "draft"
-    for seed, (path, config, right) in enumerate(zip(paths, (preset.target, preset.draft), (1.0, acceptance))):
-        planted.write(path, config, right, seed)
+    for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{acceptance}")):
+        model = synthetic_model(name, jnp.dtype("float32"))
+        told = {"tokenizer": model.tokenizer, "image_processor": model.image_processor}
+        huggingface.save(path, model.config, model.params, **told, overwrite=True)
     return paths
 
 
 def mini_prompts(target: LoadedModel, count: int) -> list[Prompt]:
     """Questions whose answers are long: descriptions."""
     encoder = Engine(target).encoder
-    return [first_question(encoder, sample).prompt for sample in evaluation_set("describe", count)]
+    return [first_prompt(encoder, sample) for sample in evaluation_set("describe", count)]
 
 
 def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
@@ -171,11 +168,11 @@ def ours(target: LoadedModel, draft: LoadedModel, new: int) -> dict[str, Method]
     """jaxspec with and without the draft."""
 
     def method(engine: Engine) -> Method:
-        def run(prompt: Prompt) -> Run:
+        def run(prompt: Prompt) -> Timed:
             used, start = time.process_time(), time.perf_counter()
             (result,) = engine.generate([Request(prompt, new)])
             seconds, used = time.perf_counter() - start, time.process_time() - used
-            return Run(result.tokens, seconds, result.decode_ms / 1e3, used, result.stats.steps + 1)
+            return Timed(result.tokens, seconds, result.decode_ms / 1e3, used, result.stats.steps + 1)
 
         return run
 
@@ -204,7 +201,7 @@ def theirs(
     assert target.images is not None
 
     def method(assistant: Any = None, schedule: str = "constant", **options: Any) -> Method:
-        def run(prompt: Prompt) -> Run:
+        def run(prompt: Prompt) -> Timed:
             if assistant is not None:
                 assistant.generation_config.num_assistant_tokens = GAMMA
                 assistant.generation_config.num_assistant_tokens_schedule = schedule
@@ -223,7 +220,7 @@ def theirs(
             if first - start > 1e-3:
                 prefill[prompt.tokens.tobytes()] = first - start
             spent = end - first
-            return Run(tuple(tokens.tolist()), spent, spent - prefill[prompt.tokens.tobytes()], used, calls[0])
+            return Timed(tuple(tokens.tolist()), spent, spent - prefill[prompt.tokens.tobytes()], used, calls[0])
 
         return run
 
@@ -249,11 +246,11 @@ def theirs(
     return methods
 
 
-def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> dict[str, list[Run]]:
+def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> dict[str, list[Timed]]:
     """Each method's best times of every prompt. A method that fails is left out, with a word on standard error."""
-    runs: dict[str, list[list[Run]]] = {name: [[] for _ in prompts] for name in methods}
-    turns = [(turn, i, name) for turn in range(repeats + 1) for i in range(len(prompts)) for name in methods]
-    for turn, i, name in tqdm(turns, "peers", unit="answer"):
+    runs: dict[str, list[list[Timed]]] = {name: [[] for _ in prompts] for name in methods}
+    order = [(again, i, name) for again in range(repeats + 1) for i in range(len(prompts)) for name in methods]
+    for again, i, name in tqdm(order, "peers", unit="answer"):
         if name not in runs:
             continue
         try:
@@ -262,18 +259,18 @@ def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> 
             tqdm.write(f"{name}: {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
             del runs[name]
             continue
-        if turn:
+        if again:
             runs[name][i].append(found)
     return {name: [best(each) for each in found] for name, found in runs.items()}
 
 
-def best(runs: list[Run]) -> Run:
+def best(runs: list[Timed]) -> Timed:
     """The run with the least of each time."""
     least = {name: min(getattr(run, name) for run in runs) for name in ("seconds", "decode_seconds", "cpu_seconds")}
     return replace(runs[0], **least)
 
 
-def summary(name: str, runs: list[Run], reference: list[Run] | None) -> dict[str, Any]:
+def summary(name: str, runs: list[Timed], reference: list[Timed] | None) -> dict[str, Any]:
     """Rates over all prompts. The first token is prefill's, and no part of decoding. Without a reference no identity is
     told."""
     count = sum(len(run.tokens) for run in runs)

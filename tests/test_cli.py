@@ -27,7 +27,7 @@ from jaxspec.config import text_config
 from tests import tiny
 
 STATS = {
-    *("mean_acceptance_length", "block_efficiency", "draft_acceptance_rate"),
+    *("mean_acceptance_length", "draft_acceptance_rate"),
     *("acceptance_rate_per_position", "conditional_acceptance_rate_per_position", "acceptance_histogram"),
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
     *("caption_ms", "prefill_ms", "decode_tokens_per_second"),

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval.mini import config as mini
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 
 config = replace(
     mini,
-    rows=(Row("draft, M", ("M",)), Row("draft, T", ("T",))),
+    rows=(Variant("draft, M", ("M",)), Variant("draft, T", ("T",))),
     sets=("describe", "reason"),
     turns=(1,),
     batch_size=1,

@@ -14,10 +14,10 @@ _CONTRASTS = tuple((mu, f"contrastive:mu={mu}") for mu in (0.0, 0.1, 0.3, 0.5))
 
 config = CollaborativeEvalConfig(
     pairings=(
-        Pairing("left + right", (LEFT, RIGHT), "weighted:0.5,0.5", gammas=(3, 1), dial=_WEIGHTS),
+        Pairing("left + right", (LEFT, RIGHT), "weighted:0.5,0.5", gammas=(3, 1), sweep=_WEIGHTS),
         Pairing("left + right + whole", (LEFT, RIGHT, WHOLE), "weighted", gammas=(1, 1, 3), proposer=2),
-        Pairing("whole - amateur", (WHOLE, AMATEUR), "contrastive:mu=0.1", gammas=(1, 5), proposer=1, dial=_CONTRASTS),
-        Pairing("whole - amateur, greedy", (WHOLE, AMATEUR), "contrastive:mu=0.1", 0.0, (1, 5), 1, dial=_CONTRASTS),
+        Pairing("whole - amateur", (WHOLE, AMATEUR), "contrastive:mu=0.1", gammas=(1, 5), proposer=1, sweep=_CONTRASTS),
+        Pairing("whole - amateur, greedy", (WHOLE, AMATEUR), "contrastive:mu=0.1", 0.0, (1, 5), 1, sweep=_CONTRASTS),
     ),
     sets=("gsm8k",),
     prompt_buckets=(384,),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval.mini import config as mini
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 
 config = replace(
     mini,
     rows=(
-        Row("M", ("M",)),
-        Row("T", ("T",)),
-        Row("MT static", ("M", "T")),
-        Row("KV head", ("kv",)),
-        Row("MT + KV head static", ("M", "T", "kv")),
-        Row("MT* + KV head", ("M", "T", "kv"), weighting="mt-paper"),
+        Variant("M", ("M",)),
+        Variant("T", ("T",)),
+        Variant("MT static", ("M", "T")),
+        Variant("KV head", ("kv",)),
+        Variant("MT + KV head static", ("M", "T", "kv")),
+        Variant("MT* + KV head", ("M", "T", "kv"), weighting="mt-paper"),
     ),
 )

@@ -10,20 +10,20 @@ question with its own images, is left out: after five images it passes the targe
 
 from __future__ import annotations
 
-from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.config import EvalConfig, Variant
 
 config = EvalConfig(
     target="llava-hf/llava-1.5-7b-hf",
     draft="mjbooo/lvlm68m",
     rows=(
-        Row("M", ("M",), published=(2.24, 2.00)),
-        Row("T", ("T",), published=(2.23, 2.28)),
-        Row("C", ("C",), published=(2.29, 2.30)),
-        Row("P", ("P",), published=(2.23, 2.25)),
-        Row("MT static", ("M", "T"), published=(2.31, 2.25)),
-        Row("MT*", ("M", "T"), weighting="mt-release", published=(2.31, 2.27)),
-        Row("MTCP static", ("M", "T", "C", "P"), published=(2.32, 2.31)),
-        Row("MTCP*", ("M", "T", "C", "P"), weighting="mt-release", published=(2.32, 2.32)),
+        Variant("M", ("M",), published=(2.24, 2.00)),
+        Variant("T", ("T",), published=(2.23, 2.28)),
+        Variant("C", ("C",), published=(2.29, 2.30)),
+        Variant("P", ("P",), published=(2.23, 2.25)),
+        Variant("MT static", ("M", "T"), published=(2.31, 2.25)),
+        Variant("MT*", ("M", "T"), weighting="mt-release", published=(2.31, 2.27)),
+        Variant("MTCP static", ("M", "T", "C", "P"), published=(2.32, 2.31)),
+        Variant("MTCP*", ("M", "T", "C", "P"), weighting="mt-release", published=(2.32, 2.32)),
     ),
     captioner="florence2:microsoft/Florence-2-large-ft",
     sets=(

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval.mini import config as mini
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 
 config = replace(
     mini,
     target="llava-hf/llava-v1.6-vicuna-7b-hf",
     draft="mjbooo/lvlm68m",
     tiles=False,
-    rows=(Row("M", ("M",)), Row("T", ("T",)), Row("P", ("P",)), Row("MT static", ("M", "T"))),
+    rows=(Variant("M", ("M",)), Variant("T", ("T",)), Variant("P", ("P",)), Variant("MT static", ("M", "T"))),
     max_new_tokens=128,
     dtype="bfloat16",
     prompt_buckets=(1024, 2048, 4096),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.config import EvalConfig, Variant
 
 ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
 
@@ -14,14 +14,14 @@ config = EvalConfig(
     captioner=f"jax:{ASSETS / 'captioner'}",
     kv_head=str(ASSETS / "kv_head"),
     rows=(
-        Row("M", ("M",)),
-        Row("T", ("T",)),
-        Row("C", ("C",)),
-        Row("P", ("P",)),
-        Row("MT static", ("M", "T")),
-        Row("MT*", ("M", "T"), weighting="mt-paper"),
-        Row("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-paper"),
-        Row("KV head", ("kv",)),
+        Variant("M", ("M",)),
+        Variant("T", ("T",)),
+        Variant("C", ("C",)),
+        Variant("P", ("P",)),
+        Variant("MT static", ("M", "T")),
+        Variant("MT*", ("M", "T"), weighting="mt-paper"),
+        Variant("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-paper"),
+        Variant("KV head", ("kv",)),
     ),
     sets=(
         "describe",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import mini
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 
 config = replace(
     mini.config,
     rows=(
         *(
-            Row(f"{name} {tree or 'chain'}", views, weighting=weighting, tree=tree)
+            Variant(f"{name} {tree or 'chain'}", views, weighting=weighting, tree=tree)
             for name, views, weighting in (
                 ("M", ("M",), "static"),
                 ("T", ("T",), "static"),

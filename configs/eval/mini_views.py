@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import mini
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 
 config = replace(
     mini.config,
     rows=(
-        *(Row(view, (view,)) for view in "MTCP"),
-        Row("MT static", ("M", "T")),
-        Row("MT*", ("M", "T"), weighting="mt-paper"),
-        Row("MT random", ("M", "T"), weighting="random"),
-        Row("MTCP static", ("M", "T", "C", "P")),
-        Row("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-paper"),
-        Row("MTCP random", ("M", "T", "C", "P"), weighting="random"),
+        *(Variant(view, (view,)) for view in "MTCP"),
+        Variant("MT static", ("M", "T")),
+        Variant("MT*", ("M", "T"), weighting="mt-paper"),
+        Variant("MT random", ("M", "T"), weighting="random"),
+        Variant("MTCP static", ("M", "T", "C", "P")),
+        Variant("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-paper"),
+        Variant("MTCP random", ("M", "T", "C", "P"), weighting="random"),
     ),
 )

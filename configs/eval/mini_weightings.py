@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import mini
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 
 config = replace(
     mini.config,
     rows=(
         *(
-            Row(weighting, ("M", "T"), weighting=weighting)
+            Variant(weighting, ("M", "T"), weighting=weighting)
             for weighting in (
                 "static",
                 "random",
@@ -22,6 +22,6 @@ config = replace(
                 "em",
             )
         ),
-        Row("MT*, adaptive J", ("M", "T"), weighting="mt-paper", adaptive_gamma=True),
+        Variant("MT*, adaptive J", ("M", "T"), weighting="mt-paper", adaptive_gamma=True),
     ),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import mini
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 
 config = replace(
     mini.config,
-    rows=tuple(Row(f"MT*, h = {h}", ("M", "T"), weighting=f"grid:window={h}") for h in (1, 4, 16, "all")),
+    rows=tuple(Variant(f"MT*, h = {h}", ("M", "T"), weighting=f"grid:window={h}") for h in (1, 4, 16, "all")),
 )

@@ -1,4 +1,4 @@
-"""Block efficiency of draft views over the synthetic sets, against plain decoding in the same run.
+"""Block efficiency of draft views over sets of prompts, against plain decoding in the same run.
 
 For each set and turn the target decodes alone first: its answers are the reference for identity, its time the
 baseline of the speed-up, and its first-turn answers the context of the second turn.
@@ -7,8 +7,7 @@ baseline of the speed-up, and its first-turn answers the context of the second t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -22,17 +21,8 @@ from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
+from jaxspec.evaluation.report import Record
 from jaxspec.evaluation.timing import PassTimes, by_turns, time_passes
-
-Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Question:
-    """One sample of a set at one turn, as a request's prompt."""
-
-    sample: str
-    prompt: Prompt
 
 
 def measure(
@@ -57,7 +47,6 @@ def compare(
     Yields (rows, records) of each set of data in turn: a row pools one (dataset, turn, engine), a record is of one
     sample of it.
     """
-    shared = _shared_fields(config)
     work = len(config.sets) * len(config.turns) * (1 + len(engines)) * config.repeats
     bar = tqdm(total=work, unit="run", desc="block efficiency", delay=1)
     passes: dict[str, PassTimes] = {}
@@ -65,10 +54,10 @@ def compare(
         bar.set_postfix_str(dataset, refresh=False)
         rows: list[Record] = []
         records: list[Record] = []
-        for turn, questions in each_turn(config, plain, dataset):
+        for turn, prompts in each_turn(config, plain, dataset):
             requests = [
-                Request(q.prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
-                for i, q in enumerate(questions)
+                Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+                for i, prompt in enumerate(prompts)
             ]
             (reference, *answers), (baseline, *rates) = by_turns(
                 [plain, *engines.values()], requests, config.repeats, bar
@@ -76,10 +65,11 @@ def compare(
             for (name, engine), results, rate in zip(engines.items(), answers, rates, strict=True):
                 if name not in passes and not isinstance(engine.target, RecordedTarget):
                     passes[name] = time_passes(engine, requests[: config.batch_size])
-                place = {"dataset": dataset, "turn": turn, "row": name, "views": list(engine.config.views)}
-                place |= {"weighting": str(parse_weighting(engine.config.weighting))}
-                place |= block_fields(engine.config) | shared
-                row = place | _pool(results, reference)
+                place = {"dataset": dataset, "turn": turn} | engine_fields(name, engine.config, config)
+                place |= {"temperature": config.temperature}
+                same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
+                row = place | acceptance_metrics([r.stats for r in results])
+                row |= {"samples": len(results), "token_identity_rate": float(np.mean(same))}
                 if name in passes:
                     row |= _times(engine.config, row["mean_acceptance_length"], results, passes[name])
                     row |= {
@@ -90,70 +80,61 @@ def compare(
                 rows.append(row)
                 records += [
                     place
-                    | {"sample": q.sample, "tokens": len(r.tokens), "identical": r.tokens == a.tokens, "text": r.text}
+                    | {"sample": prompt.sample, "tokens": len(r.tokens), "identical": equal, "text": r.text}
                     | acceptance_metrics([r.stats])
                     | ({"trace": r.trace} if r.trace else {})
-                    for q, r, a in zip(questions, results, reference, strict=True)
+                    for prompt, r, equal in zip(prompts, results, same, strict=True)
                 ]
         yield rows, records
     bar.close()
 
 
-def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Question]]]:
+def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Prompt]]]:
     """The prompts of each turn asked for; the second follows the target's own answer to the first."""
     encoder = plain.encoder
     if 1 in config.turns:
-        yield 1, [first_question(encoder, sample) for sample in config.samples(dataset)]
+        yield 1, [first_prompt(encoder, sample) for sample in config.samples(dataset)]
     if 2 in config.turns:
         samples = config.samples(dataset, turns=2)
-        first = [first_question(encoder, sample) for sample in samples]
-        answers = plain.generate([Request(q.prompt, config.max_new_tokens) for q in first])
-        yield 2, [next_question(encoder, q, a, s.turns[1][0], s) for q, a, s in zip(first, answers, samples)]
+        first = [first_prompt(encoder, sample) for sample in samples]
+        answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
+        yield 2, [next_prompt(encoder, p, a, s.turns[1][0], s) for p, a, s in zip(first, answers, samples)]
 
 
-def first_question(encoder: PromptEncoder, sample: Sample) -> Question:
+def first_prompt(encoder: PromptEncoder, sample: Sample) -> Prompt:
     """The sample's first turn, with the images that belong to it."""
     asked = sample.turns[0][0]
-    prompt = encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)])
-    return Question(sample.id, replace(prompt, sample=sample.id))
+    return replace(encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
 
 
-def next_question(encoder: PromptEncoder, before: Question, answer: Result, asked: str, sample: Sample) -> Question:
+def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, asked: str, sample: Sample) -> Prompt:
     """The next turn after an answer, with the images that the turns before have not shown."""
-    shown = len(before.prompt.images)
-    new = sample.images[shown : shown + asked.count(PLACEHOLDER)]
-    return Question(sample.id, encoder.follow_up(before.prompt, answer.tokens, asked, new))
-
-
-def _pool(results: list[Result], reference: list[Result]) -> Record:
-    """Metrics over all answers."""
-    same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
-    pooled = {"samples": len(results), "token_identity_rate": float(np.mean(same))}
-    return acceptance_metrics([r.stats for r in results]) | pooled
+    shown = len(before.images)
+    return encoder.follow_up(before, answer.tokens, asked, sample.images[shown : shown + asked.count(PLACEHOLDER)])
 
 
 def _times(config: EngineConfig, length: float | None, results: list[Result], passes: PassTimes) -> Record:
     """Milliseconds of passes and of what comes before the loop, and the speed-up that Eq. (1) makes of the former."""
-    times = {"draft_ms": passes.draft_ms, "verify_ms": passes.verify_ms, "target_ms": passes.target_ms}
-    # Eq. (1) is for blocks of one length.
-    predicted = {} if length is None or config.adaptive_gamma else {
-        "speedup_predicted": predicted_speedup(length, config.gamma, passes.draft_ms, passes.target_ms),
-        "speedup_predicted_with_verify": predicted_speedup(
-            length, config.gamma, passes.draft_ms, passes.target_ms, passes.verify_ms
-        ),
-    }  # fmt: skip
-    before = {
+    fields = vars(passes) | {
         "caption_ms": sum(r.caption_ms for r in results) / len(results),
         "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
     }
-    return times | predicted | before
+    if length is not None and not config.adaptive_gamma:  # Eq. (1) is for blocks of one length
+        one = length, config.gamma, passes.draft_ms, passes.target_ms
+        fields["speedup_predicted"] = predicted_speedup(*one)
+        fields["speedup_predicted_with_verify"] = predicted_speedup(*one, passes.verify_ms)
+    return fields
 
 
-def _shared_fields(config: EvalConfig) -> Record:
+def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
+    """The fields of a record that say what decoded."""
     return {
-        "temperature": config.temperature,
+        "row": row,
+        "views": list(engine.views),
+        "weighting": str(parse_weighting(engine.weighting)),
+        **block_fields(engine),
         "dtype": config.dtype,
         "device": jax.devices()[0].device_kind,
-        "batch": config.batch_size,
+        "batch": engine.batch_size,
         "seed": config.seed,
     }

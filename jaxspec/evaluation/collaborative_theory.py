@@ -122,7 +122,7 @@ def pays_at_two(alpha: float, c: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """How to decode fastest."""
 
     alternates: bool
@@ -134,12 +134,12 @@ class Plan:
     """Predicted, over standard collaborative decoding."""
 
 
-def plan(
+def best_schedule(
     alphas: Sequence[float],
     costs: Sequence[float],
     scoring: Sequence[float] | None = None,
     lengths: Iterable[int] = range(1, 9),
-) -> Plan:
+) -> Schedule:
     """The proposer and draft lengths of the largest predicted speed-up, from measured alphas and costs.
 
     All draft lengths 1 are among the choices, with which alternation never loses (Corollary 3.7).
@@ -149,8 +149,8 @@ def plan(
     for first in range(models):
         for gamma in lengths:
             calls = one_proposer_calls(alphas[first], gamma, models, first)
-            found.append(Plan(False, first, (gamma,), speedup(calls, costs, scoring)))
+            found.append(Schedule(False, first, (gamma,), speedup(calls, costs, scoring)))
         for gammas in product(lengths, repeat=models):
             calls = alternating_calls(alphas, gammas, first)
-            found.append(Plan(True, first, gammas, speedup(calls, costs, scoring)))
-    return max(found, key=lambda p: p.speedup)
+            found.append(Schedule(True, first, gammas, speedup(calls, costs, scoring)))
+    return max(found, key=lambda schedule: schedule.speedup)

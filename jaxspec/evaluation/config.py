@@ -1,27 +1,45 @@
-"""What an evaluation runs: models, rows of the table, sets, and how to decode."""
+"""What an evaluation runs, its command line (a preset's name and options), and loading its models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import jax.numpy as jnp
 import tyro
 
+from jaxspec.checkpoints.directories import locate, read_config
+from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.command import script_name
 from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
+from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
-from jaxspec.data.sets import SETS, check_names, evaluation_set
+from jaxspec.data.sets import MMSPEC, SETS, check_names, evaluation_set
+from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.collaboration import CollaborationConfig, Method
-from jaxspec.decoding.engine_config import EngineConfig
+from jaxspec.decoding.engine_config import EngineConfig, capped_gamma
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.replay import PREFIX as REPLAY
+from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.requests import IMAGE_BUCKETS, PROMPT_BUCKETS
-from jaxspec.errors import InputError, check_counts
+from jaxspec.decoding.views import Captioner
+from jaxspec.decoding.weighting import parse_weighting
+from jaxspec.errors import InputError, check_counts, nearest
+from jaxspec.evaluation.synthetic import PREFIX as SYNTHETIC
+from jaxspec.evaluation.synthetic import parse_synthetic, synthetic_model
+from jaxspec.presets import load_preset, preset_names
+
+Options = TypeVar("Options", bound=Any)
+Config = TypeVar("Config", bound=Any)
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the table: the views that draft, their weights (uniform when None) and how these learn, and the tree,
-    if not a chain."""
+class Variant:
+    """A way to draft, a row of the table: the views, their weights (uniform when None) and how these learn, and the
+    tree, if not a chain."""
 
     name: str
     views: tuple[str, ...]
@@ -34,15 +52,29 @@ class Row:
     """What a paper reports for this row as the average over sets, a number a turn; for models of the same names."""
 
 
-@dataclass(frozen=True)
-class EvalConfig:
-    """One evaluation; a preset under `configs/eval/` is an instance, fields can be overridden on the command line."""
+# The bases of a configuration are the groups of options that --help shows.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """What decodes."""
 
     target: str
     """Directory or hub id of the target, or `replay:FILE`, its recorded greedy answers."""
     draft: str
     """Directory or hub id of the draft."""
-    rows: tyro.conf.Suppress[tuple[Row, ...]]
+    kv_head: str | None = None
+    """Directory of a KV head made for the target, for view kv."""
+    captioner: str | None = None
+    """What captions images for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
+    tiles: bool = True
+    """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is asked."""
+
     sets: tuple[str, ...]
     """Names of picturebook's synthetic sets, of the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your own
     (docs/tables.md)."""
@@ -50,32 +82,61 @@ class EvalConfig:
     """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
     images: Path | None = None
     """Folder of the images of your own sets; by default beside their files."""
-    follow_ups: tuple[str, ...] = tuple(FOLLOW_UPS)
-    """Kinds of second turns; sample i has kind i modulo their number."""
-    turns: tuple[int, ...] = (1, 2)
-    """1: the first question. 2: the follow-up, after the target's own answer to the first."""
     limit: int = 100
     """Samples of each set."""
-    gamma: int = 5
-    """Drafted tokens a block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialogues(Data):
+    """What is asked."""
+
+    turns: tuple[int, ...] = (1, 2)
+    """1: the first question. 2: the follow-up, after the target's own answer to the first."""
+    follow_ups: tuple[str, ...] = tuple(FOLLOW_UPS)
+    """Kinds of second turns; sample i has kind i modulo their number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class References(Data):
+    """What is asked."""
+
+    shots: tuple[str, ...] = ()
+    """Sets to ask with the paper's number of worked examples in front: NAME, or NAME=PATH of a local copy of these."""
+    held_out: int = 64
+    """Samples whose reference answers' likelihood is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How it is decoded and timed."""
+
     max_new_tokens: int = 96
-    temperature: float = 0.0
-    batch_size: int = 8
     dtype: str = "float32"
-    tiles: bool = True
-    """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does."""
     seed: int = 0
     repeats: int = 1
-    """Runs of everything, by turns, of whose times the median counts."""
+    """Runs of everything, by turns, of whose times the median counts; in collaborative decoding the least."""
+    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
+    """Few and coarse buckets compile less and pad more."""
+    image_buckets: tuple[int, ...] = IMAGE_BUCKETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafting(Decoding):
+    """How it is decoded and timed."""
+
+    gamma: int = 5
+    """Drafted tokens a block."""
+    temperature: float = 0.0
+    batch_size: int = 8
     trace: bool = False
     """Keep of every token who wrote it: for figures of weights and overlap, and the answers in report.html."""
-    prompt_buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-    image_buckets: tuple[int, ...] = (0, 1, 2, 3, 5, 8, 10, 16)
-    """Few and coarse buckets compile less and pad more."""
-    kv_head: str | None = None
-    """Directory of a KV head made for the target, for view kv."""
-    captioner: str | None = None
-    """What captions images for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(Models, Dialogues, Drafting):
+    """One evaluation; a preset under `configs/eval/` is an instance, fields can be overridden on the command line."""
+
+    rows: tuple[Variant, ...]
 
     @property
     def pair(self) -> str:
@@ -83,7 +144,7 @@ class EvalConfig:
         names = ["/".join(Path(place).parts[-2:]) for place in (self.target, self.draft)]
         return f"target {names[0]}, draft {names[1]}"
 
-    def engine(self, row: Row) -> EngineConfig:
+    def engine(self, row: Variant) -> EngineConfig:
         """How one row of the table decodes."""
         return EngineConfig(
             views=row.views,
@@ -127,35 +188,17 @@ class Pairing:
     gammas: tuple[int, ...] = (5, 1)
     proposer: int = 0
     views: tuple[str, ...] | None = None
-    dial: tuple[tuple[float, str], ...] = ()
+    sweep: tuple[tuple[float, str], ...] = ()
     """Values of lambda or mu and what to combine there, for the grid of quality and speed."""
 
 
-@dataclass(frozen=True)
-class CollaborativeEvalConfig:
-    """An evaluation of collaborative decoding; presets as of `EvalConfig`."""
+@dataclass(frozen=True, kw_only=True)
+class CollaborativeEvalConfig(References, Decoding):
+    """An evaluation of collaborative decoding, one request at a time as in the paper; presets as of `EvalConfig`."""
 
-    pairings: tyro.conf.Suppress[tuple[Pairing, ...]]
-    sets: tuple[str, ...]
-    """Names of picturebook's synthetic sets, of the papers' benchmarks, or NAME=FILE.jsonl of your own
-    (docs/tables.md)."""
-    data: tuple[str, ...] = ()
-    """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
-    images: Path | None = None
-    """Folder of the images of your own sets; by default beside their files."""
-    shots: tuple[str, ...] = ()
-    """Sets to ask with the paper's number of worked examples in front: NAME, or NAME=PATH of a local copy of these."""
+    pairings: tuple[Pairing, ...]
     limit: int = 16
-    """Samples of each set, decoded one by one, as the paper does."""
-    held_out: int = 64
-    """Samples whose reference answers' likelihood is measured."""
     repeats: int = 10
-    """Runs of everything, by turns, of which the fastest counts."""
-    max_new_tokens: int = 96
-    dtype: str = "float32"
-    seed: int = 0
-    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
-    image_buckets: tuple[int, ...] = IMAGE_BUCKETS
 
     def collaboration(
         self, pairing: Pairing, method: Method, gammas: tuple[int, ...], combine: str | None = None
@@ -175,43 +218,212 @@ class CollaborativeEvalConfig:
 
     def samples(self, name: str, limit: int) -> Sequence[Sample]:
         """The first samples of a set, with one turn."""
-        return evaluation_set(
-            name, limit, data=data_places(self.data), shots=shot_places(self.shots), images=self.images
-        )
+        shots = _places(self.shots)
+        return evaluation_set(name, limit, data=data_places(self.data), shots=shots, images=self.images)
 
     def __post_init__(self) -> None:
         check_names(self.sets, tuple(data_places(self.data)))
-        shot_places(self.shots)
+        check_names(list(_places(self.shots)))
         check_counts(limit=self.limit, held_out=self.held_out, repeats=self.repeats)
+
+
+def _places(entries: Sequence[str]) -> dict[str, Path | None]:
+    """What NAME or NAME=PATH each name, and where it lies."""
+    parts = [entry.partition("=") for entry in entries]
+    return {name: Path(path) if path else None for name, _, path in parts}
 
 
 def data_places(entries: Sequence[str]) -> dict[str, Path]:
     """Where local copies of sets lie, and sets of one's own, from NAME=PATH each."""
     places = {}
-    for entry in entries:
-        name, _, path = entry.partition("=")
-        if not (name and path):
-            raise InputError(f"data: {entry!r} is not NAME=PATH, such as pope=data/pope.parquet")
+    for name, path in _places(entries).items():
+        if not name or path is None:
+            raise InputError(f"data: {name!r} is not NAME=PATH, such as pope=data/pope.parquet")
         if name in SYNTHETIC_SETS:
             raise InputError(f"data: {name!r} is a set of picturebook, which is drawn; give yours another name")
-        places[name] = Path(path)
+        places[name] = path
     return places
 
 
-def with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
+def eval_preset(name: str, kind: type[Config] = EvalConfig) -> Config:
+    """The preset `configs/eval/NAME.py`.
+
+    Raises InputError for an unknown name, with the nearest one, and for a preset of another kind.
+    """
+    found = load_preset("eval", name)
+    if not isinstance(found, kind):
+        raise InputError(f"preset {name!r}: is for another script under eval/; use one of {_presets(kind)}")
+    return found
+
+
+def _presets(kind: type[Any]) -> str:
+    """The names of the presets of this kind."""
+    return ", ".join(name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Which rows of the table."""
+
+    rows: tuple[str, ...] = ()
+    """Names of the preset's rows to measure; by default all."""
+
+
+def parse_command(
+    options: type[Options],
+    description: str | None,
+    args: Sequence[str] | None = None,
+    kind: type[Config] = EvalConfig,
+    example: str = "mini",
+) -> tuple[str, Config, Options]:
+    """Return the name of the preset, the preset with its overrides, and the script's own options.
+
+    Args:
+      options: dataclass of what the script takes besides the preset's fields; every field has a default.
+      description: what --help begins with, the script's docstring.
+      args: the words of the command line; None: the process's own.
+      kind: of presets that the script takes; its bases are the groups of options.
+      example: the preset whose defaults --help shows.
+
+    Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and exits.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0].startswith("-"):
+        if not {"-h", "--help"} & set(words):
+            raise InputError(f"preset: none is named; give one of {_presets(kind)} before the options")
+        words = [example, *words]
+    preset, *rest = words
+    defaults = eval_preset(preset, kind)
+    # What the groups hold is checked when the configuration is built, below: tyro would frame the message and lose its
+    # line. So none of them, and not the options, has checks of its own here.
+    unchecked = type("Script", (options,), {"__post_init__": lambda self: None, "__doc__": "What this script adds."})
+    groups = {"script": unchecked, **{group.__name__.lower(): group for group in kind.__bases__}}
+    given = vars(defaults) | vars(options())
+    groups |= {"rows": _Rows} if "rows" in given else {}
+    command = make_dataclass("Command", groups.items(), frozen=True)
+    found, unknown = tyro.cli(
+        command,
+        prog=f"python -m {script_name()} PRESET",
+        description=f"{description}\nPresets: {_presets(kind)}; defaults below are those of {preset}.",
+        args=rest,
+        default=command(**{name: _part(group, given) for name, group in groups.items()}),
+        return_unknown_args=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    values = {name: value for group in groups for name, value in vars(getattr(found, group)).items()}
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        raise InputError(f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}")
+    config: dict[str, Any] = {field.name: values.get(field.name, given[field.name]) for field in fields(kind)}
+    if "rows" in config:
+        config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
+        config["rows"] = served(_chosen(given["rows"], values["rows"]), config["target"])
+    return preset, kind(**_with_own_sets(config)), options(**_values(options, values))
+
+
+def _values(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: given[field.name] for field in fields(part)}
+
+
+def _part(group: type[Any], given: Mapping[str, Any]) -> Any:
+    return group() if group is _Rows else group(**_values(group, given))
+
+
+def _chosen(rows: tuple[Variant, ...], names: Sequence[str]) -> tuple[Variant, ...]:
+    """The rows of these names, or all where none is named. Raises InputError for an unknown name, with the nearest."""
+    known = {row.name: row for row in rows}
+    for name in names:
+        if name not in known:
+            raise InputError(f"rows: no row {name!r} in the preset; {nearest(name, tuple(known))}")
+    return tuple(known[name] for name in dict.fromkeys(names)) or rows
+
+
+def _with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
     """A preset's fields, with what stands as NAME=PATH among `sets` moved to `data`.
 
     Raises InputError for data of no known set that is not asked for, and for a folder of images that no set reads.
     """
-    names = tuple(entry.partition("=")[0] for entry in given["sets"])
-    check_names([entry.partition("=")[0] for entry in given["data"]], names)
+    names = tuple(_places(given["sets"]))
+    check_names(list(_places(given["data"])), names)
     if given["images"] is not None and set(names) <= set(SETS):
         raise InputError(f"images: {given['images']} is of sets of your own; name one with --sets NAME=FILE.jsonl")
     return given | {"sets": names, "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry))}
 
 
-def shot_places(entries: Sequence[str]) -> dict[str, Path | None]:
-    """The sets to ask with worked examples, and where local copies of these lie, from NAME or NAME=PATH each."""
-    parts = [entry.partition("=") for entry in entries]
-    check_names([name for name, _, _ in parts])
-    return {name: Path(path) if path else None for name, _, path in parts}
+def served(rows: tuple[Variant, ...], target: str) -> tuple[Variant, ...]:
+    """The rows without those that the target, if it is recorded answers, cannot serve; one line names them.
+
+    Raises InputError where no row is left.
+    """
+    lacks = {row.name: why for row in rows if target.startswith(REPLAY) and (why := _asks_for(row))}
+    if not lacks:
+        return rows
+    named = ", ".join(f"{name} ({why})" for name, why in lacks.items())
+    if len(lacks) == len(rows):
+        raise InputError(f"rows: recorded answers cannot serve {named}; give another target")
+    print(f"replay: recorded answers cannot serve {named}; left out", file=sys.stderr)
+    return tuple(row for row in rows if row.name not in lacks)
+
+
+def _asks_for(row: Variant) -> str | None:
+    """What a row asks of its target that recorded answers lack."""
+    if "kv" in row.views:
+        return "reads keys and values"
+    if not parse_weighting(row.weighting).hard_labels:
+        return "learns from probabilities"
+    return "times passes" if row.adaptive_gamma else None
+
+
+def load_model(name: str, dtype: str, tiles: bool = True, share_tower_with: LoadedModel | None = None) -> LoadedModel:
+    """The model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
+    if name.startswith(SYNTHETIC):
+        return synthetic_model(name, jnp.dtype(dtype))
+    return LoadedModel.load(name, jnp.dtype(dtype), tiles=tiles, beside=share_tower_with)
+
+
+def load_models(
+    config: EvalConfig, views: Sequence[str] | None = None
+) -> tuple[LoadedModel, LoadedModel, Captioner | None]:
+    """Target, draft and, for views that show captions, captioner, in the preset's dtype; towers alike are held once.
+
+    A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows, or as given.
+    """
+    shown = [name for row in config.rows for name in row.views] if views is None else views
+    head = config.kv_head if "kv" in shown else None
+    captioner = config.captioner if "C" in shown else None
+    check_files(config, head, captioner)
+    if config.target.startswith(REPLAY):
+        draft = load_model(config.draft, config.dtype, config.tiles)
+        target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
+    else:
+        target = load_model(config.target, config.dtype, config.tiles)
+        draft = load_model(config.draft, config.dtype, config.tiles, target)
+    if head is not None:
+        target = target.with_head(head)
+    print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
+    if captioner is None:
+        return target, draft, None
+    return target, draft, load_captioner(captioner, jnp.dtype(config.dtype), beside=target)
+
+
+def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
+    """Raises InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
+    for place in (config.target, config.draft):
+        if place.startswith(REPLAY):
+            next(local_rows(Path(place.removeprefix(REPLAY))), None)
+        elif place.startswith(SYNTHETIC):
+            parse_synthetic(place)
+        else:
+            read_config(locate(place))
+    if head is not None and not is_kv_head(head):
+        raise InputError(f"kv_head {head}: no KV head lies there; give the directory of one")
+    if captioner is not None:
+        kind, where, _ = check_captioner(captioner)
+        if kind == "jax":
+            read_config(locate(where))
+        elif kind == "file" and not Path(captioner.removeprefix("file:")).is_file():
+            raise InputError(f"captioner {captioner}: no such file; check the path")
+    for name in config.sets:
+        if name in data_places(config.data) or name == MMSPEC:
+            for turn in config.turns:
+                config.samples(name, turn)

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import jax
 import numpy as np
+from jax.scipy.special import gammaincc
 from tqdm import tqdm
 
 from jaxspec.config import LvlmConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import Captioner, rewrite, stack_rows, which_image
-from jaxspec.decoding.weighting import parse_weighting
-from jaxspec.evaluation.block_efficiency import Question, each_turn, first_question
-from jaxspec.evaluation.config import EvalConfig, Row
-from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
-from jaxspec.evaluation.statistics import two_samples
+from jaxspec.evaluation.block_efficiency import each_turn, engine_fields, first_prompt
+from jaxspec.evaluation.config import EvalConfig
+from jaxspec.evaluation.metrics import acceptance_metrics
+from jaxspec.evaluation.report import Record
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.typing import Array, Params
 
-Record = dict[str, Any]
 PASS = 128
 """Token counts of the divergences' forward passes are rounded up to a multiple of this."""
 
@@ -59,49 +60,48 @@ def measure_identity(
     """
     plain = Engine(target, None, replace(config.plain(), batch_size=batches[0]))
     variants = [(row, gamma, batch) for row in config.rows for gamma in gammas for batch in batches]
-    asked: list[tuple[str, int, list[Question], list[tuple[int, ...]]]] = []
+    asked: list[tuple[Record, list[Prompt], list[Request], list[tuple[int, ...]]]] = []
     work = len(config.sets) * len(config.turns) * (1 + len(variants))
-    bar = tqdm(total=work, unit="run", desc="identity", delay=1)
-    for dataset in config.sets:
-        bar.set_postfix_str(f"plain {dataset}", refresh=False)
-        for turn, questions in each_turn(config, plain, dataset):
-            answers = [result.tokens for result in plain.generate(_requests(config, questions))]
-            asked.append((dataset, turn, questions, answers))
-            bar.update()
-
-    for row, gamma, batch in variants:
-        rows: list[Record] = []
-        records: list[Record] = []
-        engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
-        for dataset, turn, questions, answers in asked:
-            bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch} {dataset}", refresh=False)
-            results = engine.generate(_requests(config, questions))
-            apart = [
-                divergence(target, question.prompt, answer, result.tokens)
-                for question, answer, result in zip(questions, answers, results, strict=True)
-            ]
-            place = _place(config, row, engine.config) | {"dataset": dataset, "turn": turn, "temperature": 0.0}
-            rows.append(
-                place
-                | {
-                    "samples": len(results),
-                    "token_identity_rate": sum(found is None for found in apart) / len(apart),
-                    "first_divergence": min((found.index for found in apart if found), default=None),
-                    "largest_logit_gap": max(
-                        (found.logit_gap for found in apart if found and found.logit_gap is not None), default=None
-                    ),
-                }
-                | acceptance_metrics([result.stats for result in results])
-            )
-            records += [
-                place
-                | {"sample": question.sample, "tokens": len(result.tokens)}
-                | {"divergence": found and vars(found)}
-                for question, result, found in zip(questions, results, apart, strict=True)
-            ]
-            bar.update()
-        yield rows, records
-    bar.close()
+    with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
+        for dataset in config.sets:
+            bar.set_postfix_str(f"plain {dataset}", refresh=False)
+            for turn, prompts in each_turn(config, plain, dataset):
+                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+                place = {"dataset": dataset, "turn": turn, "temperature": 0.0}
+                asked.append((place, prompts, requests, [result.tokens for result in plain.generate(requests)]))
+                bar.update()
+        for row, gamma, batch in variants:
+            bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
+            engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
+            rows: list[Record] = []
+            records: list[Record] = []
+            for place, prompts, requests, answers in asked:
+                results = engine.generate(requests)
+                apart = [
+                    divergence(target, prompt, answer, result.tokens)
+                    for prompt, answer, result in zip(prompts, answers, results, strict=True)
+                ]
+                parted = [found for found in apart if found]
+                gaps = [found.logit_gap for found in parted if found.logit_gap is not None]
+                where = engine_fields(row.name, engine.config, config) | place
+                rows.append(
+                    where
+                    | {
+                        "samples": len(results),
+                        "token_identity_rate": 1 - len(parted) / len(apart),
+                        "first_divergence": min((found.index for found in parted), default=None),
+                        "largest_logit_gap": max(gaps, default=None),
+                    }
+                    | acceptance_metrics([result.stats for result in results])
+                )
+                records += [
+                    where
+                    | {"sample": prompt.sample, "tokens": len(result.tokens)}
+                    | {"divergence": found and vars(found)}
+                    for prompt, result, found in zip(prompts, results, apart, strict=True)
+                ]
+                bar.update()
+            yield rows, records
 
 
 def measure_sampling(
@@ -120,30 +120,26 @@ def measure_sampling(
     that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Returns a
     record a row and option.
     """
-    sample = config.samples(config.sets[0])[0]
-    engines = {row: replace(config.engine(row), batch_size=batch) for row in config.rows}
+    engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = Engine(target, None, replace(config.plain(), batch_size=batch))
-    prompt = first_question(plain.encoder, sample).prompt
+    prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
     bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
 
     def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
-        requests = [
-            Request(prompt, tokens, temperature, top_p=top_p, seed=config.seed + seed + i) for i in range(draws)
-        ]
+        seeds = range(config.seed + seed, config.seed + seed + draws)
+        requests = [Request(prompt, tokens, temperature, top_p=top_p, seed=one) for one in seeds]
         bar.update()
         return [result.tokens for result in engine.generate(requests)]
 
     records = []
     references = {option: drawn(plain, *option, seed=draws) for option in options}
-    for row, settings in engines.items():
+    for name, settings in engines.items():
         engine = Engine(target, draft, settings, captioner)
         for option, reference in references.items():
-            test = two_samples(drawn(engine, *option, seed=0), reference)
+            place = {"dataset": "sampling", "turn": 1, "temperature": option[0], "top_p": option[1]}
+            test = chi_square(drawn(engine, *option, seed=0), reference)
             records.append(
-                _place(config, row, settings)
-                | {"dataset": "sampling", "turn": 1, "temperature": option[0], "top_p": option[1]}
-                | {"samples": draws, "tokens": tokens, "statistic": test.statistic}
-                | {"degrees": test.degrees, "p_value": test.p_value}
+                engine_fields(name, settings, config) | place | {"samples": draws, "tokens": tokens} | vars(test)
             )
     bar.close()
     return records
@@ -196,18 +192,42 @@ def _last_logits(
     return model.prefill(params, embeds, rows, rows.tokens.shape[1])[0][0]
 
 
-def _requests(config: EvalConfig, questions: Sequence[Question]) -> list[Request]:
-    return [Request(question.prompt, config.max_new_tokens) for question in questions]
+@dataclass(frozen=True)
+class ChiSquare:
+    """Whether two samples come from one distribution."""
+
+    statistic: float
+    degrees: int
+    """Cells that were compared, less one."""
+    p_value: float
+    """Chance of a statistic at least as large if both samples come from one distribution."""
 
 
-def _place(config: EvalConfig, row: Row, engine: EngineConfig) -> Record:
-    return {
-        "row": row.name,
-        "views": list(row.views),
-        "weighting": str(parse_weighting(row.weighting)),
-        **block_fields(engine),
-        "dtype": config.dtype,
-        "device": jax.devices()[0].device_kind,
-        "batch": engine.batch_size,
-        "seed": config.seed,
-    }
+def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable], least: float = 5.0) -> ChiSquare:
+    """Pearson's two-sample test of homogeneity: compares how often each outcome occurs in either sample.
+
+    An outcome that either sample is expected to hold `least` times is a cell; the others share cells by a hash
+    of what they are, as many as can be filled, so that the test sees something where every outcome is rare.
+    """
+    counts = np.asarray([len(ours), len(theirs)], np.float64)
+    share = counts / counts.sum()
+    seen = Counter(ours) + Counter(theirs)
+    common = {o: i for i, (o, n) in enumerate(seen.most_common()) if n * share.min() >= least}
+    rare = sum(n for o, n in seen.items() if o not in common) * share.min()
+    bins = int(rare / (2 * least))
+    if rare and not bins:  # too few for a cell of their own: they join the least common one
+        bins = int(not common)
+
+    def cell(outcome: Hashable) -> int:
+        if outcome in common:
+            return common[outcome]
+        return len(common) + crc32(repr(outcome).encode()) % bins if bins else len(common) - 1
+
+    cells = np.zeros((2, len(common) + bins))
+    for sample, outcomes in enumerate((ours, theirs)):
+        np.add.at(cells[sample], [cell(outcome) for outcome in outcomes], 1)
+    cells = cells[:, cells.sum(0) > 0]
+    expected = cells.sum(0) * share[:, None]
+    statistic = float((np.square(cells - expected) / expected).sum())
+    degrees = cells.shape[1] - 1
+    return ChiSquare(statistic, degrees, float(gammaincc(degrees / 2, statistic / 2)) if degrees else 1.0)

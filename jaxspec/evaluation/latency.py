@@ -1,6 +1,8 @@
 """Latency of draft and target of random weights: passes, images, and whole loops at forced acceptance.
 
-Times depend on shapes and not on what the weights say, so none are read from files.
+Times depend on shapes and not on what the weights say, so none are read from files. Nor need a pair be trained to tell
+the wall-clock of a block efficiency: in a loop at forced acceptance draft and target compute all that they compute for
+real, and only the verdict's count is given. What such a loop writes is meaningless, and says nothing about acceptance.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, init_cache
+from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.engine import run_prefill
@@ -22,16 +25,15 @@ from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
 from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting import Static, parse_weighting
-from jaxspec.evaluation.forced import ForcedSpeculator, accepted_pattern
-from jaxspec.evaluation.limits import Limits, pass_work
 from jaxspec.evaluation.metrics import predicted_speedup
-from jaxspec.evaluation.timing import Passes, time_loops
-from jaxspec.models import LanguageModel, abstract_params, image_zeros
+from jaxspec.evaluation.report import Record
+from jaxspec.evaluation.synthetic import random_params
+from jaxspec.evaluation.timing import Passes, Roofline, pass_work, time_loops
+from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.sampling import Sampling, argmax
-from jaxspec.typing import Array, Int, Params
-
-Record = dict[str, Any]
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Array, Float, Params
+from jaxspec.verification import Draft, Verdict
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,32 @@ class LatencyConfig:
     new: int = 128
     """New tokens of those loops."""
     repeats: int = 20
-    clock: Literal["wall", "cpu"] = "wall"
-    """`cpu` measures the processor's time."""
     probe_megabytes: int = 1024
     probe_side: int = 8192
 
 
-def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Params:
-    """Normal(0, 0.02) weights, norms at one, made on the device in that dtype: no second copy ever exists."""
-    leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
-    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
-    return jax.tree.unflatten(tree, [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)])
+@dataclass(frozen=True)
+class ForcedSpeculator(Speculator):
+    """A speculator in which block i accepts `pattern[i mod len(pattern)]` of its drafted tokens."""
+
+    pattern: tuple[int, ...] = (0,)
+
+    def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
+        """The verdict with its count replaced."""
+        verdict = super().judge(logits, draft, state, options)
+        return verdict.replace(count=jnp.asarray(self.pattern)[state.stats.steps % len(self.pattern)])
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    return jnp.ones(shape, dtype) if len(shape) < 2 else jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
+def accepted_pattern(block_efficiency: float, gamma: int, blocks: int = 100) -> tuple[int, ...]:
+    """Accepted tokens of each of so many blocks, spread evenly, that make this many tokens a block on average.
+
+    >>> accepted_pattern(2.5, 5, 4)
+    (1, 2, 1, 2)
+    """
+    if not 1 <= block_efficiency <= gamma + 1:
+        raise ValueError(f"block_efficiency {block_efficiency}: from 1 to gamma + 1 = {gamma + 1}")
+    reached = [int((block_efficiency - 1) * i + 1e-9) for i in range(blocks + 1)]
+    return tuple(after - before for before, after in pairwise(reached))
 
 
 @dataclass(frozen=True)
@@ -96,37 +108,11 @@ class Pair:
     def dtype(self) -> jnp.dtype:
         return jnp.dtype(self.config.dtype)
 
-    def cache(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> KVCache:
-        """Return a cache of which `slots` are filled, with room for `tokens` more a row."""
-        cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
-        return cache.replace(length=jnp.full(batch, slots, jnp.int32))
-
     def passes(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> Passes:
         """Passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
-        return Passes(model.model.extend, model.loop_params, self.cache(model, batch, slots, tokens), batch)
-
-    def turns(self, params: Params, batch: int, views: int, slots: int) -> Passes:
-        """The passes of a block and nothing else: draft passes over one token, and a target pass. `params` are those of
-        a loop."""
-        target, draft = self.target.model, self.draft.model
-
-        def extend(
-            params: Params, tokens: Int[Array, "B T"], caches: tuple[KVCache, KVCache]
-        ) -> tuple[Array, tuple[KVCache, KVCache]]:
-            def step(carry: tuple[Array, KVCache], _: None) -> tuple[tuple[Array, KVCache], Array]:
-                logits, cache = draft.extend(params["drafter"], *carry)
-                said = argmax(logits)
-                return (said, cache), said[:batch, 0]
-
-            first = jnp.tile(tokens[:, :1], (views, 1))
-            (_, reader), said = jax.lax.scan(step, (first, caches[1]), None, tokens.shape[1] - 1)
-            fed = jnp.concatenate([tokens[:, :1], said.T], axis=1)
-            logits, cache = target.extend(params["target"], fed, caches[0])
-            return logits, (cache, reader)
-
-        block = self.config.gamma + 1
-        caches = self.cache(self.target, batch, slots, block), self.cache(self.draft, views * batch, slots, block)
-        return Passes(extend, lambda _: params, caches, batch)
+        cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
+        cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
+        return Passes(model.model.extend, model.loop_params, cache, batch)
 
     def drafter(self, views: int) -> ChainDrafter:
         """Return a drafter of so many views, which all show the same."""
@@ -150,23 +136,23 @@ class Pair:
         )
 
 
-def measure_passes(pair: Pair, limits: Limits) -> list[Record]:
-    """T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the limits that the target's reach."""
+def measure_passes(pair: Pair, roofline: Roofline) -> list[Record]:
+    """T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the roofline that the target's reach."""
     config, rows = pair.config, []
     for batch, slots in config.shapes:
         target = pair.passes(pair.target, batch, slots, max(config.gammas) + 1)
         calls = {f"target {tokens}": target.over(tokens) for tokens in (1, *(gamma + 1 for gamma in config.gammas))}
         for views in config.views:
             calls[f"draft {views}"] = pair.passes(pair.draft, views * batch, slots, 1).over(1)
-        ms = time_loops(calls, config.repeats, config.clock, f"passes, B = {batch}, S = {slots}")
+        ms = time_loops(calls, config.repeats, f"passes, B = {batch}, S = {slots}")
         work = pass_work(text_config(config.target), pair.dtype.itemsize, batch, 1, target.state.slots)
         gbps, tflops = work.bytes / ms["target 1"] / 1e6, work.flops / ms["target 1"] / 1e9
         rows.append(
             {"kind": "passes", "batch": batch, "slots": slots, "target_ms": ms["target 1"]}
             | {"verify_ms": {str(gamma): ms[f"target {gamma + 1}"] for gamma in config.gammas}}
             | {"draft_ms": {str(views): ms[f"draft {views}"] for views in config.views}}
-            | {"effective_gbps": gbps, "copy_share": gbps / limits.copy_gbps, "read_share": gbps / limits.read_gbps}
-            | {"matmul_share": tflops / limits.matmul_tflops}
+            | {"effective_gbps": gbps, "copy_share": gbps / roofline.copy_gbps, "read_share": gbps / roofline.read_gbps}
+            | {"matmul_share": tflops / roofline.matmul_tflops}
         )
     return rows
 
@@ -180,7 +166,7 @@ def measure_images(pair: Pair) -> list[Record]:
             if images:
                 calls[f"{name} tower {images}"] = partial(_encode, model, images)
             calls[f"{name} prefill {images}"] = partial(_prefill, model, images, config.prompt)
-    ms = time_loops(calls, config.repeats, config.clock, "images")
+    ms = time_loops(calls, config.repeats, "images")
     found = []
     for images in config.images:
         times = {name: ms.get(f"{name} {images}") for name in dict.fromkeys(key.rpartition(" ")[0] for key in calls)}
@@ -218,12 +204,10 @@ def _run_prefill(model: LanguageModel, params: Params, rows: PromptRows, feature
 
 
 def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
-    """Whole decode loops at forced acceptance against the plain loop, with what Eq. (1) predicts and where time goes.
+    """Whole decode loops at forced acceptance against the plain loop, with what Eq. (1) predicts.
 
     The speed-up is in tokens a second of decoding; `loop_efficiency` is its share of the prediction from T_q, T_p and
-    T_p(J+1). The loss, in milliseconds a block: `turns` is what its passes take longer by turns than each in a loop of
-    its own, where it finds its weights in the processor's caches; `rest` all of the block that is no pass; `loop` the
-    whole loop's share of a block less the block.
+    T_p(J+1). What a block takes longer than its passes is `block_ms` less those.
     """
     config, gamma = pair.config, pair.config.gamma
     drafter, inputs = pair.drafter(views), pair.prompts(batch, views)
@@ -245,30 +229,25 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     slots = config.context + config.new  # a pass reads all slots of the cache, filled or not
     target = pair.passes(pair.target, batch, slots, gamma + 1)
     calls = {name: partial(decode, name) for name in programs} | {
-        "draft pass": pair.passes(pair.draft, views * batch, slots, 1).over(1),
-        "target pass": target.over(1),
-        "verify pass": target.over(gamma + 1),
-        "turns": pair.turns(looped, batch, views, slots).over(gamma + 1),
-        "block": blocks(programs[first], looped, states[first], options),
+        "draft_ms": pair.passes(pair.draft, views * batch, slots, 1).over(1),
+        "target_ms": target.over(1),
+        "verify_ms": target.over(gamma + 1),
+        "block_ms": blocks(programs[first], looped, states[first], options),
     }
-    ms = time_loops(calls, config.repeats, config.clock, f"forced, B = {batch}, R = {views}")
+    ms = time_loops(calls, config.repeats, f"forced, B = {batch}, R = {views}")
+    times = {name: taken for name, taken in ms.items() if name.endswith("_ms")}
     found = []
     for tau in config.forced:
-        name = f"{tau:g}"
-        passes = ms["draft pass"], ms["target pass"]
-        predicted = predicted_speedup(tau, gamma, *passes, ms["verify pass"])
-        measured = ms["plain"] / ms[name]
-        reached = (config.new - 1) / steps[name]
+        loop, reached = ms[f"{tau:g}"], (config.new - 1) / steps[f"{tau:g}"]
+        predicted = predicted_speedup(tau, gamma, times["draft_ms"], times["target_ms"], times["verify_ms"])
         found.append(
-            {"kind": "forced", "batch": batch, "views": views, "gamma": gamma, "forced_block_efficiency": tau}
+            {"kind": "forced", "batch": batch, "views": views, "gamma": gamma, "forced_acceptance_length": tau}
             | {"mean_acceptance_length": reached, "plain_tokens_per_second": batch * 1e3 * config.new / ms["plain"]}
-            | {"tokens_per_second": batch * 1e3 * config.new / ms[name], "speedup_measured": measured}
-            | {"speedup_predicted": predicted_speedup(tau, gamma, *passes), "speedup_predicted_with_verify": predicted}
-            | {"loop_efficiency": measured / predicted * tau / reached, "draft_ms": passes[0], "target_ms": passes[1]}
-            | {"verify_ms": ms["verify pass"], "turns_ms": ms["turns"], "block_ms": ms["block"]}
-            | {"turns_loss_ms": ms["turns"] - gamma * passes[0] - ms["verify pass"]}
-            | {"rest_loss_ms": ms["block"] - ms["turns"]}
-            | {"loop_loss_ms": ms[name] / steps[name] - ms["block"]}
+            | {"tokens_per_second": batch * 1e3 * config.new / loop, "speedup_measured": ms["plain"] / loop}
+            | {"speedup_predicted": predicted_speedup(tau, gamma, times["draft_ms"], times["target_ms"])}
+            | {"speedup_predicted_with_verify": predicted}
+            | {"loop_efficiency": ms["plain"] / loop / predicted * tau / reached}
+            | times
         )
     return found
 
@@ -289,7 +268,7 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
             calls[f"{views} {rule}"] = blocks(program, looped, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
             found.append({"kind": "mixtures", "batch": batch, "views": views, "rule": rule, "state_bytes": size})
-    ms = time_loops(calls, pair.config.repeats, pair.config.clock, f"mixtures, B = {batch}")
+    ms = time_loops(calls, pair.config.repeats, f"mixtures, B = {batch}")
     for row in found:
         block, plain, one = (ms[key] for key in (f"{row['views']} {row['rule']}", f"{row['views']} static", "1 static"))
         row |= {"block_ms": block, "share": block / plain - 1, "times_one_view": block / one}

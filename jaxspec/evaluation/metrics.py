@@ -1,71 +1,44 @@
 """Acceptance metrics in vLLM's names, pooled over all blocks of all rows; and the papers' predicted speed-up.
 
-`mean_acceptance_length` (= block efficiency, tau) is tokens per target pass of the loop, the correction or bonus
-token counted, the token that prefill gives not. A block cut short by EOS or the row's limit counts what it
-emitted; places of the block that had no room left are in no rate. Of a tree the places are its depths: a block
-counts as having drafted at a depth however many nodes it had there, none included.
+`mean_acceptance_length` (block efficiency, tau) is tokens per target pass of the loop, the correction or bonus token
+counted, the token that prefill gives not. A block cut short by EOS or the row's limit counts what it emitted; places
+of the block that had no room left are in no rate. The places of a tree are its depths: a block counts as having
+drafted at a depth however many nodes it had there, none included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jaxspec.decoding.collaboration import MemberCounts
+from jaxspec.decoding.engine_config import EngineConfig
+from jaxspec.decoding.requests import RowStats
 from jaxspec.decoding.tree import parse_tree
 
 
-class Counts(Protocol):
-    """What the metrics read of one row: `RowStats` of the engine."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def emitted(self) -> int: ...
-    @property
-    def drafted_at(self) -> np.ndarray: ...
-    @property
-    def accepted_at(self) -> np.ndarray: ...
-    @property
-    def histogram(self) -> np.ndarray: ...
-
-
-class Block(Protocol):
-    """How blocks are drafted: `EngineConfig`."""
-
-    @property
-    def gamma(self) -> int: ...
-    @property
-    def tree(self) -> str | None: ...
-    @property
-    def adaptive_gamma(self) -> bool: ...
-
-
-def block_fields(block: Block) -> dict[str, Any]:
+def block_fields(config: EngineConfig) -> dict[str, Any]:
     """The fields of a record that say how a block is drafted. `tree_nodes` are the tokens drafted in one."""
-    spec = None if block.tree is None else parse_tree(block.tree, block.gamma)
+    spec = None if config.tree is None else parse_tree(config.tree, config.gamma)
     return {
-        "drafter": "tree" if spec else "adaptive chain" if block.adaptive_gamma else "chain",
-        "gamma": block.gamma,
-        "tree": block.tree,
+        "drafter": "tree" if spec else "adaptive chain" if config.adaptive_gamma else "chain",
+        "gamma": config.gamma,
+        "tree": config.tree,
         "tree_width": spec.width if spec else 1,
-        "tree_nodes": spec.nodes(block.gamma) if spec else block.gamma,
+        "tree_nodes": spec.nodes(config.gamma) if spec else config.gamma,
     }
 
 
-def acceptance_metrics(rows: Sequence[Counts]) -> dict[str, Any]:
+def acceptance_metrics(rows: Sequence[RowStats]) -> dict[str, Any]:
     """The acceptance fields of a record. Rates without a single trial are None."""
     steps = sum(row.steps for row in rows)
-    emitted = sum(row.emitted for row in rows)
     drafted = np.sum([row.drafted_at for row in rows], axis=0)
     accepted = np.sum([row.accepted_at for row in rows], axis=0)
     reached = np.concatenate([drafted[:1], np.minimum(accepted[:-1], drafted[1:])])
-    length = _ratio(emitted, steps)
     return {
-        "mean_acceptance_length": length,
-        "block_efficiency": length,
+        "mean_acceptance_length": _ratio(sum(row.emitted for row in rows), steps),
         "draft_acceptance_rate": _ratio(accepted.sum(), drafted.sum()),
         "acceptance_rate_per_position": [_ratio(a, d) for a, d in zip(accepted, drafted, strict=True)],
         "conditional_acceptance_rate_per_position": [_ratio(a, r) for a, r in zip(accepted, reached, strict=True)],
@@ -77,7 +50,7 @@ def acceptance_metrics(rows: Sequence[Counts]) -> dict[str, Any]:
 
 
 def predicted_speedup(
-    block_efficiency: float, gamma: int, draft_ms: float, target_ms: float, verify_ms: float | None = None
+    mean_acceptance_length: float, gamma: int, draft_ms: float, target_ms: float, verify_ms: float | None = None
 ) -> float:
     """Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
 
@@ -87,7 +60,7 @@ def predicted_speedup(
       verify_ms: T_p(J+1), the pass over a block; the papers take it as T_p, which None does too.
     """
     verify_ms = target_ms if verify_ms is None else verify_ms
-    return block_efficiency / (gamma * draft_ms / target_ms + verify_ms / target_ms)
+    return mean_acceptance_length / (gamma * draft_ms / target_ms + verify_ms / target_ms)
 
 
 def collaboration_metrics(rows: Sequence[MemberCounts]) -> dict[str, Any]:
@@ -104,7 +77,7 @@ def collaboration_metrics(rows: Sequence[MemberCounts]) -> dict[str, Any]:
     return {
         "tokens_per_cycle": _ratio(totals["emitted"], totals["verified"]),
         "calls_per_token": [_ratio(n, totals["emitted"]) for n in totals["calls"]],
-        "alpha": [_ratio(sum_, n) for sum_, n in zip(totals["overlap"], tested, strict=True)],
+        "alpha": [_ratio(chance, n) for chance, n in zip(totals["overlap"], tested, strict=True)],
         "acceptance_rate": [_ratio(n, of) for n, of in zip(totals["accepted"], tested, strict=True)],
         "num_cycles": int(totals["verified"]),
         "num_tested_proposals": tested.tolist(),

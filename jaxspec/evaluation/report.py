@@ -1,6 +1,6 @@
 """Records on disk and tables for people: `results.json`, `records.jsonl`, `table.md`, and the terminal.
 
-A run writes into `OUT.unfinished` (`begin`), and at its end all its files take the place of those in OUT (`finish`).
+A `Run` writes into `OUT.unfinished`, and at its end all its files take the place of those in OUT.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import is_dataclass
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Lines
 
 from jaxspec.errors import InputError
 from jaxspec.files import check_directory, whole_directory, write_text, writing
@@ -30,16 +30,60 @@ PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
     *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv", "*-temperature-*.jsonl"),
     *("block_efficiency.png", "acceptance_by_position.png", "stage_times.png", "weight_trajectory.png", "overlap.png"),
-    *("accepted_over_time.png", "dial.png", "passes.png", "stages.png"),
+    *("accepted_over_time.png", "sweep.png"),
 )
 """What runs write, and what the next one with the same options replaces."""
+Record = dict[str, Any]
+
+
+class Table(NamedTuple):
+    """A table as it is shown: numbers are text."""
+
+    title: str
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+class Run:
+    """A measurement that is being made: rows and records so far, and `folder`, where its files lie until its end.
+
+    As a context manager; at the end of the block the files take the place of those in `out`, and the tables are shown.
+    """
+
+    def __init__(self, preset: str, options: Mapping[str, Any], out: Path) -> None:
+        self.preset, self.options, self.out = preset, options, out
+        self.rows: list[Record] = []
+        self.records: list[Record] = []
+        self.about: Record = {}
+        self.tables: Sequence[Table] = ()
+        self.folder = begin(out, options)
+
+    def write(self, *tables: Table, **about: Any) -> None:
+        """Writes what there is; called for each part that is done, so that a run that is stopped keeps whole ones."""
+        self.about = self.about or describe_run(self.preset, self.options)
+        self.tables = tables
+        text = "\n".join(markdown(*table) for table in tables)
+        write_results(self.folder, self.about | about, self.rows, self.records, text)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            return
+        names = sorted(file.name for file in self.folder.iterdir() if not file.name.startswith("."))
+        finish(self.folder, self.out)
+        for table in self.tables:
+            show(*table)
+        print(f"wrote {', '.join(names)} to {self.out}", file=sys.stderr)
 
 
 def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Where and with what a measurement was made."""
     device = jax.devices()[0]
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
         "preset": preset,
         "options": _deciding(options),
         "device": f"{device.device_kind} ({device.platform})",
@@ -94,12 +138,28 @@ def _options(file: Path) -> dict[str, Any]:
 
 
 def write_results(
-    out: Path, run: dict[str, Any], rows: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]], table: str
+    out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
 ) -> None:
     """Writes the three files, each of them whole or not at all."""
     write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
     write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
     write_text(out / "table.md", table)
+
+
+def number(value: float | None, places: int = 2) -> str:
+    """A cell of a table; `-` where there is nothing."""
+    return "-" if value is None else f"{value:.{places}f}"
+
+
+def percent(share: float | None, places: int = 0) -> str:
+    """A share as a cell of a table; `-` where there is nothing."""
+    return "-" if share is None else f"{100 * share:.{places}f}%"
+
+
+def mean(rows: Sequence[Record], field: str) -> float | None:
+    """The mean of a field over the rows that have it; None where none has."""
+    values = [row[field] for row in rows if row.get(field) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
@@ -117,7 +177,7 @@ def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes
     if _width(lines) > console.width >= _width(turned):
         lines = turned
     for part, (header, *rows) in enumerate(_parts(lines, console.width)):
-        table = Table(title=None if part else title, title_justify="left")
+        table = Lines(title=None if part else title, title_justify="left")
         for i, name in enumerate(header):
             table.add_column(name, justify="right" if i else "left", no_wrap=True)
         for row in rows:

@@ -1,4 +1,4 @@
-"""Times of single passes and stages, inside compiled loops: what the papers' predicted speed-ups are made of.
+"""Times of single passes inside compiled loops, which predicted speed-ups are made of; and the device's roofline.
 
 A pass that is called from the host by itself also pays for its dispatch and, as its inputs have to outlive it, for a
 copy of the cache. In a decode loop it pays neither, so each is timed in a loop of its own kind.
@@ -10,18 +10,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxspec.config import TextConfig
 from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.compile_cache import Held, executable
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import rewound
+from jaxspec.models import abstract_params
 from jaxspec.sampling import argmax
 from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
@@ -30,28 +32,7 @@ CALL_MS = 40.0
 """How long one timed call lasts: long against its dispatch, which takes up to a millisecond."""
 
 
-@dataclass(frozen=True)
-class PassTimes:
-    """Milliseconds at the batch and cache size of the given requests."""
-
-    draft_ms: float
-    """T_q: one draft pass over all views; of a tree, over a level of average size."""
-    target_ms: float
-    """T_p: one target pass over one token."""
-    verify_ms: float
-    """T_p(J+1): one target pass over a block."""
-
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-"""`cpu` is the processor's time of all threads: what a pass costs on a CPU that others use as well."""
-
-
-def time_loops(
-    calls: Mapping[str, Callable[[int], Any]],
-    repeats: int,
-    clock: Literal["wall", "cpu"] = "wall",
-    name: str | None = None,
-) -> dict[str, float]:
+def time_loops(calls: Mapping[str, Callable[[int], Any]], repeats: int, name: str | None = None) -> dict[str, float]:
     """Least milliseconds of what `call(n)` does n times, each call in turn, so that all see the same machine.
 
     The least, because what else runs on a machine can only add: on an idle one it is next to the median.
@@ -65,21 +46,19 @@ def time_loops(
         for key, call in calls.items():
             for _ in range(2):  # compiles; what a call hands on to the next may be of another kind than it was given
                 jax.block_until_ready(call(1))
-            once = _milliseconds(partial(call, 2), clock) / 2
-            counts[key] = int(np.clip(CALL_MS / once, 1, 1000))
+            counts[key] = int(np.clip(CALL_MS / _milliseconds(call, 2), 1, 1000))
             bar.update()
         for _ in range(repeats):
             for key, call in calls.items():
-                times[key].append(_milliseconds(partial(call, counts[key]), clock) / counts[key])
+                times[key].append(_milliseconds(call, counts[key]))
                 bar.update()
     return {key: min(values) for key, values in times.items()}
 
 
-def _milliseconds(call: Callable[[], Any], clock: str) -> float:
-    now = CLOCKS[clock]
-    start = now()
-    jax.block_until_ready(call())
-    return 1e3 * (now() - start)
+def _milliseconds(call: Callable[[int], Any], count: int) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(call(count))
+    return 1e3 * (time.perf_counter() - start) / count
 
 
 class Passes:
@@ -122,10 +101,9 @@ def _run_passes(
 
 
 def by_turns(
-    programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: Any = None
+    programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm | None = None
 ) -> tuple[list[list[Result[Any]]], np.ndarray]:
-    """Runs engines (or collaborations) on the same requests by turns, so that what else the machine does slows all
-    alike.
+    """Run engines (or collaborations) on the same requests by turns, so that what else runs slows all alike.
 
     Args:
       bar: of progress; a run is a unit of it.
@@ -145,8 +123,20 @@ def by_turns(
     return answers, rates
 
 
+@dataclass(frozen=True)
+class PassTimes:
+    """Milliseconds at the batch and cache size of the given requests."""
+
+    draft_ms: float
+    """T_q: one draft pass over all views; of a tree, over a level of average size."""
+    target_ms: float
+    """T_p: one target pass over one token."""
+    verify_ms: float
+    """T_p(J+1): one target pass over a block."""
+
+
 def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> PassTimes:
-    """Times draft and target passes on the state after the requests' prefill, in turns."""
+    """Time draft and target passes on the state after the requests' prefill, in turns."""
     program = engine.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
@@ -173,3 +163,66 @@ def time_members(
     calls = {f"{width} {m}": model.over(width) for width in set(widths) for m, model in enumerate(members)}
     found = time_loops(calls, repeats)
     return {width: [found[f"{width} {m}"] for m in range(len(members))] for width in set(widths)}
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Rates of three probes: what no program on this device at this hour does much better."""
+
+    copy_gbps: float
+    """Bytes read and written a second by x + 1 over an array too large for caches, in 1e9."""
+    read_gbps: float
+    """Bytes read a second by a vector times a matrix."""
+    matmul_tflops: float
+    """Floating-point operations a second by a product of square matrices, in 1e12."""
+
+
+def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int = 20) -> Roofline:
+    """Run the probes, in turns.
+
+    Args:
+      megabytes: size of the copied array and of the matrix that is read.
+      side: of the square matrices that are multiplied.
+    """
+    width = 1024
+    depth = megabytes * 2**20 // (width * dtype.itemsize)
+    matrix, square = jnp.ones((depth, width), dtype) / depth, jnp.ones((side, side), dtype) / side
+    # What each probe does again and again: to x, with another array.
+    steps = {"copy": lambda x, _: x + 1, "read": lambda x, y: x + (x @ y).max(), "matmul": lambda x, y: x @ y}
+    state = {"copy": jnp.ones((depth, width), dtype), "read": jnp.ones((1, depth), dtype), "matmul": square + 0}
+    others = {"copy": square[0], "read": matrix, "matmul": square}
+
+    def call(name: str, times: int) -> Array:
+        state[name] = _run_probe(steps[name], state[name], others[name], times)
+        return state[name]
+
+    ms = time_loops({name: partial(call, name) for name in steps}, repeats, "roofline")
+    size = depth * width * dtype.itemsize
+    return Roofline(2 * size / ms["copy"] / 1e6, size / ms["read"] / 1e6, 2 * side**3 / ms["matmul"] / 1e9)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _run_probe(step: Callable[[Array, Array], Array], x: Array, other: Array, times: int) -> Array:
+    return jax.lax.fori_loop(0, times, lambda _, x: step(x, other), x)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one pass over T new tokens a row must do."""
+
+    bytes: float
+    """Weights and all slots of the cache, each read once."""
+    flops: float
+
+
+def pass_work(config: TextConfig, itemsize: int, batch: int, tokens: int, slots: int) -> Work:
+    """Return the work of a decoder's pass: B rows, T tokens each, over S slots.
+
+    Embeddings that are only looked up count nothing.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(config))
+    weights = sum(leaf.size for path, leaf in leaves if config.tie_word_embeddings or path[-1].key != "embedding")
+    layers, width = config.num_hidden_layers, config.head_dim
+    cache = 2 * layers * batch * slots * config.num_key_value_heads * width
+    attention = 4 * layers * batch * tokens * slots * config.num_attention_heads * width
+    return Work(itemsize * (weights + cache), 2 * weights * batch * tokens + attention)

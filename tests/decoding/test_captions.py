@@ -19,8 +19,7 @@ from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captio
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.views import Caption, caption_ids
 from jaxspec.errors import InputError
-from jaxspec.evaluation.command import load_models
-from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.config import EvalConfig, Variant, load_models
 from tests import tiny
 
 MINI = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
@@ -162,7 +161,7 @@ def test_captioners_that_are_none(text: str, words: str) -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> EvalConfig:
     path = tmp_path_factory.mktemp("models")
     target, draft = tiny.save_pair(path)
-    return EvalConfig(str(target), str(draft), (Row("C", ("C",)),), ("describe",), captioner=f"jax:{draft}")
+    return EvalConfig(str(target), str(draft), (Variant("C", ("C",)),), ("describe",), captioner=f"jax:{draft}")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from eval import accelerator, latency, startup
+from eval import accelerator, latency
 from jaxspec.errors import InputError
 from jaxspec.presets import preset_names
 
@@ -15,9 +15,9 @@ from jaxspec.presets import preset_names
 @pytest.mark.parametrize("name", accelerator.PARTS)
 def test_parts_are_commands_of_their_scripts(name: str) -> None:
     script, *options = accelerator.PARTS[name]
-    main = {"eval.latency": latency.main, "eval.startup": startup.main}[script]
-    tyro.extras.get_parser(main).parse_args([*options, "--out", "runs"])  # exits where an option is unknown
-    assert script != "eval.latency" or options[0] in preset_names("latency")
+    assert script == "eval.latency"
+    tyro.extras.get_parser(latency.main).parse_args([*options, "--out", "runs"])  # exits where an option is unknown
+    assert options[0] in preset_names("latency")
 
 
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:

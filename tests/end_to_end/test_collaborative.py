@@ -12,8 +12,7 @@ from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
 from jaxspec.errors import InputError
-from jaxspec.evaluation import command
-from jaxspec.evaluation.collaboration import final_number
+from jaxspec.evaluation.collaborative import final_number
 from jaxspec.evaluation.config import Pairing
 from train import text
 
@@ -37,13 +36,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
-    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), dial=((0.2, "weighted:0.2,0.8"),))
-    small = replace(preset, pairings=(pairing,), limit=2, held_out=3, repeats=1, max_new_tokens=16)
-    monkeypatch.setattr(command, "load_preset", lambda kind, name: replace(small, prompt_buckets=(64,)))
+    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep=((0.2, "weighted:0.2,0.8"),))
+    sizes = {"limit": 2, "held_out": 3, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
+    small = replace(preset, pairings=(pairing,), **sizes)
+    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: small)
     collaborative.main(["gsm8k", "--data", f"gsm8k={world / 'data.jsonl'}", "--out", str(world / "out")])
 
     rows = json.loads((world / "out" / "results.json").read_text())["rows"]
-    assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "dial"]
+    assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "sweep"]
     for row in rows:
         assert row["speedup_measured"] > 0
         assert len(row["calls_per_token"]) == 2

@@ -12,9 +12,8 @@ from scipy import stats
 from eval.exactness import main
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Row
-from jaxspec.evaluation.exactness import divergence, forward_logits
-from jaxspec.evaluation.statistics import two_samples
+from jaxspec.evaluation.config import EvalConfig, Variant
+from jaxspec.evaluation.exactness import chi_square, divergence, forward_logits
 from jaxspec.presets import load_preset, preset_names
 from tests import tiny
 
@@ -35,14 +34,14 @@ def test_script_writes_records_and_table(
     preset = EvalConfig(
         target=str(pair[0]),
         draft=str(pair[1]),
-        rows=(Row("MT", ("M", "T"), (0.3, 0.7)),),
+        rows=(Variant("MT", ("M", "T"), (0.3, 0.7)),),
         sets=("describe", "facts"),
         gamma=3,
         max_new_tokens=8,
         prompt_buckets=(384,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.command.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: preset)
     own = "--gammas 3 --batches 4 --draws 200 --tokens 3"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -93,7 +92,7 @@ def test_one_forward_pass_scores_what_decoding_chose(target: LoadedModel) -> Non
 
 def test_chi_square_is_scipys() -> None:
     ours, theirs = ["a"] * 50 + ["b"] * 30 + ["c"] * 20, ["a"] * 80 + ["b"] * 70 + ["c"] * 50
-    test = two_samples(ours, theirs)
+    test = chi_square(ours, theirs)
     expected = stats.chi2_contingency([[50, 30, 20], [80, 70, 50]], correction=False)
     assert test.degrees == expected.dof == 2
     assert test.statistic == pytest.approx(expected.statistic)
@@ -104,7 +103,7 @@ def test_chi_square_p_values_are_uniform() -> None:
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.full(40, 0.3))
     values = [
-        two_samples(rng.choice(40, 500, p=probs).tolist(), rng.choice(40, 500, p=probs).tolist()).p_value
+        chi_square(rng.choice(40, 500, p=probs).tolist(), rng.choice(40, 500, p=probs).tolist()).p_value
         for _ in range(200)
     ]
     assert stats.kstest(values, "uniform").pvalue > 0.01
@@ -114,9 +113,9 @@ def test_chi_square_tells_distributions_apart() -> None:
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(10))
     ours, theirs = rng.choice(10, 2000, p=probs), rng.choice(10, 2000, p=0.9 * probs + 0.01)
-    assert two_samples(ours.tolist(), theirs.tolist()).p_value < 1e-3
-    assert two_samples(["a"] * 100, ["a"] * 100).p_value == 1.0
-    assert two_samples(["a"] * 100, ["b"] * 100).p_value < 1e-6
+    assert chi_square(ours.tolist(), theirs.tolist()).p_value < 1e-3
+    assert chi_square(["a"] * 100, ["a"] * 100).p_value == 1.0
+    assert chi_square(["a"] * 100, ["b"] * 100).p_value < 1e-6
 
 
 def test_presets() -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from eval import block_efficiency, mmspec
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Row
+from jaxspec.evaluation.config import EvalConfig, Variant
 from tests import tiny
 
 
@@ -31,7 +31,7 @@ def test_answers_summary_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     preset = EvalConfig(
         target=str(target),
         draft=str(draft),
-        rows=(Row("MT", ("M", "T")),),
+        rows=(Variant("MT", ("M", "T")),),
         sets=("mmspec",),
         data=(f"mmspec={tmp_path / 'prompts.jsonl'}",),
         gamma=3,
@@ -40,7 +40,7 @@ def test_answers_summary_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         prompt_buckets=(128,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.command.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: preset)
     mmspec.main(["tiny", "--out", str(tmp_path / "out")])
     plain, fast = (
         [json.loads(line) for line in (tmp_path / f"out/{name}-temperature-0.jsonl").read_text().splitlines()]

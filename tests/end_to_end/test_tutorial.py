@@ -15,7 +15,7 @@ from PIL import Image
 from eval import block_efficiency
 from jaxspec.cli.export import Export
 from jaxspec.data.sources import Prepared
-from jaxspec.evaluation.command import parse_command
+from jaxspec.evaluation.config import parse_command
 from jaxspec.presets import load_preset
 from tests.conftest import ROOT
 from train import distill_data, kv_head, prepare, recipe

@@ -11,10 +11,10 @@ from jaxspec.evaluation.collaborative_theory import (
     Calls,
     acceptance,
     alternating_calls,
+    best_schedule,
     one_proposer_calls,
     parallel_speedup,
     pays_at_two,
-    plan,
     speedup,
     theorem_3_1,
     theorem_3_6,
@@ -111,14 +111,14 @@ def test_bounds_of_weighted_ensembles() -> None:
         assert pays_at_two(alpha, c) == (theorem_3_1(alpha, 2, c) > 1)
 
 
-def test_plans() -> None:
-    cheap = plan([0.9, 0.5], [0.05, 1.0])
+def test_schedules() -> None:
+    cheap = best_schedule([0.9, 0.5], [0.05, 1.0])
     assert cheap.first == 0
     assert cheap.gammas[0] >= 5
     assert cheap.speedup > 3
-    apart = plan([0.5, 0.5], [1.0, 1.0])
+    apart = best_schedule([0.5, 0.5], [1.0, 1.0])
     assert (apart.alternates, apart.gammas) == (True, (1, 1))
     assert apart.speedup == pytest.approx(speedup(alternating_calls([0.5, 0.5], [1, 1]), [1, 1]))
-    assert plan([0.0, 0.0, 0.0], [1, 1, 1], lengths=(1, 2)).speedup == pytest.approx(1.0)
-    dear = plan([0.9, 0.9], [1.0, 1.0], scoring=[3.0, 3.0])
-    assert dear.speedup < plan([0.9, 0.9], [1.0, 1.0]).speedup
+    assert best_schedule([0.0, 0.0, 0.0], [1, 1, 1], lengths=(1, 2)).speedup == pytest.approx(1.0)
+    dear = best_schedule([0.9, 0.9], [1.0, 1.0], scoring=[3.0, 3.0])
+    assert dear.speedup < best_schedule([0.9, 0.9], [1.0, 1.0]).speedup

@@ -13,8 +13,7 @@ from configs.eval.mini import config as MINI
 from jaxspec.command import input_errors
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.errors import InputError
-from jaxspec.evaluation.command import load_models, parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig
+from jaxspec.evaluation.config import CollaborativeEvalConfig, load_models, parse_command
 from jaxspec.presets import load_preset, preset_names
 
 
@@ -145,7 +144,7 @@ def test_presets_are_well_formed(name: str) -> None:
     if isinstance(config, CollaborativeEvalConfig):
         for pairing in config.pairings:
             config.collaboration(pairing, "alternating", pairing.gammas).checked(len(pairing.models))
-            for _, text in pairing.dial:
+            for _, text in pairing.sweep:
                 parse_combination(text, len(pairing.models))
         return
     for row in config.rows:

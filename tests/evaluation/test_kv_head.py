@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from configs.eval.aasd import config
-from eval.kv_head import ablations, named, shown
+from eval.kv_head import ablations, draft_table, named, shown
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
-from jaxspec.evaluation.tables import draft_table
 from tests import tiny
 
 
@@ -34,12 +33,12 @@ def test_a_line_holds_four_numbers_of_each_draft_length() -> None:
     rows = [
         row("describe", "T", 3, 2.5),
         row("describe", "T", 5, 3.0),
-        row("describe", "KV head", 3, 3.0, foretold=3.0),
-        row("describe", "KV head", 5, 4.0, foretold=3.9),
+        row("describe", "KV head", 3, 3.0, predicted_acceptance_length=3.0),
+        row("describe", "KV head", 5, 4.0, predicted_acceptance_length=3.9),
         row("reason", "T", 3, 1.3),
         row("reason", "T", 5, 2.0),
-        row("reason", "KV head", 3, 2.0, foretold=2.0),
-        row("reason", "KV head", 5, 3.0, foretold=3.0, token_identity_rate=0.9),
+        row("reason", "KV head", 3, 2.0, predicted_acceptance_length=2.0),
+        row("reason", "KV head", 5, 3.0, predicted_acceptance_length=3.0, token_identity_rate=0.9),
     ]
     _, header, cells, notes = draft_table(config, rows)
     assert header[2:] == [f"{name} J={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")]

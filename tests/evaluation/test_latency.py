@@ -1,35 +1,38 @@
-"""Counts from shapes, forced and planted acceptance, and the sweep over a tiny pair."""
+"""Counts from shapes, forced acceptance, and the sweep over a tiny pair."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eval import latency
+from eval.latency import latency_tables
 from jaxspec.cache import init_cache
 from jaxspec.config import LlavaConfig
-from jaxspec.evaluation.forced import accepted_pattern
+from jaxspec.errors import InputError
 from jaxspec.evaluation.latency import (
     LatencyConfig,
     Pair,
+    accepted_pattern,
     measure_forced,
     measure_images,
     measure_mixtures,
     measure_passes,
-    random_params,
 )
-from jaxspec.evaluation.latency_report import latency_tables
-from jaxspec.evaluation.limits import Limits, pass_work
-from jaxspec.evaluation.planted import RESERVED, plant
-from jaxspec.models import LanguageModel, build
+from jaxspec.evaluation.synthetic import random_params
+from jaxspec.evaluation.timing import Roofline, measure_roofline, pass_work
+from jaxspec.models import LanguageModel
 from jaxspec.presets import load_preset, preset_names
+from tests import tiny
 from tests.tiny import lvlm
 
 FLOAT = jnp.dtype("float32")
-LIMITS = Limits(10.0, 10.0, 0.1)
+ROOFLINE = Roofline(10.0, 10.0, 0.1)
 
 
 def config() -> LlavaConfig:
@@ -66,19 +69,6 @@ def test_a_pattern_that_cannot_be_is_refused() -> None:
         accepted_pattern(7.0, 5)
 
 
-def test_a_planted_pair_follows_its_cycle() -> None:
-    """Target and draft say the same after the tokens that the draft knows, and the cycle never ends."""
-    said = []
-    for width, right in ((128, 1.0), (64, 0.7)):
-        model, params = lvlm(width, 1, seed=0, scale=0.02, vocabulary=RESERVED + 200)
-        decoder = {"params": plant(model.config, params, right)["language_model"]}  # type: ignore[arg-type]
-        tokens = jnp.arange(RESERVED + 199)[:, None]  # each alone
-        said.append(np.asarray(jnp.argmax(jnp.asarray(build(model.text).apply(decoder, tokens)), axis=-1))[:, 0])
-    assert sorted(said[0][RESERVED:].tolist()) == list(range(RESERVED, RESERVED + 199))
-    assert set(said[0]) <= set(said[0][RESERVED:])  # other tokens lead into the cycle
-    assert 0.6 < np.mean(said[0] == said[1]) < 0.8
-
-
 @pytest.mark.parametrize("name", preset_names("latency"))
 def test_presets_are_pairs_of_one_vocabulary(name: str) -> None:
     preset: LatencyConfig = load_preset("latency", name)
@@ -96,8 +86,8 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     assert forced["mean_acceptance_length"] == 2.0  # (9 - 1) tokens of 4 blocks
     mixtures = measure_mixtures(Pair(replace(tiny, views=(1, 2))), ["em:window=4"])
     assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]  # weights; and seen and a ring
-    rows = [*measure_passes(pair, LIMITS), *measure_images(pair), forced, *mixtures]
-    titles = [title for title, *_ in latency_tables("tiny", rows, LIMITS)]
+    rows = [*measure_passes(pair, ROOFLINE), *measure_images(pair), forced, *mixtures]
+    titles = [title for title, *_ in latency_tables("tiny", rows, ROOFLINE)]
     assert titles == [
         "Passes of tiny",
         "Images before the first token, tiny",
@@ -107,16 +97,19 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     assert all(value > 0 for row in rows for name, value in row.items() if name in ("target_ms", "target_prefill_ms"))
 
 
-def test_what_a_slot_costs_is_told() -> None:
-    shared = {"kind": "passes", "batch": 1, "draft_ms": {}, "effective_gbps": 1.0}
-    shared |= dict.fromkeys(("copy_share", "read_share", "matmul_share"), 0.5)
-    rows = [
-        shared | {"slots": slots, "target_ms": 10 + 0.002 * slots, "verify_ms": {"5": 12 + 0.004 * slots}}
-        for slots in (100, 700, 2000)
-    ]
-    ((_, _, _, notes),) = latency_tables("made up", rows, LIMITS)
-    assert notes[-1] == (
-        "A slot of 100 to 2000 costs a batch of 1 2 us in a pass over 1 (at most 0 % off), "
-        "4 us in a pass over 6 (at most 0 % off)."
-    )
-    assert len(latency_tables("made up", rows[:2], LIMITS)[0][3]) == len(notes) - 1
+def test_the_roofline_is_of_three_probes() -> None:
+    found = measure_roofline(FLOAT, megabytes=1, side=32, repeats=1)
+    assert all(0 < rate < np.inf for rate in vars(found).values())
+
+
+def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
+    rows = latency.measure_host(*map(str, tiny.save_pair(tmp_path)), calls=1)
+    assert [row["what"] for row in rows] == ["host time of a call, text", "host time of a call, one image"]
+    ((title, _, cells, _),) = latency_tables("tiny", rows, ROOFLINE)
+    assert title == "Start-up and host time"
+    assert len(cells) == 2
+
+
+def test_a_start_that_fails_tells_why(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^checkpoint '.*none': no such directory; give one"):
+        latency.measure_starts(str(tmp_path / "none"), str(tmp_path / "none"), warm=0)

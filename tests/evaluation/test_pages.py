@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec.evaluation import figures
-from jaxspec.evaluation.config import EvalConfig, Row
-from jaxspec.evaluation.figures import draw_all
-from jaxspec.evaluation.html import SHOWN, token_class, write_html
+from jaxspec.evaluation import page as figures
+from jaxspec.evaluation.config import EvalConfig, Variant
+from jaxspec.evaluation.page import SHOWN, draw_all, token_class, write_html
+from jaxspec.evaluation.report import Table
 
-CONFIG = EvalConfig("t", "d", (Row("M", ("M",)), Row("MT*", ("M", "T"))), sets=("describe", "saga"))
+ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
+CONFIG = EvalConfig(target="t", draft="d", rows=ROWS, sets=("describe", "saga"))
 PIECES = ["A", " <b>", " red", " &", " cat"]
 
 
@@ -79,7 +80,7 @@ def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     image = np.zeros((4, 4, 3), np.uint8)
     asked = {(r["dataset"], r["sample"], r["turn"]): ("<image>\nWhat?", [image]) for r in records}
     path = tmp_path / "report.html"
-    write_html(path, {"device": "cpu"}, ("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked)
+    write_html(path, {"device": "cpu"}, Table("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked)
     page = path.read_text()
     assert "A &lt; B" in page
     assert "<b>" not in re.sub(r"<br>", "", page)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from eval import draft_quality
+from eval.draft_quality import is_right, judge, meteor
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
-from jaxspec.evaluation import quality
-from jaxspec.evaluation.config import EvalConfig, Row
-from jaxspec.evaluation.quality import is_right, judge, meteor
+from jaxspec.evaluation.config import EvalConfig, Variant
 from tests import tiny
 
 pytest.importorskip("rouge_score", reason="ROUGE and METEOR need the `quality` extra")
@@ -40,8 +39,8 @@ def test_accuracy(accepted: tuple[str, ...], answer: str, right: bool) -> None:
 
 def test_rouge_is_the_longest_common_subsequence() -> None:
     """By hand: 'the cat sat' and 'the cats slept', stems in common: the, cat; P = R = 2/3."""
-    assert quality.rouge_l(["the cat sat"], "the cats slept") == pytest.approx(2 / 3)
-    assert quality.rouge_l(["a dog", "the cat sat"], "the cat sat") == 1.0
+    assert draft_quality.rouge_l(["the cat sat"], "the cats slept") == pytest.approx(2 / 3)
+    assert draft_quality.rouge_l(["a dog", "the cat sat"], "the cat sat") == 1.0
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,10 @@ def test_what_does_not_apply_is_none() -> None:
 
 def test_a_missing_package_is_told_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    quality.rouge_scorer.cache_clear()
+    draft_quality.rouge_scorer.cache_clear()
+    config = EvalConfig(target="target", draft="draft", rows=(Variant("T", ("T",)),), sets=("facts",))
     with pytest.raises(InputError, match=r"rouge-score is not installed; pip install 'jaxspec\[quality\]'"):
-        quality.measure_quality(EvalConfig("target", "draft", (Row("T", ("T",)),), ("facts",)), {})
+        draft_quality.measure_quality(config, {})
 
 
 def test_the_script_writes_both_models(
@@ -92,13 +92,13 @@ def test_the_script_writes_both_models(
     preset = EvalConfig(
         target=str(target),
         draft=str(draft),
-        rows=(Row("T", ("T",)),),
+        rows=(Variant("T", ("T",)),),
         sets=("facts", "describe"),
         max_new_tokens=8,
         prompt_buckets=(384,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.command.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: preset)
     draft_quality.main(f"tiny --out {tmp_path / 'out'} --limit 2".split())
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [(row["dataset"], row["model"]) for row in rows] == [

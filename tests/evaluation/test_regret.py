@@ -12,8 +12,8 @@ from configs.eval.mini import config as mini
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.evaluation.block_efficiency import each_turn
-from jaxspec.evaluation.config import Row
-from jaxspec.evaluation.regret import best_fixed, record, replay
+from jaxspec.evaluation.config import Variant
+from jaxspec.evaluation.simulation import best_fixed, record, replay
 
 CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt_buckets=(128,), image_buckets=(1,))
 
@@ -22,9 +22,9 @@ CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt
 def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedModel, LoadedModel]) -> None:
     target, draft = models
     plain = Engine(target, None, CONFIG.engine(CONFIG.rows[0]))
-    engine = Engine(target, draft, CONFIG.engine(Row("MT", ("M", "T"), weighting=text)))
-    _, questions = next(each_turn(CONFIG, plain, "describe"))
-    requests = [Request(question.prompt, CONFIG.max_new_tokens) for question in questions]
+    engine = Engine(target, draft, CONFIG.engine(Variant("MT", ("M", "T"), weighting=text)))
+    _, prompts = next(each_turn(CONFIG, plain, "describe"))
+    requests = [Request(prompt, CONFIG.max_new_tokens) for prompt in prompts]
     results = engine.generate(requests)
     recording = record(engine, requests, [result.tokens for result in results])
     sums = replay(parse_weighting(text), CONFIG.gamma, recording)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import Row
+from jaxspec.evaluation.config import Variant
 from jaxspec.evaluation.report import begin, describe_run, finish, show, write_results
 
 HEADER = ["view", "turn", *(f"set {i}" for i in range(9))]
@@ -46,7 +46,7 @@ def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[st
 
 
 def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
-    out, options = tmp_path / "a" / "out", {"rows": (Row("MT", ("M", "T")),), "gamma": 3, "out": tmp_path}
+    out, options = tmp_path / "a" / "out", {"rows": (Variant("MT", ("M", "T")),), "gamma": 3, "out": tmp_path}
     run_into(out, options, "first", ("dial.png", "overlap.png"))
     (out / "README.md").write_text("mine")
     before = {file.name: file.read_text() for file in out.iterdir()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from configs.eval.llava15 import config as LLAVA15
 from configs.eval.mini import config as MINI
+from eval.block_efficiency import block_efficiency_table
 from jaxspec.decoding.weighting import PRESETS, Grid, InverseErrorPower, parse_weighting
 from jaxspec.evaluation.config import EvalConfig
-from jaxspec.evaluation.tables import block_efficiency_table
 
 
 def table(config: EvalConfig):

@@ -1,21 +1,26 @@
-"""Figures of measured rows and traced answers (need the `plots` extra; without it nothing is drawn).
+"""The page of a run: its table, figures, and answers coloured by who drafted each token.
 
-`TITLES` names them; `stage_times` is TABED's Figure 9, `weight_trajectory` 3 and 4, `overlap` 5, and
-`accepted_over_time` is IbED's Figure 11.
+Figures need the `plots` extra; without it nothing is drawn. `TITLES` names them; `stage_times` is TABED's Figure 9,
+`weight_trajectory` 3 and 4, `overlap` 5, and `accepted_over_time` is IbED's Figure 11.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, select_autoescape
 
+from jaxspec.data.images import to_rgb
 from jaxspec.evaluation.config import EvalConfig
-from jaxspec.files import whole
+from jaxspec.evaluation.report import Record, Table
+from jaxspec.files import whole, write_text
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 """Paul Tol's bright scheme: told apart by colour-blind readers too."""
@@ -33,35 +38,27 @@ TITLES = {
 }
 """Figures by file name, and what they show."""
 
-Record = dict[str, Any]
 
 
 def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path) -> list[Path]:
     """Every figure that the rows and records hold something for, as PNG files in `out`; none without matplotlib."""
-    if find_spec("matplotlib") is None:
+    if pyplot() is None:
         return []
-    import matplotlib
-
-    matplotlib.use("Agg")
-    drawings: dict[str, Callable[[], Any]] = {
-        "block_efficiency": lambda: block_efficiency(config, rows),
-        "acceptance_by_position": lambda: acceptance_by_position(rows),
-        "stage_times": lambda: stage_times(rows),
-        "weight_trajectory": lambda: weight_trajectory(records),
-        "overlap": lambda: overlap(records),
-        "accepted_over_time": lambda: accepted_over_time(records),
+    drawn = {
+        "block_efficiency": block_efficiency(config, rows),
+        "acceptance_by_position": acceptance_by_position(rows),
+        "stage_times": stage_times(rows),
+        "weight_trajectory": weight_trajectory(records),
+        "overlap": overlap(records),
+        "accepted_over_time": accepted_over_time(records),
     }
-    titled = {name: _titled(draw(), f"{TITLES[name]}\n{config.pair}") for name, draw in drawings.items()}
-    written = [save(figure, out / f"{name}.png") for name, figure in titled.items()]
-    return [path for path in written if path is not None]
-
-
-def _titled(figure: Any, title: str) -> Any:
-    """The figure, where there is one, with a title above all panels."""
-    if figure is not None:
-        figure.set_figheight(figure.get_figheight() + 0.3)
-        figure.suptitle(title, fontsize=9)
-    return figure
+    written = []
+    for name, figure in drawn.items():
+        if figure is not None:
+            figure.set_figheight(figure.get_figheight() + 0.3)
+            figure.suptitle(f"{TITLES[name]}\n{config.pair}", fontsize=9)
+            written.append(save(figure, out / f"{name}.png"))
+    return written
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
@@ -72,7 +69,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
     shown = min(len(sets), max(1, int(WIDTH / wide)))
     shown = -(-len(sets) // -(-len(sets) // shown))  # panels of about as many sets each
     groups = [(turn, sets[at : at + shown]) for turn in config.turns for at in range(0, len(sets), shown)]
-    figure, axes = panels(len(groups), max(6.0, wide * shown + 1.2), 2.6)
+    figure, axes = stacked_axes(len(groups), max(6.0, wide * shown + 1.2), 2.6)
     bar = 0.8 / len(names)
     for axis, (turn, group) in zip(axes, groups):
         for i, name in enumerate(names):
@@ -92,7 +89,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
 
 def acceptance_by_position(rows: Sequence[Record]) -> Any:
     """Lines: the share of tokens accepted at each place of the block, given that all before them were."""
-    figure, (axis,) = panels(1, 6.0, 3.2)
+    figure, (axis,) = stacked_axes(1, 6.0, 3.2)
     names = list(dict.fromkeys(row["row"] for row in rows))
     for i, name in enumerate(names):
         by_place = zip(*(r["conditional_acceptance_rate_per_position"] for r in rows if r["row"] == name))
@@ -112,7 +109,7 @@ def stage_times(rows: Sequence[Record]) -> Any:
     if not timed:
         return None
     names = list(dict.fromkeys(row["row"] for row in timed))
-    figure, (axis,) = panels(1, 6.0, 0.32 * len(names) + 1.2)
+    figure, (axis,) = stacked_axes(1, 6.0, 0.32 * len(names) + 1.2)
     for y, name in enumerate(names):
         first = next(row for row in timed if row["row"] == name)
         drafting = first["gamma"] * first["draft_ms"]
@@ -137,7 +134,7 @@ def weight_trajectory(records: Sequence[Record]) -> Any:
         return None
     shown = [max((record for record in learning if record["row"] == name), key=movement) for name in names]
     views = list(dict.fromkeys(view for record in shown for view in record["views"]))
-    figure, axes = panels(len(shown), 8.0, 1.7)
+    figure, axes = stacked_axes(len(shown), 8.0, 1.7)
     grounds = {"accepted draft": COLOURS[2], "the target's own token": COLOURS[1]}
     for axis, record in zip(axes, shown):
         places = record["trace"]["place"]
@@ -182,7 +179,7 @@ def overlap(records: Sequence[Record]) -> Any:
     if not total:
         return None
     ranked = counts.most_common()
-    figure, (axis,) = panels(1, max(5.0, 0.5 * len(ranked) + 1), 3.0)
+    figure, (axis,) = stacked_axes(1, max(5.0, 0.5 * len(ranked) + 1), 3.0)
     axis.bar(range(len(ranked)), [100 * n / total for _, n in ranked], color=COLOURS[0])
     labels = ["".join(v[0] for v, right in zip(views, who) if right) or "none" for who, _ in ranked]
     axis.set_xticks(range(len(ranked)), labels)
@@ -197,7 +194,7 @@ def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
     traced = _traced(records)
     if not traced:
         return None
-    figure, (axis,) = panels(1, 6.0, 3.0)
+    figure, (axis,) = stacked_axes(1, 6.0, 3.0)
     names = list(dict.fromkeys(record["row"] for record in traced))
     for i, name in enumerate(names):
         accepted, all_tokens = np.zeros(bins), np.zeros(bins)
@@ -249,11 +246,9 @@ def _legend(figure: Any, axis: Any) -> None:
     figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
 
 
-def panels(count: int, width: float, height: float, alike: bool = True) -> tuple[Any, list[Any]]:
+def stacked_axes(count: int, width: float, height: float, alike: bool = True) -> tuple[Any, list[Any]]:
     """A column of panels, each of that height in inches; `alike`, over one range of values."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(
+    figure, axes = pyplot().subplots(
         count, 1, figsize=(width, height * count + 0.3), sharey=alike, squeeze=False, layout="constrained"
     )
     for axis in axes[:, 0]:
@@ -261,13 +256,116 @@ def panels(count: int, width: float, height: float, alike: bool = True) -> tuple
     return figure, list(axes[:, 0])
 
 
-def save(figure: Any, path: Path) -> Path | None:
-    """Writes a PNG file and returns where; None where there is no figure."""
-    if figure is None:
+def pyplot() -> Any:
+    """matplotlib's, which draws into files; None where it is not installed."""
+    if find_spec("matplotlib") is None:
         return None
+    import matplotlib
+
+    matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Writes a PNG file and returns where."""
     with whole(path) as fresh:
         figure.savefig(fresh, dpi=150, format="png")
-    plt.close(figure)
+    pyplot().close(figure)
     return path
+
+
+SHOWN = 3
+"""Samples of each set and turn whose text is shown."""
+
+
+def write_html(
+    path: Path,
+    run: Record,
+    table: Table,
+    figures: Sequence[Path],
+    records: Sequence[Record],
+    questions: Mapping[tuple[str, str, int], tuple[str, Sequence[Any]]],
+) -> None:
+    """Writes the page.
+
+    Args:
+      records: those with a `trace` are shown, up to SHOWN samples of each set and turn.
+      questions: (dataset, sample, turn) -> the prompt's text and its images.
+    """
+    page = Environment(loader=PackageLoader("jaxspec.evaluation", "."), autoescape=select_autoescape(default=True))
+    html = page.get_template("report.html.jinja").render(
+        **table._asdict(),
+        run=run,
+        figures=[(TITLES[figure.stem], _data(figure.read_bytes())) for figure in figures],
+        samples=_samples(records, questions),
+    )
+    write_text(path, html)
+
+
+def token_class(place: int, agree: Sequence[bool] | None) -> str:
+    """CSS class of a token: by whom it was written, and which views had it as their likeliest.
+
+    `place` is its place in the block; below 0, the target wrote it.
+    """
+    if place < 0:
+        return "target"
+    right = [i for i, a in enumerate(agree or ()) if a]
+    if len(right) == 1:
+        return f"view{right[0] % 4}"
+    return "several" if right else "mixture"
+
+
+def _samples(
+    records: Sequence[Record], questions: Mapping[tuple[str, str, int], tuple[str, Sequence[Any]]]
+) -> list[Record]:
+    out: dict[tuple[str, str, int], Record] = {}
+    shown: dict[tuple[str, int], set[str]] = {}
+    for record in records:
+        trace = record.get("trace")
+        if not trace:
+            continue
+        chosen = shown.setdefault((record["dataset"], record["turn"]), set())
+        if record["sample"] not in chosen and len(chosen) >= SHOWN:
+            continue
+        chosen.add(record["sample"])
+        key = (record["dataset"], record["sample"], record["turn"])
+        if key not in out:
+            text, images = questions.get(key, ("", ()))
+            pictures = [_picture(image) for image in images]
+            out[key] = {"dataset": key[0], "sample": key[1], "turn": key[2], "question": text, "images": pictures}
+            out[key]["rows"] = []
+        agree = trace["agree"]
+        tokens = [
+            (piece, token_class(place, agree[i]), _tip(record["views"], place, agree[i], trace["weights"][i]))
+            for i, (piece, place) in enumerate(zip(trace["pieces"], trace["place"]))
+        ]
+        length = record["mean_acceptance_length"]
+        out[key]["rows"].append(
+            {"name": record["row"], "views": record["views"], "tokens": tokens, "length": length}
+        )
+    return list(out.values())
+
+
+def _tip(views: Sequence[str], place: int, agree: Sequence[bool] | None, weights: Sequence[float]) -> str:
+    """What is said when the pointer rests on a token."""
+    parts = ["written by the target" if place < 0 else f"drafted at place {place + 1}"]
+    if agree is not None:
+        right = [view for view, a in zip(views, agree) if a]
+        parts.append("likeliest of " + (", ".join(right) or "no view"))
+    parts.append("weights " + ", ".join(f"{view} {w:.2f}" for view, w in zip(views, weights)))
+    return "; ".join(parts)
+
+
+def _picture(image: Any) -> str:
+    """The image as a data URL, at most 160 pixels a side."""
+    image = to_rgb(image)
+    image.thumbnail((160, 160))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return _data(file.getvalue())
+
+
+def _data(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,0 +1,24 @@
+"""Synthetic models of 54M and 3M that write together. Times are real, words not."""
+
+from __future__ import annotations
+
+from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
+
+TARGET, PARTNER, DRAFT = "synthetic:target", "synthetic:partner:0.8", "synthetic:draft:0.7"
+
+_WEIGHTS = tuple((share, f"weighted:{share},{1 - share:g}") for share in (0.1, 0.5, 0.9))
+_CONTRASTS = tuple((mu, f"contrastive:mu={mu}") for mu in (0.0, 0.1, 0.5))
+
+config = CollaborativeEvalConfig(
+    pairings=(
+        Pairing("54M + 54M", (TARGET, PARTNER), "weighted:0.5,0.5", gammas=(3, 1), sweep=_WEIGHTS),
+        Pairing("54M - 3M, greedy", (TARGET, DRAFT), "contrastive:mu=0.1", 0.0, (1, 5), 1, sweep=_CONTRASTS),
+    ),
+    sets=("describe",),
+    limit=2,
+    held_out=4,
+    repeats=3,
+    max_new_tokens=48,
+    prompt_buckets=(640,),
+    image_buckets=(1,),
+)

@@ -1,0 +1,319 @@
+"""Collaborative decoding measured: every method on every set, and a sweep of combinations for the best of them.
+
+All methods of one pairing decode the same requests by turns, so that what else the machine does slows them alike;
+the speed-up is the fastest run over the fastest of standard collaborative decoding, since what else runs only slows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.cache import KVCache
+from jaxspec.data.prompts import pad_rows
+from jaxspec.data.samples import Sample
+from jaxspec.decoding.collaboration import Collaboration, MemberCounts, Method
+from jaxspec.decoding.collaborative import Member
+from jaxspec.decoding.combination import Combination, greedy_token, parse_combination
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.requests import Request, Result
+from jaxspec.evaluation.block_efficiency import first_prompt
+from jaxspec.evaluation.collaborative_theory import (
+    Calls,
+    acceptance,
+    alternating_calls,
+    best_schedule,
+    one_proposer_calls,
+    parallel_speedup,
+    speedup,
+)
+from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing, load_model
+from jaxspec.evaluation.metrics import collaboration_metrics
+from jaxspec.evaluation.timing import by_turns, time_members
+from jaxspec.sampling import tempered
+from jaxspec.typing import Array, Float, Int, Params
+
+Record = dict[str, Any]
+METHODS: tuple[tuple[str, Method, bool], ...] = (
+    ("standard", "standard", False),
+    ("naive", "naive", True),
+    ("speculative", "speculative", True),
+    ("CoS", "alternating", True),
+    ("CoS, 1 each", "alternating", False),
+)
+"""Rows of a pairing: name, method, and whether with the pairing's draft lengths or with 1 each."""
+REFERENCE_BATCH = 8
+
+
+def measure(config: CollaborativeEvalConfig) -> Iterator[tuple[list[Record], list[Record], list[Record]]]:
+    """Yield for each pairing (rows of methods, rows of the sweep, a record an answer); a row pools a set and a method.
+
+    Only one pairing's models are held at a time.
+    """
+    loaded: dict[str, LoadedModel] = {}
+    ways = sum(len(_methods_of(pairing)) + 2 * len(pairing.sweep) for pairing in config.pairings)
+    with tqdm(total=ways * len(config.sets) * config.repeats, unit="run", desc="collaboration", delay=1) as bar:
+        for pairing in config.pairings:
+            loaded = {name: model for name, model in loaded.items() if name in pairing.models}
+            for name in pairing.models:
+                if name not in loaded:
+                    loaded[name] = load_model(name, config.dtype, share_tower_with=next(iter(loaded.values()), None))
+            found: tuple[list[Record], list[Record], list[Record]] = [], [], []
+            for dataset in config.sets:
+                bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
+                models = [loaded[name] for name in pairing.models]
+                for part, more in zip(found, _Measurement(config, pairing, models, dataset, bar).rows()):
+                    part += more
+            yield found
+
+
+def _methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
+    """Method and draft lengths by the row's name; rows that would be the same but for their names are one."""
+    ones = (1,) * len(pairing.models)
+    return {
+        name: (method, pairing.gammas if own else ones)
+        for name, method, own in METHODS
+        if own or pairing.gammas != ones or method == "standard"
+    }
+
+
+@dataclass
+class _Measurement:
+    """One pairing on one set."""
+
+    config: CollaborativeEvalConfig
+    pairing: Pairing
+    models: Sequence[LoadedModel]
+    dataset: str
+    bar: tqdm
+
+    def rows(self) -> tuple[list[Record], list[Record], list[Record]]:
+        config = self.config
+        programs = {name: self.program(*way) for name, way in _methods_of(self.pairing).items()}
+        samples = config.samples(self.dataset, max(config.limit, config.held_out))
+        references = read_references(programs["standard"], samples[: config.held_out], config.max_new_tokens)
+        rows, records = self.methods(programs, references, samples[: config.limit])
+        return rows, self.sweep(references, samples[: config.limit]), records
+
+    def program(self, method: Method, gammas: tuple[int, ...], combine: str | None = None) -> Collaboration:
+        return Collaboration(self.models, self.config.collaboration(self.pairing, method, gammas, combine))
+
+    def methods(
+        self, programs: dict[str, Collaboration], references: References, samples: Sequence[Sample]
+    ) -> tuple[list[Record], list[Record]]:
+        requests, answers, rates = self.answers(programs, samples)
+        combination = programs["standard"].params["combination"]
+        quality = {
+            "held_out_nats": references.nats(combination),
+            "held_out_nats_alone": references.nats_alone(),
+        }
+        pooled = collaboration_metrics([a.stats for every in answers.values() for a in every])["alpha"]
+        alphas = [alpha or 0.0 for alpha in pooled]
+        widths = {name: _scoring_widths(program) for name, program in programs.items()}
+        times = time_members(programs["CoS"], requests[0], [1, *(w for pair in widths.values() for w in pair)])
+        best = best_schedule(alphas, times[1], lengths=range(1, 7))
+        rows, records = [], []
+        for name, program in programs.items():
+            place = self.place(name, program)
+            calls = _predicted_calls(program, alphas)
+            scoring = [times[width][m] for m, width in enumerate(widths[name])]
+            same = [a.tokens == b.tokens for a, b in zip(answers[name], answers["standard"], strict=True)]
+            rows.append(
+                place
+                | collaboration_metrics([a.stats for a in answers[name]])
+                | quality
+                | {
+                    "samples": len(requests),
+                    "pass_ms": times[1],
+                    "scoring_pass_ms": scoring,
+                    "calls_per_token_predicted": calls.total.tolist(),
+                    "speedup_predicted": speedup(calls, times[1]),
+                    "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
+                    "speedup_parallel_at_most": parallel_speedup(times[1]),
+                    "best_schedule": vars(best),
+                    "decode_tokens_per_second": rates[name],
+                    "speedup_measured": rates[name] / rates["standard"],
+                    "accuracy": _accuracy(samples, answers[name]),
+                    "token_identity_rate": float(np.mean(same)) if self.pairing.temperature == 0 else None,
+                }
+            )
+            records += [
+                place | {"sample": s.id, "tokens": len(a.tokens), "text": a.text} | collaboration_metrics([a.stats])
+                for s, a in zip(samples, answers[name])
+            ]
+        return rows, records
+
+    def sweep(self, references: References, samples: Sequence[Sample]) -> list[Record]:
+        """Quality, and speed of alternation with 1 proposal each, over the pairing's grid of combinations."""
+        rows, ones = [], (1,) * len(self.models)
+        for value, text in self.pairing.sweep:
+            programs = {method: self.program(method, ones, text) for method in ("standard", "alternating")}
+            requests, answers, rates = self.answers(programs, samples)
+            combination = parse_combination(text, len(ones))
+            times = time_members(programs["alternating"], requests[0], [1, len(ones)])
+            alphas = references.alphas(combination, self.pairing.temperature)
+            calls = alternating_calls(alphas, ones, self.pairing.proposer)
+            rows.append(
+                self.place("sweep", programs["alternating"])
+                | collaboration_metrics([a.stats for a in answers["alternating"]])
+                | {
+                    "value": value,
+                    "combine": text,
+                    "samples": len(requests),
+                    "held_out_nats": references.nats(combination),
+                    "held_out_alpha": alphas,
+                    "accuracy": _accuracy(samples, answers["standard"]),
+                    "speedup_predicted": speedup(calls, times[1]),
+                    "speedup_predicted_with_verify": speedup(calls, times[1], times[len(ones)]),
+                    "speedup_measured": rates["alternating"] / rates["standard"],
+                }
+            )
+        return rows
+
+    def answers(
+        self, programs: dict[Any, Collaboration], samples: Sequence[Sample]
+    ) -> tuple[list[Request], dict[str, list[Result[MemberCounts]]], dict[str, float]]:
+        """Return the requests, each program's answers, and its tokens of the loop a second in its fastest run."""
+        encoder = next(iter(programs.values())).encoder
+        config, pairing = self.config, self.pairing
+        requests = [
+            Request(
+                first_prompt(encoder, sample), config.max_new_tokens, pairing.temperature, seed=config.seed + i
+            )
+            for i, sample in enumerate(samples)
+        ]
+        answers, rates = by_turns(list(programs.values()), requests, config.repeats, self.bar)
+        return requests, dict(zip(programs, answers)), dict(zip(programs, rates.max(axis=1).tolist()))
+
+    def place(self, row: str, program: Collaboration) -> Record:
+        """The fields of a record that say what was run."""
+        given, pairing = program.config, self.pairing
+        return {
+            "dataset": self.dataset,
+            "turn": 1,
+            "pairing": pairing.name,
+            "row": row,
+            "models": [os.path.relpath(name) if os.path.isabs(name) else name for name in pairing.models],
+            "combine": given.combine,
+            "method": given.method,
+            "gammas": list(given.checked(len(pairing.models))[1]),
+            "proposer": given.proposer,
+            "views": [view.name for view in program.views],
+            "temperature": pairing.temperature,
+            "dtype": self.config.dtype,
+            "device": jax.devices()[0].device_kind,
+            "batch": 1,
+            "seed": self.config.seed,
+        }
+
+
+def _scoring_widths(program: Collaboration) -> list[int]:
+    """Tokens that each model reads in a pass that scores."""
+    _, gammas = program.config.checked(len(program.models))
+    method = program.config.method
+    if method == "alternating":
+        return [sum(gammas) - gamma + 1 for gamma in gammas]
+    run = 1 if method == "standard" else gammas[program.config.proposer] + (method == "speculative")
+    return [run] * len(gammas)
+
+
+def _predicted_calls(program: Collaboration, alphas: Sequence[float]) -> Calls:
+    """By the theory, at these mean chances of acceptance."""
+    config, models = program.config, len(alphas)
+    _, gammas = config.checked(models)
+    if config.method == "standard":
+        return Calls(np.ones(models), np.zeros(models))
+    if config.method == "alternating":
+        return alternating_calls(alphas, gammas, config.proposer)
+    gamma, bonus = gammas[config.proposer], config.method == "speculative"
+    return one_proposer_calls(alphas[config.proposer], gamma, models, config.proposer, bonus)
+
+
+def _accuracy(samples: Sequence[Sample], answers: Sequence[Result]) -> float | None:
+    """The share of answers whose final number is the accepted one; None where answers are no numbers."""
+    pairs = [(final_number(s.accepted[0]), final_number(a.text)) for s, a in zip(samples, answers) if s.accepted]
+    if not pairs or any(accepted is None for accepted, _ in pairs):
+        return None
+    return float(np.mean([accepted == given for accepted, given in pairs]))
+
+
+def final_number(text: str) -> str | None:
+    """GSM8K's answer in a text: the number after the last ####, else the last number; without commas."""
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text.rpartition("####")[2])
+    return numbers[-1].replace(",", "") if numbers else None
+
+
+@dataclass(frozen=True)
+class References:
+    """Logits of all models before each token of the reference answers: how likely these are, and what is accepted."""
+
+    logits: np.ndarray
+    """[M, N, V]."""
+    tokens: np.ndarray
+    """[N]."""
+
+    def nats(self, combination: Combination) -> float:
+        """Mean of -log r(token) at temperature 1, in nats a token."""
+        return self._mean_nats(self._combined(combination, 1.0))
+
+    def nats_alone(self) -> list[float]:
+        """Return the nats a token of each model by itself."""
+        return [self._mean_nats(probs) for probs in self._alone(1.0)]
+
+    def alphas(self, combination: Combination, temperature: float = 1.0) -> list[float]:
+        """Return the mean of 1 - TV(d, r) of each model; at temperature 0, how often both have the same best token."""
+        if temperature:
+            soft = self._combined(combination, temperature)
+            return [float(acceptance(d, soft).mean()) for d in self._alone(temperature)]
+        best = np.asarray(greedy_token(combination, jnp.asarray(self.logits)))
+        return [float((logits.argmax(-1) == best).mean()) for logits in self.logits]
+
+    def _combined(self, combination: Combination, temperature: float) -> np.ndarray:
+        return np.asarray(combination.soft(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature)))
+
+    def _alone(self, temperature: float) -> np.ndarray:
+        return np.asarray(tempered(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature)))
+
+    def _mean_nats(self, probs: np.ndarray) -> float:
+        return float(-np.log(np.maximum(probs[np.arange(len(self.tokens)), self.tokens], 1e-30)).mean())
+
+
+def read_references(program: Collaboration, samples: Sequence[Sample], most: int) -> References:
+    """Show all models the samples' first questions and the first `most` tokens of their reference answers."""
+    starts = range(0, len(samples), REFERENCE_BATCH)
+    logits, tokens = zip(*(_read(program, samples[at : at + REFERENCE_BATCH], most) for at in starts))
+    return References(np.concatenate(logits, axis=1), np.concatenate(tokens))
+
+
+def _read(program: Collaboration, samples: Sequence[Sample], most: int) -> tuple[np.ndarray, np.ndarray]:
+    encoder = program.encoder
+    prompts = [first_prompt(encoder, sample) for sample in samples]
+    answers = [
+        np.asarray([*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][:most], np.int32)
+        for s in samples
+    ]
+    state = program.prefill([Request(prompt, most) for prompt in prompts])
+    padding = [np.zeros(0, np.int32)] * (state.count.shape[0] - len(answers))
+    # The last token of the prompt is read again, for what follows it.
+    fed, length = pad_rows(
+        [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)] + padding, most
+    )
+    real = np.arange(most) < length[:, None]
+    targets, _ = pad_rows([*answers, *padding], most)
+    members = zip(program.program.members, program.params["models"], state.caches, strict=True)
+    logits = [np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members]
+    return np.stack(logits), targets[real]
+
+
+@partial(jax.jit, static_argnums=0)
+def _score(member: Member, params: Params, tokens: Int[Array, "B T"], cache: KVCache) -> Float[Array, "B T V"]:
+    return member.model.extend(params, tokens, cache.replace(length=cache.length - 1))[0].astype(jnp.float32)

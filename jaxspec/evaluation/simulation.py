@@ -1,0 +1,286 @@
+"""Blocks without decoding: what drafts would do, from one pass over answers that the target wrote.
+
+At temperature 0 speculation writes just these answers, so that the blocks are exactly those of the decode loop. A
+weighting is replayed on the recorded distributions of target and views, for its losses against the best fixed weights
+in hindsight (its regret). A KV head's steps are all scored by Target-Draft attention, for every draft length at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from tqdm import tqdm
+
+from jaxspec.config import KVHeadConfig
+from jaxspec.data.prompts import Prompt
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.loading import LoadedHead
+from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
+from jaxspec.decoding.replay import RecordedTarget
+from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.state import step_keys
+from jaxspec.decoding.views import Captioner
+from jaxspec.decoding.weighting import Weighting, parse_weighting
+from jaxspec.errors import InputError
+from jaxspec.evaluation.block_efficiency import each_turn
+from jaxspec.evaluation.config import EvalConfig, Variant
+from jaxspec.evaluation.exactness import whole_row
+from jaxspec.evaluation.report import Record
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, states_before
+from jaxspec.models.layers import apply
+from jaxspec.sampling import Sampling, fit_vocabulary, tempered
+from jaxspec.typing import Array, Bool, Float, Int, Params
+
+LOSSES = ("kl", "rejections", "misses")
+"""Per token: KL(p || q_w) in nats; 1 - sum_v min(p, q_w), the chance that a sampled draft is rejected; and whether
+a greedy draft is. The first two at temperature 1."""
+
+HINDSIGHT_STEPS = {2: 50, 3: 20, 4: 10}
+"""Grid of the best fixed weights, by the number of views; 10 for more."""
+
+
+class Recording(struct.PyTreeNode):
+    """Answers of B requests, teacher-forced; place t is what followed t new tokens."""
+
+    p: Float[Array, "B T V"]
+    view_probs: Float[Array, "R B T V"]
+    length: Int[Array, " B"]
+    """New tokens of each answer."""
+
+    @property
+    def counted(self) -> Bool[Array, "B T"]:
+        """Places of blocks: place 0 is prefill's."""
+        place = jnp.arange(self.p.shape[1])
+        return (place > 0) & (place < self.length[:, None])
+
+
+def measure_regret(
+    config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None
+) -> tuple[list[Record], list[Record]]:
+    """Losses and regrets a token, and tokens a block at temperature 0, of the config's rows that mix views.
+
+    Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer of it.
+    """
+    if isinstance(target, RecordedTarget):
+        raise InputError(f"regret: needs the target's probabilities, and {config.target} has none; give a model")
+    mixing = [row for row in config.rows if len(row.views) > 1 and "kv" not in row.views and row.tree is None]
+    if not mixing:
+        raise InputError("regret: no row mixes views of the prompt in a chain; give a preset or --rows that do")
+    plain = Engine(target, None, config.plain())
+    rows: list[Record] = []
+    records: list[Record] = []
+    with tqdm(total=len(config.sets) * len(config.turns), unit="set", desc="regret", delay=1) as bar:
+        for dataset in config.sets:
+            for turn, prompts in each_turn(config, plain, dataset):
+                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+                answers = [result.tokens for result in plain.generate(requests)]
+                for views in dict.fromkeys(row.views for row in mixing):
+                    some = [row for row in mixing if row.views == views]
+                    engine = Engine(target, draft, config.engine(Variant("views", views)), captioner)
+                    for row, sums in _replayed(config, engine, some, requests, answers).items():
+                        place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(views)}
+                        place |= {"weighting": str(parse_weighting(row.weighting)), "gamma": config.gamma}
+                        pooled = _per_token({name: float(values.sum()) for name, values in sums.items()})
+                        rows.append(place | {"samples": len(prompts)} | pooled)
+                        records += [
+                            place | {"sample": prompt.sample} | _per_token({k: float(v[i]) for k, v in sums.items()})
+                            for i, prompt in enumerate(prompts)
+                        ]
+                bar.update()
+    return rows, records
+
+
+def _replayed(
+    config: EvalConfig,
+    engine: Engine,
+    rows: Sequence[Variant],
+    requests: Sequence[Request],
+    answers: Sequence[Sequence[int]],
+) -> dict[Variant, dict[str, np.ndarray]]:
+    """Sums over each answer, of every row's weighting and of the best fixed weights (`best_...`)."""
+    found: dict[Variant, list[dict[str, np.ndarray]]] = {row: [] for row in rows}
+    for start in range(0, len(requests), config.batch_size):
+        some = slice(start, start + config.batch_size)
+        recording = record(engine, requests[some], answers[some])
+        best = {f"best_{name}": values for name, values in best_fixed(recording).items()}
+        for row, sums in found.items():
+            each = replay(parse_weighting(row.weighting), config.gamma, recording) | best
+            sums.append({name: np.asarray(values)[: len(requests[some])] for name, values in each.items()})
+    return {row: {name: np.concatenate([s[name] for s in sums]) for name in sums[0]} for row, sums in found.items()}
+
+
+def _per_token(sums: dict[str, float]) -> Record:
+    tokens = max(sums["tokens"], 1)
+    return (
+        {"tokens": int(sums["tokens"]), "num_spec_steps": int(sums["blocks"])}
+        | {"mean_acceptance_length": sums["tokens"] / sums["blocks"] if sums["blocks"] else None}
+        | {loss: sums[loss] / tokens for loss in LOSSES}
+        | {f"regret_{loss}": (sums[loss] - sums[f"best_{loss}"]) / tokens for loss in LOSSES}
+    )
+
+
+def record(engine: Engine, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> Recording:
+    """One pass of target and draft over each answer, on the caches that prefill left."""
+    program = engine.program
+    assert isinstance(program, Speculator)
+    state = engine.prefill(requests)
+    tokens = np.zeros(state.tokens.shape, np.int32)
+    length = np.zeros(len(tokens), np.int32)
+    for row, answer in enumerate(answers):
+        tokens[row, : len(answer)] = answer
+        length[row] = len(answer)
+    return _record(program, engine.params, state, jnp.asarray(tokens), jnp.asarray(length))
+
+
+@partial(jax.jit, static_argnums=0)
+def _record(program: Speculator, params: Params, state: Any, tokens: Array, length: Array) -> Recording:
+    drafter, views = program.drafter, len(program.drafter.views)
+    batch, new = tokens.shape
+    ones = jnp.ones(batch)
+    logits, _ = program.target.extend(params["target"], tokens[:, :-1], state.target)
+    fed = jnp.concatenate([state.drafter.last[:, None], jnp.tile(tokens[:, :-1], (views, 1))], axis=1)
+    view_logits, _ = drafter.model.extend(params["drafter"], fed, state.drafter.cache)
+    view_logits = fit_vocabulary(view_logits, drafter.vocabulary).reshape(views, batch, new, -1)
+
+    def soft(logits: Float[Array, "... B T V"]) -> Float[Array, "... B T V"]:
+        return jnp.swapaxes(tempered(jnp.swapaxes(logits, -3, -2), ones), -3, -2)
+
+    return Recording(soft(jnp.pad(logits, ((0, 0), (1, 0), (0, 0)))), soft(view_logits), length)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float[Array, " B"]]:
+    """Sums over each answer of the losses, tokens and blocks that decoding at temperature 0 has with this rule."""
+    p, q, length = recording.p, recording.view_probs, recording.length
+    views, (batch, places, _) = len(q), p.shape
+    real = jnp.zeros(batch)
+    keys = jax.vmap(partial(jax.random.key, impl="threefry2x32"))(jnp.arange(batch))
+    options = Sampling(real, real, real, real, real, jax.random.key_data(keys))  # for `step_keys` alone
+    rows = jnp.arange(batch)[:, None]
+
+    def block(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
+        count, state, used, blocks = carry
+        weights = rule.weights(state, step_keys(options, count, 0))
+        at = count[:, None] + jnp.arange(gamma + 1)
+        here = jnp.minimum(at, places - 1)
+        p_here, q_here = p[rows, here], q[:, rows, here]
+        mixed = jnp.einsum("RBJV,BR->BJV", q_here, weights)
+        hit = jnp.argmax(mixed, -1) == jnp.argmax(p_here, -1)
+        accepted = jnp.cumprod(hit[:, :gamma], axis=1).sum(1)
+        live = count < length
+        valid = (jnp.arange(gamma) <= accepted[:, None]) & live[:, None]
+        state = rule.observe(state, weights, p_here[:, :gamma], q_here[:, :, :gamma], valid)
+        end = jnp.where(live, jnp.minimum(count + accepted + 1, length), count)
+        used = used.at[rows, jnp.where(at < end[:, None], at, places)].set(weights[:, None], mode="drop")
+        return end, state, used, blocks + live
+
+    start = (
+        jnp.minimum(1, length),
+        rule.init(jnp.full((batch, views), 1 / views)),
+        jnp.full((batch, places, views), 1 / views),
+        jnp.zeros(batch),
+    )
+    _, _, used, blocks = jax.lax.while_loop(lambda carry: jnp.any(carry[0] < length), block, start)
+    mixed = jnp.einsum("RBTV,BTR->BTV", q, used, precision="highest")
+    losses = costs(("kl", "tvd", "misses"), p, mixed)[..., None]
+    return _sums(losses, recording) | {"tokens": jnp.maximum(length - 1, 0).astype(jnp.float32), "blocks": blocks}
+
+
+@jax.jit
+def best_fixed(recording: Recording) -> dict[str, Float[Array, " B"]]:
+    """Each answer's least summed loss with one and the same weights for all its tokens, loss by loss."""
+    views = len(recording.view_probs)
+    grid = jnp.asarray(simplex_grid(views, HINDSIGHT_STEPS.get(views, 10)))
+    return _sums(mixture_costs(("kl", "tvd", "misses"), recording.p, recording.view_probs, grid), recording)
+
+
+def _sums(losses: Float[Array, "B T measures points"], recording: Recording) -> dict[str, Float[Array, " B"]]:
+    sums = jnp.where(recording.counted[..., None, None], losses, 0.0).sum(1).min(-1)
+    return {"kl": sums[:, 0], "rejections": sums[:, 1] / 2, "misses": sums[:, 2]}
+
+
+def predict_heads(
+    config: EvalConfig, plain: Engine, heads: Mapping[str, LoadedHead], gammas: Sequence[int]
+) -> dict[tuple[str, int, str, int], float | None]:
+    """Tokens per target pass of heads over the config's sets, by (set, turn, head, draft length); `plain` is their
+    target alone."""
+    found = {}
+    work = len(config.sets) * len(config.turns) * (1 + len(heads))
+    with tqdm(total=work, unit="run", desc="predicting", delay=1) as bar:
+        for dataset in config.sets:
+            for turn, prompts in each_turn(config, plain, dataset):
+                answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
+                bar.update()
+                for name, head in heads.items():
+                    agrees = [
+                        head_agreement(plain.target, head, prompt, answer.tokens, max(gammas))
+                        for prompt, answer in zip(prompts, answers, strict=True)
+                    ]
+                    for gamma in gammas:
+                        steps, emitted = np.sum([count_blocks(steps, gamma) for steps in agrees], axis=0).tolist()
+                        found[dataset, turn, name, gamma] = emitted / steps if steps else None
+                    bar.update()
+    return found
+
+
+def count_blocks(agrees: Bool[np.ndarray, "T J"], gamma: int) -> tuple[int, int]:
+    """The blocks of at most `gamma` drafted tokens in which an answer is decoded, and the tokens that they emit: all
+    but the first."""
+    at, steps, end = 0, 0, len(agrees) - 1
+    while at < end:
+        at += min(int(np.cumprod(agrees[at, :gamma]).sum()) + 1, end - at)
+        steps += 1
+    return steps, max(end, 0)
+
+
+def head_agreement(
+    target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
+) -> Bool[np.ndarray, "T J"]:
+    """Whether step s of a draft that begins at token t of the answer is the answer's token t + s + 1.
+
+    Past the answer's end it is false. The answer, of T tokens, must be the target's greedy one.
+    """
+    rows, images, shown = whole_row(target, prompt, answer)
+    width = rows.tokens.shape[1]
+    begin = int(rows.length[0]) - len(answer)
+    prompts = head_rows(head.config, [shown[:begin]], width, len(prompt.images))
+    # The head reads the answer too, as far as a draft's beginning: its slots are text.
+    prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(begin, begin + len(answer))
+    params = {"target": target.params, "head": head.params}
+    agrees = _agreement(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][: len(answer)]
+    last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
+    return np.asarray(agrees) & (last < len(answer))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _agreement(
+    model: LanguageModel,
+    config: KVHeadConfig,
+    gamma: int,
+    params: dict[str, Params],
+    rows: PromptRows,
+    images: dict[str, Array] | None,
+    prompts: HeadRows,
+) -> Bool[Array, "1 L J"]:
+    """For every token of a row as the beginning of a draft."""
+    features = None if images is None else model.encode(params["target"], images)
+    length = rows.tokens.shape[1]
+    seen, cache = model.read(params["target"], model.embed(params["target"], rows, features), rows, length)
+    at: Int[Any, "1 L J"] = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
+    tokens = rows.tokens[:, at[0]]
+    written = PromptRows(tokens[..., :-1].reshape(1, -1), rows.length)
+    embeds = model.embed(params["target"], written, None).reshape(*tokens[..., :-1].shape, -1)
+    before = states_before(config, seen, at[..., 0])
+    hidden = apply(
+        KVHead(config), params["head"], embeds, at[..., 0], at[..., :-1], cache.k[-1], cache.v[-1], prompts, before
+    )
+    steps = jax.lax.map(lambda x: model.logits(params["target"], x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
+    return jnp.moveaxis(steps, 0, 2) == tokens[..., 1:]

@@ -1,0 +1,96 @@
+"""Models that nobody trained, for timing: random weights, and a synthetic pair whose agreement is given.
+
+The models of the pair follow one rule: the residual stream keeps a token's embedding, and the head maps it to the token
+that comes next in a fixed cycle. The random weights of attention and MLPs disturb that little, and all arithmetic of
+real models is done. After a given share of the cycle's tokens a model is right; after the others it says another
+successor. Only the acceptance is made up; times are real.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config import LlavaConfig, ModelConfig
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError, nearest
+from jaxspec.models import abstract_params
+from jaxspec.presets import load_preset
+from jaxspec.typing import Array, Params
+
+PREFIX = "synthetic:"
+ROLES = ("target", "partner", "draft")
+RESERVED = 300
+"""Ids below belong to no cycle: a tokeniser's special tokens and bytes."""
+MINI = Path(__file__).resolve().parents[1] / "assets" / "mini" / "target"
+
+
+def parse_synthetic(name: str) -> tuple[str, float]:
+    """Return role and share of `synthetic:ROLE` or `synthetic:ROLE:SHARE`, such as `synthetic:draft:0.7`."""
+    role, _, text = name.removeprefix(PREFIX).partition(":")
+    if role not in ROLES:
+        raise InputError(f"{name}: no such model; {nearest(role, ROLES)}")
+    try:
+        share = float(text or 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise InputError(f"{name}: right after {text} of the tokens; give a share from 0 to 1")
+    return role, share
+
+
+def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
+    """Return a model of the synthetic pair: target and partner have 54M parameters, the draft 3M (`pair55m`).
+
+    All see images of 576 tokens, and use the mini models' tokeniser.
+    """
+    role, share = parse_synthetic(name)
+    preset = load_preset("latency", "pair55m")
+    config: LlavaConfig = preset.draft if role == "draft" else preset.target
+    mini = LoadedModel.load(MINI)
+    assert isinstance(mini.config, LlavaConfig)
+    config = replace(config, image_token_index=mini.config.image_token_index)
+    side = config.vision_config.image_size
+    size = {"size": {"shortest_edge": side}, "crop_size": side}
+    processor = type(mini.image_processor)(**(mini.image_processor.to_dict() | size))
+    params = follow_cycle(config, random_params(config, dtype, ROLES.index(role)), share)
+    return LoadedModel(config, params, mini.tokenizer, processor)
+
+
+def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Params:
+    """Normal(0, 0.02) weights, norms at one, made on the device in that dtype: no second copy ever exists."""
+    leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
+    return jax.tree.unflatten(tree, [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)])
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    return jnp.ones(shape, dtype) if len(shape) < 2 else jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
+
+
+def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0, seed: int = 0) -> Params:
+    """The parameters with embedding and head that follow the cycle after a share `right` of its tokens.
+
+    Models of one vocabulary and seed have the same cycle.
+    """
+    text = config.text_config
+    size, width = text.vocab_size, text.hidden_size
+    order = np.random.default_rng(seed).permutation(np.arange(RESERVED, size - 1))
+    after = order[np.arange(size) % len(order)]  # from a token of no cycle into it
+    after[order] = np.roll(order, -1)
+    wrong = np.random.default_rng(seed + 1).random(size) >= right
+    followed = np.where(wrong, after[after], after)
+    embedding = np.random.default_rng(width).normal(size=(size, width)).astype(np.float32)
+    head = np.zeros((width, size), np.float32)
+    np.add.at(head.T, followed, embedding / width**0.5)
+    dtype = params["language_model"]["lm_head"]["kernel"].dtype
+    decoder = dict(params["language_model"])
+    decoder["lm_head"] = {"kernel": jnp.asarray(head, dtype)}
+    decoder["model"] = decoder["model"] | {"embed_tokens": {"embedding": jnp.asarray(embedding, dtype)}}
+    return {**params, "language_model": decoder}

@@ -1,0 +1,56 @@
+"""Synthetic models: how often a draft is right is what was asked for."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs.latency import mini
+from jaxspec.decoding.engine import Engine, EngineConfig, Request
+from jaxspec.errors import InputError
+from jaxspec.evaluation import synthetic
+from jaxspec.evaluation.synthetic import RESERVED, follow_cycle, parse_synthetic, synthetic_model
+from jaxspec.models import build
+from tests.tiny import lvlm
+
+NEW = 13
+
+
+def test_a_pair_follows_its_cycle() -> None:
+    """Target and draft say the same after the tokens that the draft knows, and the cycle never ends."""
+    said = []
+    for width, right in ((128, 1.0), (64, 0.7)):
+        model, params = lvlm(width, 1, seed=0, scale=0.02, vocabulary=RESERVED + 200)
+        decoder = {"params": follow_cycle(model.config, params, right)["language_model"]}  # type: ignore[arg-type]
+        tokens = jnp.arange(RESERVED + 199)[:, None]  # each alone
+        said.append(np.asarray(jnp.argmax(jnp.asarray(build(model.text).apply(decoder, tokens)), axis=-1))[:, 0])
+    assert sorted(said[0][RESERVED:].tolist()) == list(range(RESERVED, RESERVED + 199))
+    assert set(said[0]) <= set(said[0][RESERVED:])  # other tokens lead into the cycle
+    assert 0.6 < np.mean(said[0] == said[1]) < 0.8
+
+
+@pytest.mark.parametrize(("right", "tokens_a_block"), [("1", 4), ("0", 1)])
+def test_a_pair_agrees_as_asked(right: str, tokens_a_block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "load_preset", lambda kind, name: mini.config)
+    names = "synthetic:target", f"synthetic:draft:{right}"
+    target, draft = (synthetic_model(name, jnp.dtype("float32")) for name in names)
+    engine = Engine(target, draft, EngineConfig(gamma=3, prompt_buckets=(64,), new_buckets=(16,)))
+    prompt = engine.encoder.prompt("What is this?", [Image.new("RGB", (48, 48))])
+    (result,) = engine.generate([Request(prompt, NEW)])
+    assert len(set(result.tokens)) == NEW  # a cycle, from whatever the prompt ends in
+    assert result.stats.emitted / result.stats.steps == tokens_a_block
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("synthetic:draft:1.5", "right after 1.5 of the tokens; give a share from 0 to 1"),
+        ("synthetic:draft:x", "right after x of the tokens"),
+        ("synthetic:drafd", "no such model; did you mean 'draft'"),
+    ],
+)
+def test_what_is_no_synthetic_model_is_refused(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_synthetic(name)
