@@ -124,17 +124,35 @@ class Row:
         return Row(self.tokens[kept], sources, blend, rotary)
 
     def followed_by(self, tokens: Sequence[int]) -> Row:
-        """The row with more text behind it."""
-        grown, rotary = ((0, len(tokens)), (0, 0)), self.rotary
-        if rotary is not None:
-            rest = rotary.max() + 1 + np.arange(len(tokens), dtype=np.int32)
-            rotary = np.concatenate([rotary, np.tile(rest, (3, 1))], axis=1)
-        return Row(
-            np.concatenate([self.tokens, np.asarray(tokens, np.int32)]),
-            None if self.sources is None else np.pad(self.sources, grown, constant_values=TEXT),
-            None if self.blend is None else np.pad(self.blend, grown),
-            rotary,
-        )
+        """Return the row with more text behind it."""
+        return _concatenated([self, Row(np.asarray(tokens, np.int32))])
+
+
+def _concatenated(parts: Sequence[Row]) -> Row:
+    """Return rows one behind the other as one; the positions of each begin after the largest of the one before.
+
+    A slot of text has the source TEXT, and its rotary positions are all three the same: behind an image at the
+    positions 1 to 4, two tokens take 5 and 6.
+    """
+
+    def column(name: str, text: np.ndarray) -> np.ndarray | None:
+        """Return a field of all parts; what has none is so many times what a slot of text has."""
+        found = [getattr(part, name) for part in parts]
+        if all(x is None for x in found):
+            return None
+        return np.concatenate([text.repeat(len(p), axis=0) if x is None else x for p, x in zip(parts, found)])
+
+    width, rotary = max(0 if part.sources is None else part.sources.shape[1] for part in parts), None
+    if any(part.rotary is not None for part in parts):
+        places, start = [], 0
+        for part in parts:
+            own = np.tile(np.arange(len(part), dtype=np.int32), (3, 1)) if part.rotary is None else part.rotary
+            places.append(start + own)
+            start += int(own.max(initial=-1)) + 1
+        rotary = np.concatenate(places, axis=1)
+    sources = column("sources", np.full((1, width), TEXT, np.int32))
+    blend = column("blend", np.eye(1, width, dtype=np.float32))
+    return Row(np.concatenate([part.tokens for part in parts]), sources, blend, rotary)
 
 
 def parse_views(names: Sequence[str]) -> tuple[View, ...]:
@@ -172,61 +190,29 @@ def needs_captioner(views: Sequence[View], captioner: Captioner | None) -> bool:
 
 
 def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]) -> Row:
-    """The prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids."""
+    """Return the prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids.
+
+    Of [1, 99, 5] with the placeholder 99, ids [7, 8] make [1, 7, 8, 5].
+    """
     places = np.flatnonzero(tokens == image_token)
     if len(places) != len(shown):
         raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder")
-    ends = [*places.tolist(), len(tokens)]
-    pieces: list[Slots | np.ndarray] = [np.asarray(tokens[: ends[0]], np.int32)]
-    for stands, place, end in zip(shown, ends, ends[1:]):
-        pieces.append(stands if isinstance(stands, Slots) else np.asarray(stands, np.int32))
-        pieces.append(np.asarray(tokens[place + 1 : end], np.int32))
-    pictures = [piece for piece in pieces if isinstance(piece, Slots)]
-    ids = [np.full(len(x.sources), image_token, np.int32) if isinstance(x, Slots) else x for x in pieces]
-    return Row(
-        np.concatenate(ids),
-        _sources(pieces, pictures[0].sources.shape[1]) if pictures else None,
-        _blend(pieces, pictures[0].sources.shape[1]) if any(x.blend is not None for x in pictures) else None,
-        _rotary(pieces) if any(x.positions is not None for x in pictures) else None,
-    )
-
-
-def _sources(pieces: Sequence[Slots | np.ndarray], width: int) -> np.ndarray:
-    """[L, blended]: the images' feature rows lie one behind the other."""
-    out, first = [], 0
-    for piece in pieces:
-        if isinstance(piece, Slots):
-            out.append(np.where(piece.sources < 0, piece.sources, piece.sources + first).astype(np.int32))
-            first += piece.rows
+    before, *texts = np.split(np.asarray(tokens, np.int32), places)
+    parts, first = [Row(before)], 0
+    for stands, text in zip(shown, texts, strict=True):
+        if isinstance(stands, Slots):  # the images' feature rows lie one behind the other
+            sources = np.where(stands.sources < 0, stands.sources, stands.sources + first).astype(np.int32)
+            first += stands.rows
+            ids = np.full(len(sources), image_token, np.int32)
+            parts.append(Row(ids, sources, stands.blend, stands.positions))
         else:
-            out.append(np.full((len(piece), width), TEXT, np.int32))
-    return np.concatenate(out)
-
-
-def _blend(pieces: Sequence[Slots | np.ndarray], width: int) -> np.ndarray:
-    """[L, blended]: one source where a piece says nothing else."""
-    out = []
-    for piece in pieces:
-        blend = piece.blend if isinstance(piece, Slots) else None
-        count = len(piece.sources) if isinstance(piece, Slots) else len(piece)
-        out.append(np.eye(1, width, dtype=np.float32).repeat(count, axis=0) if blend is None else blend)
-    return np.concatenate(out)
-
-
-def _rotary(pieces: Sequence[Slots | np.ndarray]) -> np.ndarray:
-    """[3, L]: text goes on after the largest position of the image before it."""
-    out, start = [], 0
-    for piece in pieces:
-        places = piece.positions if isinstance(piece, Slots) else None
-        count = len(piece.sources) if isinstance(piece, Slots) else len(piece)
-        relative = np.tile(np.arange(count, dtype=np.int32), (3, 1)) if places is None else places
-        out.append(start + relative)
-        start += int(relative.max(initial=-1)) + 1
-    return np.concatenate(out, axis=1)
+            parts.append(Row(np.asarray(stands, np.int32)))
+        parts.append(Row(text[1:]))
+    return _concatenated(parts)
 
 
 def which_image(row: Row, slots: Sequence[int]) -> np.ndarray:
-    """Which image each slot of a row shows, -1 for text; `slots` is how many each image takes."""
+    """Return which image each slot of a row shows, -1 for text; `slots` is how many each image takes."""
     shown = np.full(len(row), -1)
     if row.sources is not None:
         shown[row.sources[:, 0] != TEXT] = np.repeat(np.arange(len(slots)), slots)
@@ -234,7 +220,7 @@ def which_image(row: Row, slots: Sequence[int]) -> np.ndarray:
 
 
 def stack_rows(rows: Sequence[Sequence[Row]], width: int) -> tuple[PromptRows, ...]:
-    """Host arrays of each form of B prompts, right-padded to `width`.
+    """Return host arrays of each form of B prompts, right-padded to `width`.
 
     The first form is the target's. Rotary positions are given to all the draft's views or to none: they are one
     batch, and a text draft has none even where the target has.
@@ -246,10 +232,8 @@ def stack_rows(rows: Sequence[Sequence[Row]], width: int) -> tuple[PromptRows, .
 
 def _stack(rows: list[Row], width: int, turning: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
-    known: dict[str, Any] = {"tokens": tokens, "length": length}
-    sources = _pad([row.sources for row in rows], width, TEXT)
-    if sources is not None:
-        known |= {"sources": sources, "blend": _pad([row.blend for row in rows], width, 0)}
+    sources, blend = _pad([row.sources for row in rows], width, TEXT), _pad([row.blend for row in rows], width, 0)
+    known: dict[str, Any] = {"tokens": tokens, "length": length, "sources": sources, "blend": blend}
     if turning:
         rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
         for i, row in enumerate(rows):
@@ -261,7 +245,7 @@ def _stack(rows: list[Row], width: int, turning: bool) -> PromptRows:
 
 
 def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray | None:
-    """[B, L, blended] of rows [l, blended], absent ones all `fill`; None where all are absent."""
+    """Return [B, L, blended] of rows [l, blended], absent ones all `fill`; None where all are absent."""
     like = next((row for row in rows if row is not None), None)
     if like is None:
         return None
