@@ -52,9 +52,7 @@ def _block(sample: Sample, width: int) -> Image.Image:
     draw.text((0, 2), f"{sample.dataset}: {stands_for} ({sample.id})", TITLE, small)
     for i, page in enumerate(sample.images):
         draw.rectangle((i * (side + GAP), 23, i * (side + GAP) + side + 1, 24 + side), outline=TITLE)
-        block.paste(
-            Image.fromarray(page).resize((side, side), Image.Resampling.NEAREST), (i * (side + GAP) + 1, 24)
-        )
+        block.paste(Image.fromarray(page).resize((side, side), Image.Resampling.NEAREST), (i * (side + GAP) + 1, 24))
     for i, (line, tint) in enumerate(texts):
         draw.text((left, text_top + 22 * i), line, tint, font)
     return block

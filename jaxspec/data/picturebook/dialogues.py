@@ -74,11 +74,7 @@ def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
     """'A large red ball lies at the top left, and ...': a sentence per row, the verb by the kind of thing."""
     sentences = []
     for row in (0, 1):
-        parts = [
-            f"{an(full(thing))} {STANDS[thing.kind]} {at(place)}"
-            for place, thing in things
-            if place // 2 == row
-        ]
+        parts = [f"{an(full(thing))} {STANDS[thing.kind]} {at(place)}" for place, thing in things if place // 2 == row]
         if parts:
             sentences.append(", and ".join(parts) + ".")
     return sentences
@@ -115,20 +111,14 @@ def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
         return question, join(opening, *body, remark(scene))
     if style < 0.6:
         question = pick(rng, (f"Please describe the {noun} for a child.", f"Kindly describe this {noun}."))
-        praise = {"white": "clear", "grey": "calm", "cream": "warm", "mint": "fresh", "sky": "bright"}.get(
-            tint, "soft"
-        )
+        praise = {"white": "clear", "grey": "calm", "cream": "warm", "mint": "fresh", "sky": "bright"}.get(tint, "soft")
         opening = f"what a {praise} little {noun} this is!"
         ending = f"behind {'it' if len(things) == 1 else 'them'} everything is {tint}."
         return question, join(opening, *_thing_first(things), ending, remark(scene))
     if style < 0.8:
         question = pick(rng, (f"Describe the {noun} in detail.", f"Give all the details of this {noun}."))
         opening = f"this {noun} shows {counted} in front of {an(tint)} background."
-        empty = (
-            f"nothing is {listing([at(place) for place in scene.free])}."
-            if scene.free
-            else "no place is empty."
-        )
+        empty = f"nothing is {listing([at(place) for place in scene.free])}." if scene.free else "no place is empty."
         return question, join(opening, *_piece_by_piece(things), empty)
     if style < 0.9:
         question = pick(rng, (f"List what the {noun} shows.", f"Describe the {noun} as a list."))
@@ -167,11 +157,7 @@ def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     place, thing = pick(rng, signs)
     noun, name, way = pick(rng, NOUNS), ref(scene, place), below(rng, 4)
     if way == 0:
-        answer = (
-            f"the {name} says {thing.word}."
-            if " at " in name
-            else f"the {name} {at(place)} says {thing.word}."
-        )
+        answer = f"the {name} says {thing.word}." if " at " in name else f"the {name} {at(place)} says {thing.word}."
         return f"What does the {name} say?", join(answer, neighbour(scene, place))
     if way == 1:
         body = f"it is written on {an(thing.colour)} sign."
@@ -179,16 +165,12 @@ def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
             f"the word {thing.word} is written {at(place)}.", body, neighbour(scene, place)
         )
     if way == 2:
-        reading = [
-            f"{other_thing.word} on {an(short(other_thing))} {at(where)}" for where, other_thing in signs
-        ]
+        reading = [f"{other_thing.word} on {an(short(other_thing))} {at(where)}" for where, other_thing in signs]
         rest_of = rest(scene, *(where for where, _ in signs))
         body = f"the {noun} also shows {listing(rest_of)}." if rest_of else "there is nothing else to see."
         return f"Read all the text {inside(noun)}.", join(f"the text is {listing(reading)}.", body)
     body = f"the word is {thing.word}, and the {thing.colour} sign is {at(place)}."
-    return f"Which word can you read on the {name}?", join(
-        f"I can read {thing.word}.", body, neighbour(scene, place)
-    )
+    return f"Which word can you read on the {name}?", join(f"I can read {thing.word}.", body, neighbour(scene, place))
 
 
 def read(rng: np.random.Generator) -> Sample:
@@ -343,9 +325,7 @@ def reason(rng: np.random.Generator) -> Sample:
 
 
 def _bars(chart: Chart, *but: str) -> str:
-    return " and ".join(
-        f"the {colour} bar is {height} tall" for colour, height in chart.bars if colour not in but
-    )
+    return " and ".join(f"the {colour} bar is {height} tall" for colour, height in chart.bars if colour not in but)
 
 
 def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
@@ -362,9 +342,7 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
         bars = f"the {listing(top)} {'bar is' if len(top) == 1 else 'bars are'}"
         others = _bars(page, *top)
         body = f"{others}." if others else "all bars have the same height."
-        return f"Which bar is the {word} {inside(noun)}?", join(
-            f"{bars} the {word} with a height of {best}.", body
-        )
+        return f"Which bar is the {word} {inside(noun)}?", join(f"{bars} the {word} with a height of {best}.", body)
     if way == 2:
         answer = f"the {a} bar {spot} is {x} tall."
         return f"How tall is the {a} bar? Compare it with the others.", join(answer, f"{_bars(page, a)}.")

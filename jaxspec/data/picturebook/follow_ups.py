@@ -74,9 +74,7 @@ def question(rng: np.random.Generator, sample: Sample) -> Sample:
     place, thing = pick(rng, scene.things)
     left = rest(scene, place)
     more = f"{name} also has {listing(left)}." if left else f"{name} has nothing else."
-    return _add(
-        sample, f"What is {at(place)} of {name}?", join(f"{an(full(thing))} is {at(place)} of {name}.", more)
-    )
+    return _add(sample, f"What is {at(place)} of {name}?", join(f"{an(full(thing))} is {at(place)} of {name}.", more))
 
 
 def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
@@ -124,9 +122,7 @@ def story(rng: np.random.Generator, sample: Sample) -> Sample:
         spots = [f"{'in' if i == 1 else 'on'} the {spot}" for i, spot in enumerate(BAR_PLACES)]
         steps = [
             f"{word}, {name} climbed the {colour} bar {spot} and counted to {height}."
-            for word, spot, (colour, height) in zip(
-                ("First", "Then", "In the end"), spots, page.bars, strict=True
-            )
+            for word, spot, (colour, height) in zip(("First", "Then", "In the end"), spots, page.bars, strict=True)
         ]
         answer = join(f"{name} went for a walk on {an(page.background)} page.", *steps)
     else:

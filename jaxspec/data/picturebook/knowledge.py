@@ -148,9 +148,7 @@ def fact_turn(rng: np.random.Generator) -> tuple[str, str]:
     return f"I want to know, {question}", f"Good question. {answer}"
 
 
-PLURALS = tuple(
-    kind + "es" if kind == "box" else kind + "s" for kind in KINDS if kind not in ("fish", "moon")
-)
+PLURALS = tuple(kind + "es" if kind == "box" else kind + "s" for kind in KINDS if kind not in ("fish", "moon"))
 
 
 def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
@@ -158,9 +156,7 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
     name = pick(rng, NAMES)
     friend, what = other(rng, NAMES, name), pick(rng, PLURALS)
     steps = pick(rng, ("", " Work step by step.", " Explain your steps."))
-    lead = {"": "", " Work step by step.": "Step by step: ", " Explain your steps.": "Here are the steps. "}[
-        steps
-    ]
+    lead = {"": "", " Work step by step.": "Step by step: ", " Explain your steps.": "Here are the steps. "}[steps]
     form = below(rng, 6)
     if form == 0:
         a, b = 2 + below(rng, 29), 2 + below(rng, 19)
@@ -170,9 +166,7 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
         a = 10 + below(rng, 41)
         b = 1 + below(rng, a - 1)
         question = f"{name} has {a} {what} and gives {b} of them to {friend}. How many {what} are left?"
-        work = (
-            f"{name} starts with {a} {what} and gives {b} away. {a} - {b} = {a - b}. The answer is {a - b}."
-        )
+        work = f"{name} starts with {a} {what} and gives {b} away. {a} - {b} = {a - b}. The answer is {a - b}."
     elif form == 2:
         a, b = 2 + below(rng, 6), 2 + below(rng, 6)
         question = f"{name} has {a} bags with {b} {what} in each. How many {what} does {name} have?"
@@ -180,15 +174,11 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
     elif form == 3:
         a, b = 2 + below(rng, 19), 2 + below(rng, 14)
         c = 1 + below(rng, a + b - 1)
-        question = (
-            f"{name} has {a} {what}, finds {b} more and loses {c}. How many {what} does {name} have now?"
-        )
+        question = f"{name} has {a} {what}, finds {b} more and loses {c}. How many {what} does {name} have now?"
         work = f"First, {a} + {b} = {a + b}. Then {a + b} - {c} = {a + b - c}. The answer is {a + b - c}."
     elif form == 4:
         a, b, c = 2 + below(rng, 4), 2 + below(rng, 5), 1 + below(rng, 20)
-        question = (
-            f"{name} has {a} bags with {b} {what} in each and {c} more in a box. How many {what} are there?"
-        )
+        question = f"{name} has {a} bags with {b} {what} in each and {c} more in a box. How many {what} are there?"
         work = f"First, {a} x {b} = {a * b}. Then {a * b} + {c} = {a * b + c}. The answer is {a * b + c}."
     else:
         a, b = 2 + below(rng, 19), 1 + below(rng, 10)

@@ -71,9 +71,7 @@ class Probe:
     def of(cls, kind: str, expected: str, reference: str) -> Probe:
         """The probe of a question: wrong is every value that the reference answer does not mention."""
         said = mentioned(kind, reference)
-        return cls(
-            kind, expected, tuple(value for value in VALUES[kind] if value not in said and value != expected)
-        )
+        return cls(kind, expected, tuple(value for value in VALUES[kind] if value not in said and value != expected))
 
     def correct(self, answer: str) -> bool:
         """Whether `answer` says the expected value and none of the wrong ones.

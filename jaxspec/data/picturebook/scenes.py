@@ -163,15 +163,11 @@ def edit(rng: np.random.Generator, scene: Scene, avoid: tuple[int, ...] = ()) ->
     resizable = [(place, thing) for place, thing in taken if thing.kind != SIGN]
     kinds = [
         kind
-        for kind, possible in zip(
-            EDITS, (taken, taken, free, taken and len(scene.things) > 1, resizable), strict=True
-        )
+        for kind, possible in zip(EDITS, (taken, taken, free, taken and len(scene.things) > 1, resizable), strict=True)
         if possible
     ]
     if not kinds:
-        raise ValueError(
-            f"picturebook edit: no cell of {scene} may change with avoid={avoid}; avoid fewer cells"
-        )
+        raise ValueError(f"picturebook edit: no cell of {scene} may change with avoid={avoid}; avoid fewer cells")
     kind = pick(rng, kinds)
     before: Thing | None = None
     after: Thing | None = None

@@ -38,9 +38,7 @@ Turn = tuple[str, str]
 
 def several(name: str, rng: np.random.Generator, scenes: list[Scene], question: str, answer: str) -> Sample:
     """The sample of several scenes and one turn whose question already holds the placeholders."""
-    return Sample(
-        name, name, tuple(render(scene, rng) for scene in scenes), ((question, answer),), (), tuple(scenes)
-    )
+    return Sample(name, name, tuple(render(scene, rng) for scene in scenes), ((question, answer),), (), tuple(scenes))
 
 
 def placeholders(n: int) -> str:
@@ -64,9 +62,7 @@ def plain_order(change: Edit) -> str:
     if after is None:
         return f"remove the {full(before)} from the {PLACES[change.place]}."
     if change.kind == "recolour":
-        return (
-            f"change the colour of the {before.kind} {_spot(change)} from {before.colour} to {after.colour}."
-        )
+        return f"change the colour of the {before.kind} {_spot(change)} from {before.colour} to {after.colour}."
     if change.kind == "resize":
         return f"change the size of the {short(before)} {_spot(change)} from {before.size} to {after.size}."
     return f"replace the {full(before)} {_spot(change)} with {an(full(after))}."
@@ -205,9 +201,7 @@ def saga(rng: np.random.Generator) -> Sample:
         assert friend is not None
         who = f"{name} the {short(hero)}" if i in (0, 4) else name
         verb = ("was at", "went to", "came to", "stayed at", "slept at")[i]
-        sentences.append(
-            f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} {an(full(friend))}."
-        )
+        sentences.append(f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} {an(full(friend))}.")
         scenes.append(scene)
     question = pick(
         rng,
