@@ -1,5 +1,6 @@
 # make demo   an answer of the shipped mini models, and their block-efficiency table, into runs/mini/
-# make test   lint, types and tests
+# make check  lint, types, and a test of each promise: three minutes on two cores
+# make test   lint, types and all tests
 # make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
 # All make .venv first where it is absent, and install into it what constraints.txt pins.
 
@@ -10,11 +11,24 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: demo test models lint clean
+.PHONY: demo check test models lint clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/jaxspec demo
 	$(VENV)/bin/python -m eval.block_efficiency mini --limit 10 --trace --out runs/mini
+
+# Greedy exactness, the law of sampling, parity of one family, a command, and that imports and documentation hold.
+CHECKS := \
+  tests/decoding/test_greedy.py::test_speculation_writes_the_targets_tokens \
+    "tests/decoding/test_sampling_law.py::test_sequences_follow_the_targets_law[plain]" \
+  tests/test_verification.py \
+  tests/parity/test_qwen2.py \
+  tests/test_cli.py::test_the_draft_changes_nothing \
+  tests/test_imports.py \
+  tests/test_readme.py
+
+check: lint
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(CHECKS)
 
 test: lint
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
