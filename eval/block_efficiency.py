@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from eval.page import SHOWN, draw_all, write_html
 from jaxspec.command import input_errors, script_name
 from jaxspec.evaluation.block_efficiency import measure
 from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
-from jaxspec.evaluation.page import SHOWN, draw_all, write_html
 from jaxspec.evaluation.report import Record, Run, Table, mean, number, percent
 from jaxspec.evaluation.simulation import measure_regret
 

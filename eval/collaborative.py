@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from eval.page import COLOURS, pyplot, save, stacked_axes
 from jaxspec.command import input_errors, script_name
 from jaxspec.evaluation.collaborative import Record, measure
 from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places, parse_command
-from jaxspec.evaluation.page import COLOURS, pyplot, save, stacked_axes
 from jaxspec.evaluation.report import Run, Table, number, percent
 
 

@@ -1,4 +1,4 @@
-"""What collaborative decoding via speculation should cost: the paper's theorems, the exact law, and a planner.
+"""What collaborative decoding via speculation should cost: the exact law of its calls, and the fastest schedule.
 
 Costs are times of one forward pass of each model, in any unit; the baseline, standard collaborative decoding, pays
 every model's once a token. A proposal of model m is accepted with probability alpha_m = 1 - TV(d_m, r), taken as the
@@ -20,14 +20,6 @@ import numpy as np
 def acceptance(d: np.ndarray, r: np.ndarray) -> np.ndarray:
     """alpha = sum_x min(d(x), r(x)) = 1 - TV(d, r) over the last axis (Eq. 7)."""
     return np.minimum(d, r).sum(-1)
-
-
-def weighted_acceptance(weight: float, distance: float) -> float:
-    """alpha of the model that has this weight among two, at total variation `distance` from the other.
-
-    1 - (1 - weight) TV: at least the weight (Theorem 3.2), and of the two models one has at least 1/2 (Corollary 3.3).
-    """
-    return 1 - (1 - weight) * distance
 
 
 def tokens_per_run(alpha: float, gamma: int) -> float:
@@ -87,7 +79,7 @@ def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int
 
 
 def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | None = None) -> float:
-    """Over standard collaborative decoding.
+    """Return the speed-up over standard collaborative decoding.
 
     Args:
       costs: of a pass over one token.
@@ -98,27 +90,12 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
 
 
 def parallel_speedup(costs: Sequence[float]) -> float:
-    """Over standard collaborative decoding at most, of the same with all models at once, each on a device of its own.
+    """Return the most that standard collaborative decoding would gain from a device of its own for each model.
 
-    A bound, which takes the exchange of logits for nothing. It is not built: one compiled program does the same on all
-    its devices, so that different models would be programs of their own, and each token a round trip to the host.
+    It is not built: one compiled program does the same on all its devices, so that other models would be programs of
+    their own, and each token a round trip to the host.
     """
     return sum(costs) / max(costs)
-
-
-def theorem_3_1(alpha: float, gamma: int, c: float) -> float:
-    """(1 - alpha^gamma)(1 + c) / ((1 - alpha)(1 + c gamma)): one proposer, of cost c against the other's 1."""
-    return tokens_per_run(alpha, gamma) * (1 + c) / (1 + c * gamma)
-
-
-def theorem_3_6(alpha: float, gamma_q: int, gamma_p: int, c: float) -> float:
-    """The paper's speed-up of alternation: one alpha for both, cycles of p as dear as those of q. Not exact."""
-    return tokens_per_run(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - alpha**gamma_p * c)
-
-
-def pays_at_two(alpha: float, c: float) -> bool:
-    """Corollary 3.4: with runs of two proposals, a proposer of cost c is faster iff alpha > c / (1 + c)."""
-    return alpha > c / (1 + c)
 
 
 @dataclass(frozen=True)

@@ -294,19 +294,20 @@ def parse_command(
         words = [example, *words]
     preset, *rest = words
     defaults = eval_preset(preset, kind)
+    named = {"rows": ()} if hasattr(defaults, "rows") else {}
+    given = vars(defaults) | vars(options()) | named
     # What the groups hold is checked when the configuration is built, below: tyro would frame the message and lose its
     # line. So none of them, and not the options, has checks of its own here.
-    unchecked = type("Script", (options,), {"__post_init__": lambda self: None, "__doc__": "What this script adds."})
-    groups = {"script": unchecked, **{group.__name__.lower(): group for group in kind.__bases__}}
-    given = vars(defaults) | vars(options())
-    groups |= {"rows": _Rows} if "rows" in given else {}
+    unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
+    script = make_dataclass("Script", [], bases=(options, *[_Rows] * len(named)), namespace=unchecked, frozen=True)
+    groups = {"script": script, **{group.__mro__[-2].__name__.lower(): group for group in kind.__bases__}}
     command = make_dataclass("Command", groups.items(), frozen=True)
     found, unknown = tyro.cli(
         command,
         prog=f"python -m {script_name()} PRESET",
         description=f"{description}\nPresets: {_presets(kind)}; defaults below are those of {preset}.",
         args=rest,
-        default=command(**{name: _part(group, given) for name, group in groups.items()}),
+        default=command(**{name: group(**_fields_of(group, given)) for name, group in groups.items()}),
         return_unknown_args=True,
         config=(tyro.conf.OmitArgPrefixes,),
     )
@@ -314,23 +315,19 @@ def parse_command(
     if unknown:
         word = unknown[0].partition("=")[0]
         raise InputError(f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}")
-    config: dict[str, Any] = {field.name: values.get(field.name, given[field.name]) for field in fields(kind)}
-    if "rows" in config:
+    config = vars(defaults) | _fields_of(kind, given | values)
+    if named:
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
-        config["rows"] = served(_chosen(given["rows"], values["rows"]), config["target"])
-    return preset, kind(**_with_own_sets(config)), options(**_values(options, values))
+        config["rows"] = served(_chosen(defaults.rows, values["rows"]), config["target"])
+    return preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
 
 
-def _values(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: given[field.name] for field in fields(part)}
 
 
-def _part(group: type[Any], given: Mapping[str, Any]) -> Any:
-    return group() if group is _Rows else group(**_values(group, given))
-
-
 def _chosen(rows: tuple[Variant, ...], names: Sequence[str]) -> tuple[Variant, ...]:
-    """The rows of these names, or all where none is named. Raises InputError for an unknown name, with the nearest."""
+    """The rows of these names, or all where none is named."""
     known = {row.name: row for row in rows}
     for name in names:
         if name not in known:

@@ -14,15 +14,34 @@ from jaxspec.evaluation.collaborative_theory import (
     best_schedule,
     one_proposer_calls,
     parallel_speedup,
-    pays_at_two,
     speedup,
-    theorem_3_1,
-    theorem_3_6,
     tokens_per_run,
-    weighted_acceptance,
 )
 
 RNG = np.random.default_rng(0)
+
+
+def weighted_acceptance(weight: float, distance: float) -> float:
+    """alpha of the model that has this weight among two, at total variation `distance` from the other.
+
+    1 - (1 - weight) TV: at least the weight (Theorem 3.2), and of the two models one has at least 1/2 (Corollary 3.3).
+    """
+    return 1 - (1 - weight) * distance
+
+
+def theorem_3_1(alpha: float, gamma: int, c: float) -> float:
+    """(1 - alpha^gamma)(1 + c) / ((1 - alpha)(1 + c gamma)): one proposer, of cost c against the other's 1."""
+    return tokens_per_run(alpha, gamma) * (1 + c) / (1 + c * gamma)
+
+
+def theorem_3_6(alpha: float, gamma_q: int, gamma_p: int, c: float) -> float:
+    """The paper's speed-up of alternation: one alpha for both, cycles of p as dear as those of q. Not exact."""
+    return tokens_per_run(alpha, gamma_q) * (1 + c) / (1 + c * gamma_q - alpha**gamma_p * c)
+
+
+def pays_at_two(alpha: float, c: float) -> bool:
+    """Corollary 3.4: with runs of two proposals, a proposer of cost c is faster iff alpha > c / (1 + c)."""
+    return alpha > c / (1 + c)
 
 
 def simulated(alphas: list[float], gammas: list[int], first: int, tokens: int = 60_000) -> Calls:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec.evaluation import page as figures
+from eval import page as figures
+from eval.page import SHOWN, draw_all, token_class, write_html
 from jaxspec.evaluation.config import EvalConfig, Variant
-from jaxspec.evaluation.page import SHOWN, draw_all, token_class, write_html
 from jaxspec.evaluation.report import Table
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from jaxspec.data.images import to_rgb
 from jaxspec.evaluation.config import EvalConfig
@@ -294,8 +294,8 @@ def write_html(
       records: those with a `trace` are shown, up to SHOWN samples of each set and turn.
       questions: (dataset, sample, turn) -> the prompt's text and its images.
     """
-    page = Environment(loader=PackageLoader("jaxspec.evaluation", "."), autoescape=select_autoescape(default=True))
-    html = page.get_template("report.html.jinja").render(
+    page = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(default=True))
+    html = page.get_template("page.html.jinja").render(
         **table._asdict(),
         run=run,
         figures=[(TITLES[figure.stem], _data(figure.read_bytes())) for figure in figures],
