@@ -24,14 +24,14 @@ class Diverged(InputError):
 
 
 def check_counts(**counts: object) -> None:
-    """Raises InputError for the first of these that is no whole number from 1 on, by its name."""
+    """Raise InputError for the first of these that is no whole number from 1 on, by its name."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """The mend for an unknown name: the known one that it resembles, or all of them."""
+    """Return the mend for an unknown name: the known one that it resembles, or all of them."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"
 

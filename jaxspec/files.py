@@ -18,7 +18,7 @@ from jaxspec.errors import InputError
 
 
 def _said_by_system(error: BaseException) -> str | None:
-    """What the operating system said, if that is the cause; TensorStore, safetensors and ArrayRecord hand it on."""
+    """Return what the operating system said, if that is the cause, through TensorStore or safetensors or directly."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     found = re.search(r"os[ _]error(?:_code=')?\D?(\d+)|\b(?:open|write|close|fsync)\(\) failed: ([^;]+)", str(error))
@@ -46,7 +46,7 @@ def writing(path: Path | str, then: str | Callable[[], str] = "try again") -> It
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file to write, beside `path`, that becomes it when the block ends well, and is removed otherwise.
+    """Yield a file to write, beside `path`, that becomes it when the block ends well, and is removed otherwise.
 
     Its folder is made. Raises InputError where it cannot be written.
     """
@@ -61,14 +61,14 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes the whole text, in UTF-8, or nothing."""
+    """Write the whole text, in UTF-8, or nothing."""
     with whole(path) as fresh:
         fresh.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Path]:
-    """A directory to fill, beside `path`, that becomes it when the block ends well, and is removed otherwise.
+    """Yield a directory to fill, beside `path`, that becomes it when the block ends well, and is removed otherwise.
 
     Where there is a directory already, its entries stay, but for those whose names are `replaced` or are there anew.
     At every moment `path` is the one before or the new one. What killed programs have left beside it is removed.
@@ -101,7 +101,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
 
 
 def check_directory(path: Path) -> None:
-    """Raises InputError where no directory can take this one's place."""
+    """Raise InputError where no directory can take this one's place."""
     if str(path) != str(path).encode(errors="replace").decode():
         raise InputError(f"{path}: is no UTF-8, which tokenisers cannot open; give another name")
     with writing(path):
@@ -118,7 +118,7 @@ def check_directory(path: Path) -> None:
 
 @contextmanager
 def sole(path: Path) -> Iterator[None]:
-    """Holds a lock file, which names this process and host, while the block runs; then it is removed.
+    """Hold a lock file, which names this process and host, while the block runs; then it is removed.
 
     The operating system lets go of it when the process ends, whatever ends it: what a killed one left is told, and
     taken. Where a file system knows no locks all is taken.
@@ -139,7 +139,7 @@ def sole(path: Path) -> Iterator[None]:
 
 
 def _hold(path: Path) -> tuple[int, str]:
-    """The open lock file, which is ours now, and who held it before."""
+    """Return the open lock file, which is ours now, and who held it before."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         holder = os.pread(file, 200, 0).decode(errors="replace").strip()
@@ -168,7 +168,7 @@ def _is_at(file: int, path: Path) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Whether no other running program holds the folder; while the block runs, this one does. A kill ends the hold."""
+    """Yield whether no other program holds the folder; while the block runs, this one does. A kill ends the hold."""
     place = os.open(folder, os.O_RDONLY)
     try:
         free = False
@@ -181,7 +181,7 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 def _link(entry: Path, to: Path) -> None:
-    """Gives the same files a second place, so that either may be removed."""
+    """Give the same files a second place, so that either may be removed."""
     if entry.is_dir() and not entry.is_symlink():
         shutil.copytree(entry, to, symlinks=True, copy_function=os.link)
     else:
@@ -189,7 +189,7 @@ def _link(entry: Path, to: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swaps two directories in one step, which neither `os` nor `shutil` can."""
+    """Swap two directories in one step, which neither `os` nor `shutil` can."""
     system, swap = ctypes.CDLL(None, use_errno=True), 2
     a, b = os.fsencode(one), os.fsencode(other)
     try:

@@ -11,7 +11,7 @@ from jaxspec.errors import InputError, nearest
 
 
 def load_preset(kind: str, name: str) -> Any:
-    """The attribute `config` of `configs/<kind>/<name>.py`, where `configs` is importable.
+    """Return the attribute `config` of `configs/<kind>/<name>.py`, where `configs` is importable.
 
     Raises InputError for an unknown name, with the nearest one.
     """
@@ -23,7 +23,7 @@ def load_preset(kind: str, name: str) -> Any:
 
 
 def preset_names(kind: str) -> list[str]:
-    """Names of all presets of a kind."""
+    """Return the names of all presets of a kind."""
     package = f"configs.{kind}"
     spec = find_spec(package) if find_spec("configs") else None
     if spec is None or spec.submodule_search_locations is None:

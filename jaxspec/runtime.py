@@ -37,14 +37,14 @@ def setup_runtime() -> None:
 
 
 def parse_dtype(name: str) -> jnp.dtype:
-    """The dtype of this name. Raises InputError where it is none that models compute in or are stored as."""
+    """Return the dtype of this name. Raises InputError where it is none that models compute in or are stored as."""
     if name not in DTYPES:
         raise InputError(f"dtype: {name!r} is none of models; {nearest(name, DTYPES)}")
     return jnp.dtype(name)
 
 
 def join_cluster(place: str) -> None:
-    """Makes this process one of several that compute together; to be called before anything touches a device.
+    """Make this process one of several that compute together; to be called before anything touches a device.
 
     Args:
       place: empty, it is alone; `auto`, TPU slices, SLURM and Open MPI say who belongs together; else
@@ -67,12 +67,12 @@ def join_cluster(place: str) -> None:
 
 
 def cache_directory() -> Path:
-    """Where jaxspec keeps what it can make again: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
+    """Return where jaxspec keeps what it can make again: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxspec"
 
 
 def human_bytes(size: float) -> str:
-    """A number of bytes for people, such as 1.50 GiB."""
+    """Return a number of bytes for people, such as 1.50 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

@@ -43,7 +43,7 @@ def export(
     text_only: bool = False,
     overwrite: bool = False,
 ) -> ModelConfig | KVHeadConfig:
-    """Writes a checkpoint anew, with what lies beside it, for transformers 4.57 and 5; the configuration written.
+    """Write a checkpoint anew, with what lies beside it, for transformers 4.57 and 5; return its configuration.
 
     Tokeniser, processor, chat template and generation settings are written along, and so is a model card. Entries of
     config.json that this library does not read are kept. A KV head becomes one file, for this library alone.
@@ -122,7 +122,7 @@ def _export_head(source: Path, destination: str | Path, dtype: jnp.dtype | None,
 
 
 def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:
-    """Adds rows to the embedding, and columns to the head, that are the means of those there.
+    """Add rows to the embedding, and columns to the head, that are the means of those there.
 
     The logit of an added token is then the mean of the model's logits. It never exceeds their maximum, so that, but
     for rounding, no added token is ever the likeliest; and a prompt that holds one reads an embedding of usual size.
@@ -141,7 +141,7 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
 
 
 def with_words(params: Params, words: int) -> Params:
-    """Parameters with as many embeddings and output columns: the first ones, and then the mean of all there were."""
+    """Return parameters with so many embeddings and output columns: the first ones, then the mean of all there were."""
 
     def resized(path: Any, leaf: Array) -> Array:
         keys = tuple(key.key for key in path[-2:])
@@ -156,6 +156,6 @@ def with_words(params: Params, words: int) -> Params:
 
 
 def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What an LVLM's config.json says of its decoder; token ids may stand outside."""
+    """Return what an LVLM's config.json says of its decoder; token ids may stand outside."""
     outer = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None}
     return outer | {key: value for key, value in (raw.get("text_config") or {}).items() if value is not None}

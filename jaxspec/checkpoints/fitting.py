@@ -86,7 +86,7 @@ class Slot:
 
 
 def tensor_name(path: tuple[Any, ...]) -> str:
-    """The name in the hub's files of the parameter at a path of the tree."""
+    """Return the name in the hub's files of the parameter at a path of the tree."""
     keys = [re.sub(r"^(layers|blocks|mlp)_(\d+)$", r"\1.\2", key.key) for key in path]
     keys[-1] = {"kernel": "weight", "embedding": "weight"}.get(keys[-1], keys[-1])
     return ".".join(keys)
@@ -94,12 +94,12 @@ def tensor_name(path: tuple[Any, ...]) -> str:
 
 @cache
 def slots_of(config: ModelConfig) -> tuple[dict[str, Slot], Any]:
-    """`slots_in` a model's parameters."""
+    """Return `slots_in` of a model's parameters."""
     return slots_in(abstract_params(config))
 
 
 def slots_in(params: Params) -> tuple[dict[str, Slot], Any]:
-    """Tensor name -> slot, in the order of the parameter tree's leaves; and the tree."""
+    """Return the slot of each tensor name, in the order of the parameter tree's leaves; and the tree."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(params)
     slots = {}
     for path, leaf in leaves:
@@ -113,7 +113,7 @@ def slots_in(params: Params) -> tuple[dict[str, Slot], Any]:
 def in_hub_layout(
     tensors: Iterable[StoredTensor], layouts: tuple[tuple[str, str], ...], problems: list[str]
 ) -> dict[str, StoredTensor]:
-    """The tensors by their names in the hub's layout, buffers left out; adds to `problems` what is there twice."""
+    """Return the tensors by their names in the hub's layout, without buffers; tell `problems` what is there twice."""
     stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
         name = tensor.name
@@ -128,7 +128,7 @@ def in_hub_layout(
 
 
 def oversized(config: Any, stored: Mapping[str, StoredTensor]) -> list[str]:
-    """What config.json asks for and the files cannot hold: looked at before parameters are made up from it."""
+    """Return what config.json asks for and the files cannot hold; asked before parameters are made up from it."""
     most = max((math.prod(tensor.shape) for tensor in stored.values()), default=0)
     limits = dict.fromkeys(_DEPTHS, len(stored)) | dict.fromkeys(_WIDTHS, most)
     parts = [config, *(getattr(config, name, None) for name in ("text_config", "vision_config"))]
@@ -142,7 +142,7 @@ def oversized(config: Any, stored: Mapping[str, StoredTensor]) -> list[str]:
 
 
 def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> list[str]:
-    """Everything in which the tensors contradict config.json. Drops from `stored` a head that is the embedding."""
+    """Return all in which the tensors contradict config.json. Drops from `stored` a head that is the embedding."""
     problems = _drop_tied_head(config, slots, stored) + _depths(slots, stored)
     deep = {problem.split(":")[0] for problem in problems}
     vocabulary = text_config(config).vocab_size
@@ -181,7 +181,7 @@ def _drop_tied_head(config: ModelConfig, slots: Mapping[str, Slot], stored: dict
 
 
 def _depths(slots: Mapping[str, Slot], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """One problem for each stack of layers of which the files hold more or fewer, all of them whole."""
+    """Return one problem for each stack of layers of which the files hold more or fewer, all of them whole."""
     expected, found = _stacks(slots), _stacks(stored)
     problems = []
     for stem, layers in expected.items():

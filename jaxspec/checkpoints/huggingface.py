@@ -79,7 +79,7 @@ def load(
     revision: str | None = None,
     shardings: Any | None = None,
 ) -> Checkpoint:
-    """Reads a local directory or a hub id such as `llava-hf/llava-1.5-7b-hf` (fetched into the hub's cache).
+    """Read a local directory or a hub id such as `llava-hf/llava-1.5-7b-hf` (fetched into the hub's cache).
 
     Strict: every tensor is used once, every parameter is filled, shapes and floating dtypes fit config.json.
     Tensors are read and cast one after the other, so the host never holds a second copy of the model.
@@ -139,7 +139,7 @@ def save(
     beside: Callable[[Path], None] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a directory that `load` and transformers (4.57 and 5) read, with nothing missing or unexpected.
+    """Write a directory that `load` and transformers (4.57 and 5) read, with nothing missing or unexpected.
 
     It is written beside `path` and renamed at the end.
 
@@ -178,7 +178,7 @@ def _peak_memory() -> int:
 
 
 def _line(path: Path, problems: list[str]) -> str:
-    """The problems as one line; each names its file, or is about what config.json and the tensors say."""
+    """Return the problems as one line; each names its file, or is about what config.json and the tensors say."""
     told, more = problems[:_TOLD], len(problems) - _TOLD
     line = "; ".join(told) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
     return line if line.startswith(str(path)) else f"{path}: {line}"
@@ -191,7 +191,7 @@ def _read(
     sharding: Any | None,
     read: Callable[..., np.ndarray],
 ) -> jax.Array:
-    """Reads (with `read`) what this process's devices hold of a tensor, once, and gives each device its part."""
+    """Read (with `read`) what this process's devices hold of a tensor, once, and give each device its part."""
     back = np.argsort(slot.order)
     if sharding is None:
         whole = read(tensor)
@@ -251,7 +251,7 @@ def _write_configs(
 
 
 def _with_extra(own: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a config.json, and those of its source that it says nothing of."""
+    """Return the entries of a config.json, and those of its source that it says nothing of."""
     out = {key: value for key, value in extra.items() if key not in _NOT_KEPT} | own
     for key, value in own.items():
         if key in ("text_config", "vision_config") and isinstance(extra.get(key), dict):

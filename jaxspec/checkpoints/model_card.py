@@ -27,7 +27,7 @@ _GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1,
 
 
 def model_name(path: str | Path) -> str:
-    """What a checkpoint is called: the hub id of a snapshot in the hub's cache, else its directory.
+    """Return what a checkpoint is called: the hub id of a snapshot in the hub's cache, else its directory.
 
     `runs/NAME/hf`, where training writes its result, is NAME.
     """
@@ -139,12 +139,12 @@ def _in_jaxspec(commands: str) -> str:
 
 
 def _place(name: str) -> str:
-    """A model as a command's argument: a hub id, or where its directory lies."""
+    """Return a model as a command's argument: a hub id, or where its directory lies."""
     return name if "/" in name else f"path/to/{name or 'its/target'}"
 
 
 def _snippet(sees: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:
-    """Python that loads the model and, where it has a tokeniser, writes an answer as this library does."""
+    """Return Python that loads the model and, where it has a tokeniser, writes an answer as this library does."""
     kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     reader, it = ("AutoProcessor", "processor") if sees else ("AutoTokenizer", "tokenizer")
     load = f'model = {kind}.from_pretrained("path/to/this", dtype="float32")'
@@ -175,7 +175,7 @@ print({it}.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens
 
 
 def licence_of(source: Path) -> str | None:
-    """The licence that the front matter of a directory's README.md names."""
+    """Return the licence that the front matter of a directory's README.md names."""
     if not (source / "README.md").is_file():
         return None
     card = (source / "README.md").read_text(encoding="utf-8", errors="replace")

@@ -48,12 +48,12 @@ _QWEN_EDGES = {"shortest_edge": Rule(int, 1, 1 << 22), "longest_edge": Rule(int,
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether a directory holds a tokeniser that `load_tokenizer` would read."""
+    """Return whether a directory holds a tokeniser that `load_tokenizer` would read."""
     return any((path / name).is_file() for name in _TOKENIZERS)
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokeniser of a checkpoint directory, a transformers `PreTrainedTokenizerBase`, with its chat template.
+    """Return the tokeniser of a checkpoint directory, a transformers `PreTrainedTokenizerBase`, with its chat template.
 
     A processor's template counts before the tokeniser's own, as in transformers' `AutoProcessor`.
     Raises `InputError` where the directory holds none or transformers cannot read it.
@@ -76,7 +76,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def _processor_template(path: Path) -> Any | None:
-    """The chat template in the two files that transformers reads for processors alone, in version 5's order.
+    """Return the chat template in the two files that transformers reads for processors alone, in version 5's order.
 
     All other places (chat_template.jinja, additional_chat_templates, tokenizer_config.json) are read by tokenisers too.
     """
@@ -89,7 +89,7 @@ def _processor_template(path: Path) -> Any | None:
 
 
 def load_image_processor(path: str | Path, config: ModelConfig | None = None) -> Any:
-    """The image processor of a checkpoint directory, transformers' own on its Pillow backend.
+    """Return the image processor of a checkpoint directory, transformers' own on its Pillow backend.
 
     Called with `images=[...], return_tensors="np"`, it gives `pixel_values` [I, 3, Y, X], channels first.
     Raises `InputError` where the directory holds none or transformers cannot read it, and where `config` is given and
@@ -112,7 +112,7 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
 
 
 def check_pages(path: str | Path, processor: Any, config: LvlmConfig) -> None:
-    """Raises InputError for settings of a directory's processor that cannot be meant, and for pages that do not fit."""
+    """Raise InputError for settings of a directory's processor that cannot be meant, and for pages that do not fit."""
     where = f"{path}: image processor"
     settings = processor.to_dict()
     check_fields(where, settings, _RULES)
@@ -146,7 +146,7 @@ def check_pages(path: str | Path, processor: Any, config: LvlmConfig) -> None:
 
 
 def _check_torchvision() -> None:
-    """Raises InputError where torchvision breaks on import; transformers tells it as if its own class were missing."""
+    """Raise InputError where torchvision breaks on import; transformers tells it as if its own class were missing."""
     if find_spec("torchvision") is None:
         return
     mend = "install the one made for the torch that is there, or uninstall it"
@@ -155,7 +155,7 @@ def _check_torchvision() -> None:
 
 
 def page_processor(tiles: Any) -> Any:
-    """The LLaVA-1.5 image processor with the sizes and colours of a LLaVA-NeXT one: one page an image, cropped."""
+    """Return LLaVA-1.5's image processor with sizes and colours of a LLaVA-NeXT one: one page an image, cropped."""
     import transformers
 
     known = {key: value for key, value in tiles.to_dict().items() if key in _PAGE_SETTINGS}
@@ -165,7 +165,7 @@ def page_processor(tiles: Any) -> Any:
 
 
 def save_processors(path: Path, config: ModelConfig, tokenizer: Any | None, image_processor: Any | None) -> None:
-    """Writes the tokeniser and the image processor into `path`, so that transformers 4 and 5 read them.
+    """Write the tokeniser and the image processor into `path`, so that transformers 4 and 5 read them.
 
     With both, and an LVLM, `processor_config.json` makes transformers' `AutoProcessor` work on the directory.
     """
@@ -179,7 +179,7 @@ def save_processors(path: Path, config: ModelConfig, tokenizer: Any | None, imag
 
 
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
-    """What transformers' processor class of the family counts an image's placeholders by."""
+    """Return what transformers' processor class of the family counts an image's placeholders by."""
     if isinstance(config, QwenVLConfig):
         return {"processor_class": "Qwen2_5_VLProcessor"}
     shared = {
@@ -201,7 +201,7 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
 
 
 def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: Any | None, add_bos: bool) -> None:
-    """Copies tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
+    """Copy tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
 
     The loaded tokeniser's chat templates, a dictionary, are written where tokenisers and processors of both versions
     look, and nowhere else. With `add_bos` its copy puts BOS in front of texts.
@@ -235,14 +235,14 @@ def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: An
 
 
 def _rewrite(file: Path, entries: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Changes entries of a JSON file, which may be missing, and takes its chat template out."""
+    """Change entries of a JSON file, which may be missing, and take its chat template out."""
     given = read_json(file) if file.is_file() else {}
     given.pop("chat_template", None)
     write_json(file, {**defaults, **given, **entries})
 
 
 def _begin_with_bos(file: Path, tokenizer: Any) -> None:
-    """Makes the tokeniser of a file put BOS in front of texts: transformers 4 goes by nothing else."""
+    """Make the tokeniser of a file put BOS in front of texts: transformers 4 goes by nothing else."""
     from tokenizers import Tokenizer, processors
 
     if not file.is_file() or tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
@@ -254,7 +254,7 @@ def _begin_with_bos(file: Path, tokenizer: Any) -> None:
 
 
 def _speak_both_versions(file: Path) -> None:
-    """Renames what transformers 5 writes and transformers 4 refuses; version 5 reads either."""
+    """Rename what transformers 5 writes and transformers 4 refuses; version 5 reads either."""
     raw = read_json(file)
     if raw.get("tokenizer_class") == "TokenizersBackend":
         raw["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -45,7 +45,7 @@ class StoredTensor:
     nbytes: int
 
     def read(self, box: Box | None = None) -> np.ndarray:
-        """The tensor, or a box of it; exactly the box's bytes are read. Raises InputError if the file ends early."""
+        """Return the tensor, or a box of it, reading no other bytes. Raises InputError if the file ends early."""
         spans = [part.indices(size)[:2] for part, size in zip(box or [slice(None)] * len(self.shape), self.shape)]
         out = np.empty([stop - start for start, stop in spans], FLOATS[self.dtype])
         # Up to the last axis that is not whole, the box lies in runs; they are what is read.
@@ -61,7 +61,7 @@ class StoredTensor:
 
 
 def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
-    """Raises InputError where a tensor holds infinity or NaN.
+    """Raise InputError where a tensor holds infinity or NaN.
 
     Infinity is the least number, unsigned or signed, whose exponent's bits are all set, and NaN is above it. numpy
     compares integers at the speed of memory, and bfloat16 ten times slower.
@@ -106,7 +106,7 @@ def list_file(file: Path) -> list[StoredTensor]:
 
 
 def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
-    """The tensors of a checkpoint's files, one file or the shards of an index; adds to `problems` what is wrong."""
+    """Return the tensors of one file, or of the shards of an index; tell `problems` what is wrong."""
     index: dict[str, str] | None = None
     if (path / SINGLE).is_file():
         files = [path / SINGLE]
@@ -139,7 +139,7 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
 
 
 def _checked(index: Any) -> dict[str, str]:
-    """An index, of which every entry names a file that lies beside it."""
+    """Return an index, of which every entry names a file that lies beside it."""
     if not isinstance(index, dict):
         raise ValueError(f"its weight_map is {str(index)[:60]!r}")
     for shard in index.values():

@@ -45,5 +45,5 @@ ModelConfig = TextConfig | LvlmConfig
 
 
 def text_config(config: ModelConfig) -> TextConfig:
-    """The decoder's part of a language model's or an LVLM's configuration."""
+    """Return the decoder's part of a language model's or an LVLM's configuration."""
     return config if isinstance(config, TextConfig) else config.text_config

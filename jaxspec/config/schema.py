@@ -34,7 +34,7 @@ class Rule:
         return " or ".join(forms[level] for level in self.levels)
 
     def allows(self, value: Any, level: int = 0) -> bool:
-        """Whether a value is of the type and in the range; a truth value is no number, and infinity is none."""
+        """Return whether a value is of the type and in the range; a truth value is no number, and infinity is none."""
         if isinstance(value, list | tuple):
             return level < max(self.levels) and all(self.allows(part, level + 1) for part in value)
         if level not in self.levels or not isinstance(value, (int, float) if self.kind is float else self.kind):
@@ -94,7 +94,7 @@ RULES: dict[str, Rule] = {
 
 
 def check_fields(part: str, raw: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> None:
-    """Raises InputError for the first entry that the table does not allow; null is allowed, for it means the default.
+    """Raise InputError for the first entry that the table does not allow; null is allowed, for it means the default.
 
     Args:
       part: what errors call it, such as "text config".

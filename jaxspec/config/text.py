@@ -53,7 +53,7 @@ class RopeScaling:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
-        """Reads a rotary dictionary of either transformers version; `positions` is the model's context."""
+        """Read a rotary dictionary of either transformers version; `positions` is the model's context."""
         known = known_fields(cls, raw)
         kind = raw.get("rope_type") or raw.get("type") or "default"
         kind = "default" if kind == "mrope" else kind
@@ -101,11 +101,11 @@ class TextConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        """Reads the dictionary of the family's transformers class."""
+        """Read the dictionary of the family's transformers class."""
         return cls(**known_fields(cls, raw))
 
     def to_hf(self) -> dict[str, Any]:
-        """The dictionary that the family's transformers class reads, versions 4 and 5."""
+        """Return the dictionary that the family's transformers class reads, versions 4 and 5."""
         out = asdict(self) | {"architectures": [self.architecture]}
         if isinstance(self.eos_token_id, tuple):
             out["eos_token_id"] = list(self.eos_token_id)
@@ -165,7 +165,7 @@ class RotaryConfig(TextConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        """Reads the family's dictionary, with the rotary keys of transformers 4 or of transformers 5."""
+        """Read the family's dictionary, with the rotary keys of transformers 4 or of transformers 5."""
         known = known_fields(cls, raw)
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
         positions = known.get("max_position_embeddings", cls.max_position_embeddings)
@@ -178,7 +178,7 @@ class RotaryConfig(TextConfig):
         return cls(**known)
 
     def to_hf(self) -> dict[str, Any]:
-        """The family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
+        """Return the family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
         scaling = self.rope_scaling.to_hf()
         return super().to_hf() | {
             "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
@@ -267,7 +267,7 @@ class Qwen2Config(RotaryConfig):
 
 
 def _refuse_window(window: int | None, positions: int) -> None:
-    """A window that holds the whole context changes nothing; others are not built."""
+    """Raise InputError for a window that does not hold the whole context; one that does changes nothing."""
     if window is not None and window < positions:
         raise InputError(
             f"text config: sliding_window {window} is smaller than max_position_embeddings {positions}, and windows "
@@ -333,7 +333,7 @@ class OptConfig(TextConfig):
 
 
 def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
-    """The decoder of an LVLM, by its `text_config`'s own model_type (without one it is a Llama).
+    """Return the decoder of an LVLM, by its `text_config`'s own model_type (without one it is a Llama).
 
     Raises InputError where it is none of Llama's shape.
     """
@@ -348,7 +348,7 @@ def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
 
 
 def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The entries of `raw` that are fields, lists as tuples; null means the default, unless a field may be None.
+    """Return the entries of `raw` that are fields, lists as tuples; null means the default, unless a field may be None.
 
     Raises InputError for an entry, field or not, that `jaxspec.config.schema` does not allow.
     """

@@ -72,7 +72,7 @@ class Benchmark:
 
 
 def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
-    """A task of LLaVA-NeXT-Interleave-Bench: each row has its own question with its placeholders."""
+    """Return a task of LLaVA-NeXT-Interleave-Bench: each row has its own question with its placeholders."""
     return Benchmark(
         name,
         title,
@@ -86,7 +86,7 @@ def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
 
 
 def _lite(name: str, config: str, title: str, synthetic: str) -> Benchmark:
-    """A subset of LMMs-Eval-Lite, which TABED reads these sets from."""
+    """Return a subset of LMMs-Eval-Lite, which TABED reads these sets from."""
     return Benchmark(
         name, title, "lmms-lab/LMMs-Eval-Lite", "lite", config, synthetic,
         answer=("multiple_choice_answer", "answers", "answer"), prompt=REASON + "{question}", short=True,
@@ -155,14 +155,14 @@ BENCHMARKS = {
 
 
 def benchmark(name: str) -> Benchmark:
-    """The set of this name; InputError with the nearest one for any other."""
+    """Return the set of this name; InputError with the nearest one for any other."""
     if name not in BENCHMARKS:
         raise InputError(f"benchmark: unknown set {name!r}; {nearest(name, tuple(BENCHMARKS))}")
     return BENCHMARKS[name]
 
 
 def benchmark_samples(name: str, path: Path | None = None, filesystem: Any | None = None) -> Iterator[Sample]:
-    """All samples of a set in the order of its rows, one at a time.
+    """Yield all samples of a set in the order of its rows, one at a time.
 
     Args:
       path: a local copy in the hub's columns: a parquet or JSONL file, or a folder of them. In JSONL an image is
@@ -180,7 +180,7 @@ def benchmark_samples(name: str, path: Path | None = None, filesystem: Any | Non
 def few_shot_samples(
     name: str, path: Path | None = None, examples: Path | None = None, filesystem: Any | None = None
 ) -> Iterator[Sample]:
-    """`benchmark_samples` with worked examples before every question, as CoS asks text models.
+    """Yield `benchmark_samples` with worked examples before every question, as CoS asks text models.
 
     Four for GSM8K, five of the question's own subject for MMLU, one for CNN/DM: the first of the split that is not
     tested. (The released code brings worked examples of its own; those of MMLU reason before they answer.)
@@ -215,7 +215,7 @@ def few_shot_samples(
 
 
 def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | None) -> Iterator[Row]:
-    """The rows of a split, at least one, in the columns that matter."""
+    """Yield the rows of a split, at least one, in the columns that matter."""
     filtered = known.only[0] if known.only else ""
     shared = known.shots.by if known.shots else ""
     columns = (*known.question, *known.answer, known.images, known.options, filtered, shared)
@@ -267,7 +267,7 @@ def _sample(known: Benchmark, number: int, row: Row) -> Sample:
 
 
 def _texts(value: Any) -> list[str]:
-    """All answers in a cell: text, a number, a list of them, or VQA's {answer, confidence} each."""
+    """Return all answers in a cell: text, a number, a list of them, or VQA's {answer, confidence} each."""
     if value is None:
         return []
     if isinstance(value, Mapping):

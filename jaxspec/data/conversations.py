@@ -50,7 +50,7 @@ class Skipped:
     count: int = field(default=0, init=False)
 
     def start(self) -> None:
-        """Reading begins: what an earlier run logged is removed."""
+        """Remove what an earlier run logged."""
         with writing(self.log):
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ class Skipped:
 def readable(
     path: Path, skipped: Skipped, images: Path | None = None, frames: int = 8, outside: bool = False
 ) -> Iterator[Sample]:
-    """The conversations of a file, or of all parquet or JSONL files of a folder, in their order.
+    """Yield the conversations of a file, or of all parquet or JSONL files of a folder, in their order.
 
     Args:
       skipped: receives the rows that cannot be read; raises InputError when they are too many.
@@ -106,7 +106,7 @@ def _finished(name: str, future: Future[Sample], skipped: Skipped) -> Iterator[S
 
 
 def conversation(row: Row, frames: int = 8) -> Sample:
-    """The sample that a row holds, its images decoded once; InputError, naming the row, where there is none."""
+    """Return the sample that a row holds, its images decoded once; InputError, naming the row, where there is none."""
     images = _images(row, frames)
     turns = _turns(row)
     try:
@@ -135,7 +135,7 @@ def _images(row: Row, frames: int) -> tuple[StoredImage, ...]:
 
 
 def _frames(row: Row, values: list[Any], frames: int) -> list[Any]:
-    """Frames of a video, at most so many, spread evenly from the first to the last."""
+    """Return frames of a video, at most so many, spread evenly from the first to the last."""
     if len(values) == 1 and isinstance(values[0], str) and row.folder is not None:
         folder = row.folder / values[0]
         if not os.path.isdir(folder):
@@ -150,7 +150,7 @@ def _frames(row: Row, values: list[Any], frames: int) -> list[Any]:
 
 
 def _turns(row: Row) -> list[tuple[str, str]]:
-    """(question, answer) of every answered turn; plain text is the answer to an empty question."""
+    """Return (question, answer) of every answered turn; plain text is the answer to an empty question."""
     for column, speaker, words in (("conversations", "from", "value"), ("messages", "role", "content")):
         if column in row.values:
             return _pairs(row, row.values[column], speaker, words)
@@ -168,8 +168,11 @@ def _turns(row: Row) -> list[tuple[str, str]]:
 
 
 def _pairs(row: Row, said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
-    """Turns of users and assistants. A system message goes before the first question; what the assistant says before
-    it, and a last question without an answer, are left out."""
+    """Return pairs of question and answer.
+
+    A system message goes before the first question. What the assistant says before that is left out, and so is a last
+    question without an answer.
+    """
     system, turns, asked = "", [], None
     for message in said if isinstance(said, list) else [said]:
         role = ROLES.get(str(message.get(speaker))) if isinstance(message, Mapping) else None

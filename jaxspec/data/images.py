@@ -16,7 +16,7 @@ from jaxspec.errors import InputError
 
 
 def load_image(path: str | Path) -> Image.Image:
-    """The image file as upright RGB (EXIF rotation applied, transparency on white)."""
+    """Return the image file as upright RGB (EXIF rotation applied, transparency on white)."""
     path, name = Path(path), repr(str(path))[1:-1][:200]  # of a stranger's captions, say: on one line
     if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         found = "a folder" if os.path.isdir(path) else "no such file"
@@ -35,7 +35,7 @@ class StoredImage:
     """Height and width of the upright image in pixels, where that is known without decoding."""
 
     def load(self) -> Image.Image:
-        """The image as upright RGB; InputError where the bytes are no image."""
+        """Return the image as upright RGB; InputError where the bytes are no image."""
         return _decode(io.BytesIO(self.content), self.name)
 
 
@@ -82,7 +82,7 @@ class Picture:
 
 
 def image_hash(image: Image.Image) -> str:
-    """SHA-256 (hex) of an RGB image: of "WIDTHxHEIGHT:" and the pixels' bytes, row by row."""
+    """Return SHA-256 (hex) of an RGB image: of "WIDTHxHEIGHT:" and the pixels' bytes, row by row."""
     return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
 
 
@@ -93,7 +93,7 @@ MOST_PIXELS = 89_478_485
 
 
 def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
-    """A PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel.
+    """Return a PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel.
 
     Raises InputError for other arrays, images whose pixels have no known range or are over 89 million, and strips that
     are longer than 200 times their width: scaled to a page's shorter edge they would be gigabytes.

@@ -42,7 +42,7 @@ class Turn:
 
 
 def read_prompts(path: Path) -> Iterator[Sample]:
-    """The conversations of an MMSpec file; the answers are empty."""
+    """Yield the conversations of an MMSpec file; the answers are empty."""
     for row in local_rows(path):
         labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
         yield replace(own_sample("mmspec", row), labels=labels)
@@ -69,7 +69,7 @@ def answers_of(row: Row) -> tuple[str, list[tuple[str, list[int] | None, int | N
 
 
 def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
-    """One line of an answer file."""
+    """Return one line of an answer file."""
     choice: dict[str, Any] = {
         "index": 0,
         "turns": [turn.text for turn in turns],
@@ -85,7 +85,7 @@ def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def summary_rows(answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str) -> list[dict[str, Any]]:
-    """MMSpec's summary: each method over all samples and over each topic. Cells that were not measured are empty.
+    """Return MMSpec's summary: each method over all samples and each topic. Cells that were not measured are empty.
 
     MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1), with prefill's
     token among the new ones: a little above `mean_acceptance_length`. speedup_paired is the mean over turns of the
@@ -115,7 +115,7 @@ def _counts(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _times(pairs: Sequence[tuple[Turn, Turn]]) -> dict[str, Any]:
-    """`pairs` are turns of a method with the baseline's."""
+    """Return what takes time, of pairs of a method's turn and the baseline's."""
     timed = [
         (len(turn.tokens), turn.wall_time, len(plain.tokens), plain.wall_time)
         for turn, plain in pairs

@@ -79,7 +79,7 @@ class PromptEncoder:
 
     @classmethod
     def of(cls, config: ModelConfig, tokenizer: Any) -> Self:
-        """What makes prompts for a model of this configuration."""
+        """Return what makes prompts for a model of this configuration."""
         if not isinstance(config, LvlmConfig):
             return cls(tokenizer)
         return cls(tokenizer, config.image_token_index, config.image_marks)
@@ -90,18 +90,18 @@ class PromptEncoder:
         return self.tokenizer.eos_token_id
 
     def prompt(self, question: str, images: Sequence[Any] = ()) -> Prompt:
-        """The first turn. Images without a placeholder in the question are put in front of it."""
+        """Return the first turn. Images without a placeholder in the question are put in front of it."""
         text = self._opening(question, len(images))
         return Prompt(np.asarray([*self._bos(text), *self._ids(text)], np.int32), tuple(images))
 
     def raw(self, text: str, images: Sequence[Any] = ()) -> Prompt:
-        """The text as it is, after BOS where the tokeniser puts one: for models that no chat template was made for."""
+        """Return the text as it is, after BOS if the tokeniser has one: for models without a chat format."""
         ids = self._ids(self._place(text, len(images)))
         bos = self.tokenizer.bos_token_id
         return Prompt(np.asarray(ids if bos is None else [bos, *ids], np.int32), tuple(images))
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()) -> Prompt:
-        """The next turn: the prompt, the answer's own ids, and another question."""
+        """Return the next turn: the prompt, the answer's own ids, and another question."""
         answer = [token for token in answer if token != self.image_token]  # a model may write one: no image of ours
         if not self._has_template and answer[-1:] != self._end:
             answer = [*answer, *self._end]
@@ -110,7 +110,7 @@ class PromptEncoder:
         return Prompt(np.asarray(ids, np.int32), (*prompt.images, *images), prompt.sample, prompt.turn + 1)
 
     def dialogues(self, conversations: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Whole conversations for training: ids [L] and the mask [L] of what the assistant wrote.
+        """Return whole conversations for training: ids [L] and the mask [L] of what the assistant wrote.
 
         A first question without words stands without roles: plain text, or a caption behind its images.
         All texts go through the tokeniser in one call: one by one it costs more than a training step.
@@ -141,7 +141,7 @@ class PromptEncoder:
         return self._opening(question, images)
 
     def chat_templates(self) -> dict[str, str]:
-        """By name, the templates by which transformers' `apply_chat_template` makes the ids that `prompt` does.
+        """Return by name the templates by which transformers' `apply_chat_template` makes the ids that `prompt` does.
 
         A processor's puts BOS where its tokeniser does. A tokeniser's own never does, so that the template must.
         """
@@ -168,7 +168,7 @@ class PromptEncoder:
         return longer if longer.startswith(text) else text
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """What each token adds to the text; nothing, for a part of a letter that later ones complete."""
+        """Return what each token adds to the text; nothing, for a part of a letter that later ones complete."""
         texts = [self.tokenizer.decode(tokens[:i], skip_special_tokens=True) for i in range(len(tokens) + 1)]
         whole = [text.rstrip("\ufffd") for text in texts]
         return [after[len(before) :] for before, after in pairwise(whole)]
@@ -200,11 +200,11 @@ class PromptEncoder:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def _opening(self, question: str, images: int = 0) -> str:
-        """The first turn as text, up to where the answer begins."""
+        """Return the first turn as text, up to where the answer begins."""
         return self.rendered(question, images=images)[0] if self._has_template else self._vicuna(question, images)
 
     def _following(self, question: str, answer: Sequence[int], images: int = 0) -> str:
-        """What stands between an answer and the next, as text.
+        """Return what stands between an answer and the next, as text.
 
         A template closes the answer; where the answer's last id closes it already, that is not written twice.
         """
@@ -221,7 +221,7 @@ class PromptEncoder:
         return f"USER: {self._place(question, images)} ASSISTANT:"
 
     def rendered(self, *said: str, images: int = 0) -> tuple[str, list[Any]]:
-        """The chat template over user and assistant by turns, ready for the assistant; and the contents it was given.
+        """Return the chat template over user and assistant by turns, up to the next answer; and the contents given.
 
         The last turn's images go where the template puts them, unless the question has placeholders of its own.
         """
@@ -248,7 +248,7 @@ class PromptEncoder:
         raise InputError(f"chat template: cannot render turns of user and assistant ({reason}); mend the tokeniser's")
 
     def _bos(self, text: str) -> list[int]:
-        """BOS, unless the template wrote it, or wrote none for a tokeniser that puts none either."""
+        """Return BOS, unless the template wrote it, or wrote none for a tokeniser that puts none either."""
         bos = self.tokenizer.bos_token_id
         if bos is None:
             return []
@@ -261,7 +261,7 @@ class PromptEncoder:
 
 
 def check_text(question: str) -> None:
-    """Raises InputError for half a character: a surrogate, as a command line has them for bytes that are no UTF-8."""
+    """Raise InputError for half a character: a surrogate, as a command line has them for bytes that are no UTF-8."""
     try:
         question.encode()
     except UnicodeEncodeError as error:
@@ -330,7 +330,7 @@ def _check_template(template: str) -> None:
 
 
 def bucket(size: int, buckets: Sequence[int], what: str) -> int:
-    """The smallest bucket that holds `size`; one compiled program serves each bucket."""
+    """Return the smallest bucket that holds `size`; one compiled program serves each bucket."""
     for limit in sorted(buckets):
         if size <= limit:
             return limit
@@ -338,7 +338,7 @@ def bucket(size: int, buckets: Sequence[int], what: str) -> int:
 
 
 def pad_rows(rows: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right-pads ragged int rows to [B, width] with zeros; returns them with their lengths [B]."""
+    """Right-pad ragged int rows to [B, width] with zeros, and return them with their lengths [B]."""
     out = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row

@@ -49,14 +49,14 @@ ANY = re.compile(".*")
 
 
 def local_rows(path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None) -> Iterator[Row]:
-    """The rows that `rows_and_errors` finds. Raises InputError at the first that is none."""
+    """Yield the rows that `rows_and_errors` finds. Raises InputError at the first that is none."""
     yield from _raised(rows_and_errors(path, columns, only))
 
 
 def rows_and_errors(
     path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None
 ) -> Iterator[Row | InputError]:
-    """Rows of a file, or of all `.parquet` or all `.jsonl` files of a folder in the order of their names.
+    """Yield rows of a file, or of all `.parquet` or all `.jsonl` files of a folder in the order of their names.
 
     What cannot be read as a row is an InputError, not raised. Raises InputError where a file cannot be read on.
 
@@ -95,7 +95,7 @@ def hub_rows(
     only: tuple[str, str] | None,
     filesystem: Any | None = None,
 ) -> Iterator[Row]:
-    """Rows of a public data set, from the parquet copy that the hub keeps of every one.
+    """Yield rows of a public data set, from the parquet copy that the hub keeps of every one.
 
     Of each file only the columns and row groups that are needed come over the network.
 
@@ -140,7 +140,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _lines(lines: Any, file: Path) -> Iterator[Row | InputError]:
-    """The rows of a JSONL file, which "\\n" alone parts: other characters that end lines may stand in a text."""
+    """Yield the rows of a JSONL file, which "\\n" alone parts: other characters that end lines may stand in a text."""
     for number, line in enumerate(lines, 1):
         line = line.removeprefix(BOM_UTF8)
         if line.strip():
@@ -154,7 +154,7 @@ def _lines(lines: Any, file: Path) -> Iterator[Row | InputError]:
 
 
 def json_list(file: Path) -> Iterator[Row | InputError]:
-    """The rows of a `.json` file that is a list of objects; InputError, not raised, in place of what is none.
+    """Yield the rows of a `.json` file that is a list of objects; InputError, not raised, in place of what is none.
 
     Raises InputError where the file is no list, or the list has no end.
     """
@@ -204,7 +204,7 @@ def _end_of_value(text: str, at: int) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Why text is no JSON."""
+    """Return why text is no JSON."""
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8 text (byte {error.start})"
     if isinstance(error, json.JSONDecodeError):
@@ -213,7 +213,7 @@ def _reason(error: Exception) -> str:
 
 
 def _row(values: Any, place: str, folder: Path | None) -> Row | InputError:
-    """The row of these values, if they are those of one, and can be written down again."""
+    """Return the row of these values, if they are those of one, and can be written down again."""
     if not isinstance(values, dict):
         return InputError(f"{place}: a JSON {type(values).__name__}, not an object; write one object a row")
     level: list[Any] = [values]
@@ -267,7 +267,7 @@ def _parquet_rows(
 
 
 def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:
-    """Whether any row of the group has the value asked for; a look at that one column."""
+    """Return whether any row of the group has the value asked for; a look at that one column."""
     if only is None or only[0] not in file.schema_arrow.names:
         return only is None
     return only[1] in file.read_row_group(group, columns=[only[0]])[only[0]].to_pylist()

@@ -43,7 +43,7 @@ def evaluation_set(
     shots: Mapping[str, Path | None] | None = None,
     images: Path | None = None,
 ) -> Sequence[Sample]:
-    """The first `limit` samples of a set, with one turn or two.
+    """Return the first `limit` samples of a set, with one turn or two.
 
     Args:
       turns: with 2, sample i gets a follow-up of kind i modulo the number of `kinds`, names of `FOLLOW_UPS`. MMSpec and
@@ -80,7 +80,7 @@ def evaluation_set(
 
 
 def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) -> list[Sample]:
-    """The first samples that have so many turns."""
+    """Return the first samples that have so many turns."""
     found = list(islice((sample for sample in samples if len(sample.turns) >= turns), limit))
     if not found:
         what = "samples" if turns == 1 else "sample with a second turn"
@@ -89,7 +89,7 @@ def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) ->
 
 
 def check_names(names: Sequence[str], own: Sequence[str] = ()) -> None:
-    """Raises InputError for the first name that is no set's, nor among your own, with the nearest one."""
+    """Raise InputError for the first name that is no set's, nor among your own, with the nearest one."""
     for name in names:
         if name not in SETS and name not in own:
             known = (*SETS, *own, "NAME=FILE.jsonl")
@@ -99,7 +99,7 @@ def check_names(names: Sequence[str], own: Sequence[str] = ()) -> None:
 def add_follow_ups(
     samples: Sequence[Sample], kinds: Sequence[str], borrowed: Mapping[str, Sequence[Sample]]
 ) -> list[Sample]:
-    """The samples with a second turn: sample i gets kind i modulo their number.
+    """Return the samples with a second turn: sample i gets kind i modulo the number of kinds.
 
     Args:
       kinds: names among `FOLLOW_UPS`. Samples without images pass over `caption`.
@@ -128,5 +128,5 @@ def add_follow_ups(
 
 
 def _sentence(question: str) -> str:
-    """NQ's questions are lower case and without a question mark; the template adds that."""
+    """Return a question of NQ, which has neither capitals nor a question mark, as a template takes it."""
     return question.rstrip(" ?").capitalize()

@@ -52,7 +52,7 @@ class Picturebook(Sequence[Sample]):
 
 
 def open_source(name: str) -> Sequence[Sample]:
-    """A folder of prepared data, or `picturebook`, or `picturebook:describe,read` for some of its kinds."""
+    """Return a folder of prepared data, or `picturebook`, or `picturebook:describe,read` for some of its kinds."""
     head, _, kinds = name.partition(":")
     if head == "picturebook":
         return Picturebook(kinds=tuple(kinds.split(",")) if kinds else None)
@@ -60,7 +60,7 @@ def open_source(name: str) -> Sequence[Sample]:
 
 
 def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any:
-    """An endless sequence of samples of all sources, by their weights: a Grain `MapDataset`, read by index.
+    """Return an endless sequence of samples of all sources, by their weights: a Grain `MapDataset`, read by index.
 
     Each source is shuffled as a whole, and anew in every epoch of its own; the order is a function of the seed.
 
@@ -161,7 +161,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
 
 
 def data_folder(name: str, out: Path) -> Path:
-    """Where a data set of this name lies, or will. Raises InputError where it is no name for one."""
+    """Return where a data set of this name lies, or will lie. Raises InputError for what is no such name."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise InputError(f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos")
     return out / name / str(Conversations.VERSION)
@@ -174,7 +174,7 @@ def prepare(
     total: int | None = None,
     metadata: Callable[[], dict[str, Any]] = dict,
 ) -> Path:
-    """Writes the samples to `out/name/1.0.0`, in shards of 64 MB to 1 GB, and returns that folder.
+    """Write the samples to `out/name/1.0.0`, in shards of 64 MB to 1 GB, and return that folder.
 
     A run that failed or was stopped leaves nothing, nor folders; what one that was killed left is removed.
 
