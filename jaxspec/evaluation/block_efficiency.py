@@ -22,7 +22,7 @@ from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
 from jaxspec.evaluation.report import Record
-from jaxspec.evaluation.timing import PassTimes, by_turns, time_passes
+from jaxspec.evaluation.timing import PassTimes, interleaved, time_passes
 
 
 def measure(
@@ -59,7 +59,7 @@ def compare(
                 Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
                 for i, prompt in enumerate(prompts)
             ]
-            (reference, *answers), (baseline, *rates) = by_turns(
+            (reference, *answers), (baseline, *rates) = interleaved(
                 [plain, *engines.values()], requests, config.repeats, bar
             )
             for (name, engine), results, rate in zip(engines.items(), answers, rates, strict=True):

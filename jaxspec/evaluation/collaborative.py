@@ -38,7 +38,7 @@ from jaxspec.evaluation.collaborative_theory import (
 )
 from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing, load_model
 from jaxspec.evaluation.metrics import collaboration_metrics
-from jaxspec.evaluation.timing import by_turns, time_members
+from jaxspec.evaluation.timing import interleaved, time_members
 from jaxspec.sampling import tempered
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -191,7 +191,7 @@ class _Measurement:
             )
             for i, sample in enumerate(samples)
         ]
-        answers, rates = by_turns(list(programs.values()), requests, config.repeats, self.bar)
+        answers, rates = interleaved(list(programs.values()), requests, config.repeats, self.bar)
         return requests, dict(zip(programs, answers)), dict(zip(programs, rates.max(axis=1).tolist()))
 
     def place(self, row: str, program: Collaboration) -> Record:

@@ -97,7 +97,7 @@ class Dialogues(Data):
 
 
 @dataclass(frozen=True, kw_only=True)
-class References(Data):
+class Examples(Data):
     """What is asked."""
 
     shots: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Pairing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollaborativeEvalConfig(References, Decoding):
+class CollaborativeEvalConfig(Examples, Decoding):
     """An evaluation of collaborative decoding, one request at a time as in the paper; presets as of `EvalConfig`."""
 
     pairings: tuple[Pairing, ...]

@@ -63,7 +63,7 @@ class Run:
         """Writes what there is; called for each part that is done, so that a run that is stopped keeps whole ones."""
         self.about = self.about or describe_run(self.preset, self.options)
         self.tables = tables
-        text = "\n".join(markdown(*table) for table in tables)
+        text = "\n".join(map(markdown, tables))
         write_results(self.folder, self.about | about, self.rows, self.records, text)
 
     def __enter__(self) -> Run:
@@ -75,7 +75,7 @@ class Run:
         names = sorted(file.name for file in self.folder.iterdir() if not file.name.startswith("."))
         finish(self.folder, self.out)
         for table in self.tables:
-            show(*table)
+            show(table)
         print(f"wrote {', '.join(names)} to {self.out}", file=sys.stderr)
 
 
@@ -162,48 +162,42 @@ def mean(rows: Sequence[Record], field: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+def markdown(table: Table) -> str:
     """A Markdown table under a heading, numbers right-aligned."""
-    lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|" + "---|" + "---:|" * (len(header) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([*lines, "", *notes]) + "\n"
+    lines = [f"# {table.title}", "", "| " + " | ".join(table.header) + " |"]
+    lines += ["|---|" + "---:|" * (len(table.header) - 1), *("| " + " | ".join(row) + " |" for row in table.cells)]
+    return "\n".join([*lines, "", *table.notes]) + "\n"
 
 
-def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
+def show(table: Table) -> None:
     """The same table in the terminal; where it is too wide, on its side, or else in parts."""
     console = Console()
-    lines = [list(header), *map(list, rows)]
-    turned = [list(column) for column in zip(*lines, strict=True)]
-    if _width(lines) > console.width >= _width(turned):
-        lines = turned
-    for part, (header, *rows) in enumerate(_parts(lines, console.width)):
-        table = Lines(title=None if part else title, title_justify="left")
-        for i, name in enumerate(header):
-            table.add_column(name, justify="right" if i else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for note in notes:
-        console.print(note)
-
-
-def _parts(lines: list[list[str]], width: int) -> list[list[list[str]]]:
-    """The table cut between columns, each part with as many of the first ones as tell its rows apart."""
-    columns = [list(column) for column in zip(*lines, strict=True)]
-    names = 1
-    while names < len(columns) and len({tuple(row[:names]) for row in lines}) < len(lines):
+    rows = [table.header, *table.cells]
+    columns = list(zip(*rows, strict=True))
+    if _width(columns) > console.width >= _width(rows):
+        rows, columns = columns, rows
+    names = 1  # so many of the first columns tell the rows apart, and stand in each part
+    while names < len(columns) and len({tuple(row[:names]) for row in rows}) < len(rows):
         names += 1
     parts = [columns[:names]]
     for column in columns[names:]:
-        if len(parts[-1]) > names and _width(list(zip(*parts[-1], column))) > width:
+        if len(parts[-1]) > names and _width([*parts[-1], column]) > console.width:
             parts.append(columns[:names])
         parts[-1] = [*parts[-1], column]
-    return [[list(row) for row in zip(*part, strict=True)] for part in parts]
+    for i, part in enumerate(parts):
+        lines = Lines(title=None if i else table.title, title_justify="left")
+        for j, (name, *_) in enumerate(part):
+            lines.add_column(name, justify="right" if j else "left", no_wrap=True)
+        for row in zip(*(cells[1:] for cells in part), strict=True):
+            lines.add_row(*row)
+        console.print(lines)
+    for note in table.notes:
+        console.print(note)
 
 
-def _width(lines: Sequence[Sequence[str]]) -> int:
-    """Characters that a table with these cells takes."""
-    return sum(max(map(len, column)) + 3 for column in zip(*lines, strict=True)) + 1
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """Characters that a table of these columns takes."""
+    return sum(max(map(len, column)) + 3 for column in columns) + 1
 
 
 def _processor() -> str:

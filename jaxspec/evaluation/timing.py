@@ -100,7 +100,7 @@ def _run_passes(
     return jax.lax.fori_loop(0, times, step, (tokens, state))
 
 
-def by_turns(
+def interleaved(
     programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm | None = None
 ) -> tuple[list[list[Result[Any]]], np.ndarray]:
     """Run engines (or collaborations) on the same requests by turns, so that what else runs slows all alike.

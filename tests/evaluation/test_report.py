@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.errors import InputError
 from jaxspec.evaluation.config import Variant
-from jaxspec.evaluation.report import begin, describe_run, finish, show, write_results
+from jaxspec.evaluation.report import Table, begin, describe_run, finish, show, write_results
 
 HEADER = ["view", "turn", *(f"set {i}" for i in range(9))]
 ROWS = [[view, turn, *(f"{view}{turn}.{i}0" for i in range(9))] for turn in "12" for view in "MTCP"]
@@ -19,7 +19,7 @@ def test_every_cell_is_there_beside_what_names_its_row(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    show("A title", HEADER, ROWS, ["a note"])
+    show(Table("A title", HEADER, ROWS, ["a note"]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     for row in ROWS:
@@ -32,7 +32,7 @@ def test_a_table_that_fits_on_its_side_is_turned(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
-    show("A title", HEADER, ROWS[:2])
+    show(Table("A title", HEADER, ROWS[:2]))
     assert "│ set 8 │ M1.80 │ T1.80 │" in capsys.readouterr().out
 
 

@@ -26,7 +26,7 @@ from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
-from jaxspec.evaluation.report import begin, describe_run, finish, markdown, show, write_results
+from jaxspec.evaluation.report import Run, Table
 from jaxspec.runtime import human_bytes
 from tests.robustness.damage import Outcome
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
@@ -51,7 +51,7 @@ def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: 
     """
     given = dict(locals())
     check_counts(count=count)
-    fresh = begin(out, given)
+    measurement = Run("robustness", given, out)
     rows: list[dict[str, Any]] = []
     found: list[Outcome] = []
     for name, (_, share) in TRIALS.items():
@@ -69,7 +69,7 @@ def damage(out: Path = Path("runs/robustness/damage"), count: int = 5000, seed: 
     notes = [f"Each damage is made from its seed, from {seed} on."]
     notes += [f"- {one.seed}, {one.kind}, {one.what}: {one.ended}" for one in bad]
     records = [asdict(one) for one in found]
-    _write(fresh, out, given, rows, records, ("Damaged input", header, cells, notes), broken=len(bad))
+    _write(measurement, rows, records, Table("Damaged input", header, cells, notes), broken=len(bad))
 
 
 def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int = 0) -> None:
@@ -82,7 +82,7 @@ def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int
     """
     given = dict(locals())
     check_counts(count=count)
-    fresh = begin(out, given)
+    measurement = Run("robustness", given, out)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (kill, share) in KILLS.items():
@@ -92,7 +92,7 @@ def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int
     header = ["killed", "kills", "runs", "lost"]
     cells = [[str(row[column]) for column in header] for row in rows]
     notes = ["runs: those that ended by themselves, each with the bits of an undisturbed one."]
-    _write(fresh, out, given, rows, rows, ("SIGKILL at random moments", header, cells, notes), broken=0)
+    _write(measurement, rows, rows, Table("SIGKILL at random moments", header, cells, notes), broken=0)
 
 
 def settings(
@@ -109,7 +109,7 @@ def settings(
     given = dict(locals())
     check_counts(count=count, prompts=prompts)
     jax.config.update("jax_num_cpu_devices", max(DEVICES))
-    fresh = begin(out, given)
+    measurement = Run("robustness", given, out)
     target = LoadedModel.load(ASSETS / "target").with_head(ASSETS / "kv_head")
     draft = LoadedModel.load(ASSETS / "draft", beside=target)
     captioner = load_captioner(f"jax:{ASSETS / 'captioner'}", beside=target)
@@ -134,14 +134,14 @@ def settings(
         pairs, identical = (sum(row[column] for row in some) for column in ("pairs", "identical"))
         cells.append([name, str(len(some)), str(pairs), str(identical)])
     notes = [f"{prompts} prompts, float32, up to 32 new tokens each; `records.jsonl` has every setting."]
-    table = ("Greedy answers under random settings", header, cells, notes)
-    _write(fresh, out, given, rows, rows, table, broken=sum(row["pairs"] - row["identical"] for row in rows))
+    table = Table("Greedy answers under random settings", header, cells, notes)
+    _write(measurement, rows, rows, table, broken=sum(row["pairs"] - row["identical"] for row in rows))
 
 
-def _write(fresh: Path, out: Path, given: Any, rows: Any, records: Any, table: Any, broken: int) -> None:
-    write_results(fresh, describe_run("robustness", given), rows, records, markdown(*table))
-    finish(fresh, out)
-    show(*table)
+def _write(measurement: Run, rows: Any, records: Any, table: Table, broken: int) -> None:
+    with measurement:
+        measurement.rows, measurement.records = rows, records
+        measurement.write(table)
     sys.exit(bool(broken))
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.data.sources import Picturebook, Prepared, prepare
-from jaxspec.evaluation.report import begin, finish, markdown, write_results
+from jaxspec.evaluation.report import Table, begin, finish, markdown, write_results
 from tests.tiny import training
 from tests.training import child
 
@@ -163,7 +163,8 @@ def _write_tables(run: str, told: Connection) -> None:
         for part in range(SETS):
             rows.append({"set": part, "version": version})
             records += [{"set": part, "version": version, "tokens": [*range(50)]} for _ in range(300)]
-            table = markdown(f"Version {version}", ["set", "n"], [[str(row["set"]), "300"] for row in rows])
+            cells = [[str(row["set"]), "300"] for row in rows]
+            table = markdown(Table(f"Version {version}", ["set", "n"], cells))
             write_results(fresh, {"options": options}, rows, records, table)
         finish(fresh, out)
 
