@@ -21,8 +21,8 @@ from jaxspec.data.sources import data_folder, open_source, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.runtime import parse_dtype
-from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
+from jaxspec.training.signatures import data_signature, model_signature
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     if prepared.exists() and not folder.exists():
         raise InputError(f"{prepared}: holds other data, that no answers here were made for; give another --name")
     precision = None if options.dtype is None else parse_dtype(options.dtype)
-    asked, asks = model_fingerprint(options.target), f"{options.data}, {data_fingerprint(source)}"
+    asked, asks = model_signature(options.target), f"{options.data}, {data_signature(source)}"
     work = Regeneration(
         asked, asks, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
     )

@@ -26,10 +26,10 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
 from jaxspec.runtime import join_cluster, setup_runtime
-from jaxspec.training.conversations import ConversationBatches
-from jaxspec.training.fingerprints import data_fingerprint
+from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.objectives import score
+from jaxspec.training.signatures import data_signature
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
 from train.tokenizer import train_tokenizer
@@ -67,14 +67,14 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
     endless = mixture([(samples[first::step], 1.0)], seed)
     batches = ConversationBatches(endless, encoder, model, stage.train.batch, BUCKETS, seed=seed)
 
-    def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        every = jnp.arange(batch["tokens"].shape[1]) < batch["length"][:, None]
-        return next_token_loss(score(model.model, params, batch), batch["tokens"], every)
+    def loss_fn(params: Params, batch: ConversationBatch) -> tuple[Array, dict[str, Array]]:
+        every = jnp.arange(batch.tokens.shape[1]) < batch.rows.length[:, None]
+        return next_token_loss(score(model.model, params, batch), batch.tokens, every)
 
     start = init_params(stage.model, jax.random.key(seed))
     inputs = {
         "model": asdict(stage.model), "part": stage.part, "buckets": BUCKETS,
-        "data": (str(data), len(samples), data_fingerprint(samples)),
+        "data": (str(data), len(samples), data_signature(samples)),
     }  # fmt: skip
     params = fit(stage.train, start, loss_fn, batches, directory, inputs=inputs)
     if jax.process_index() == 0:

@@ -28,7 +28,6 @@ from jaxspec.models import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
 from jaxspec.runtime import join_cluster, setup_runtime
-from jaxspec.training.batches import Batch
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
@@ -40,7 +39,7 @@ PER_CELL = ("kind", "colour", "size", "word")
 TRAIN = TrainConfig(steps=2600, batch=128, learning_rate=1e-3, warmup=200, weight_decay=0.02)
 
 
-def batch_of(step: int, train: TrainConfig) -> Batch:
+def batch_of(step: int, train: TrainConfig) -> dict[str, np.ndarray]:
     rng = np.random.default_rng((train.seed, 17, step))
     pages = [sample_chart(rng) if rng.random() < 0.15 else sample_scene(rng) for _ in range(train.batch)]
     labels = [tower_labels(page) for page in pages]

@@ -11,13 +11,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
+import jax
 import numpy as np
 from absl import flags
+from flax import struct
 
 from jaxspec.data.images import StoredImage, to_rgb
 from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, bucket
@@ -26,29 +28,58 @@ from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
 from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows, which_image
 from jaxspec.errors import InputError
-from jaxspec.models.inputs import TEXT, Slots
-from jaxspec.training.batches import Batch
-from jaxspec.training.unlearned import CountedBatches, Unlearned
+from jaxspec.models.inputs import TEXT, PromptRows, Slots
+from jaxspec.typing import Bool, Int, UInt
 
 GROUP = 8
 """Steps whose samples are sorted together."""
-TEACHER = "teacher/"
-"""Stands before the names of what a teacher reads."""
+
+
+class TeacherRows(struct.PyTreeNode):
+    """The conversations of a batch as a teacher reads them."""
+
+    rows: PromptRows
+    images: dict[str, Any] | None
+    """As of the batch; None: the teacher's tower reads the draft's."""
+    before: Int[Any, "B L"]
+    """The slot of its row at which the teacher tells what comes after slot t of the draft's."""
+
+
+class ConversationBatch(struct.PyTreeNode):
+    """Conversations of one step: numpy arrays where they are made, JAX arrays in the step."""
+
+    rows: PromptRows
+    """As the draft's view shows them, cut at the largest bucket."""
+    mask: Bool[Any, "B L"]
+    """What the assistant wrote."""
+    images: dict[str, Any]
+    """The tower's inputs [B,U,...], as in `ImageInputs`; empty where no row of the batch has an image."""
+    numbers: UInt[Any, " B"]
+    """Which rows of the whole training these are: seeds of what is drawn in the step."""
+    teacher: TeacherRows | None = None
+
+    @property
+    def tokens(self) -> Int[Any, "B L"]:
+        return self.rows.tokens
+
+
+class Unlearned(NamedTuple):
+    """A row without an answer within the buckets, or with more image units than theirs."""
+
+    dataset: str
+    id: str
+    tokens: int
+    """That it takes for the first token of an answer to be within them."""
+    units: int
 
 
 @dataclass(frozen=True, eq=False)
 class ConversationBatches:
-    """Calling it with a step gives this process's rows of that step's batch as numpy arrays:
+    """Calling it with a step gives this process's rows of that step's batch.
 
-    tokens [B,L], mask [B,L] of what the assistant wrote, length [B]; with images also sources and blend [B,L,K] and
-    the tower's inputs [B,U,...], as in `PromptRows` and `ImageInputs`. Rows are cut at the largest bucket; what has no
-    answer left then, or more image units than their largest, counts nothing and is one of the step's `unlearned`.
-
-    With a `teacher`, also the same conversations as it reads them, named alike after `teacher/`, and `before` [B,L]:
-    the slot of its row at which it tells what comes after slot t of the draft's. Its images are left out where they
-    are the draft's. And `seed` [B], for what is drawn in the step.
-
-    Raises InputError for a sample without answers, and for a batch of which the buckets leave none.
+    A row that has no answer left within the largest bucket, or more image units than their largest, counts nothing
+    and is one of the step's `unlearned`. Raises InputError for a sample without answers, and for a batch of which the
+    buckets leave none.
     """
 
     samples: Any
@@ -77,71 +108,68 @@ class ConversationBatches:
         if self.batch % self.process[1]:
             raise InputError(f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple of these")
 
-    def __call__(self, step: int) -> dict[str, np.ndarray]:
-        rows, own = self._rows(step)
+    def __call__(self, step: int) -> ConversationBatch:
+        rows, own = self._rows(step), self._own
         pictures = [[to_rgb(image) for image in row.images] for row in rows[own]]
-        out = self._read(self.model, self.view, [row.forms[0] for row in rows], own, pictures)
-        mask = np.zeros((len(rows), out["tokens"].shape[1]), bool)
+        shown, units = self._stack([row.forms[0] for row in rows], self.model, self.view)
+        mask = np.zeros((len(rows), shown.tokens.shape[1]), bool)
         for i, row in enumerate(rows):
             mask[i, row.forms[0].places[row.learned]] = True
         if not mask.any():
             limit = max(self.buckets)
             raise InputError(f"training step {step}: no row has an answer within {limit} tokens; give longer --buckets")
-        out["mask"] = mask[own]
-        return out | (self._taught(step, rows, own, pictures, out) if self.teacher else {})
-
-    def numbers(self, step: int) -> np.ndarray:
-        """uint32 [B]: which rows of the whole training this process's rows of a step are; seeds of what is drawn."""
-        return np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[self._own()]
+        return ConversationBatch(
+            shown,
+            mask[own],
+            image_inputs(self.model, pictures, units) or {},
+            np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[own],
+            None if self.teacher is None else self._taught(self.teacher, rows, shown.tokens.shape[1], pictures),
+        )
 
     def shown(self, step: int) -> list[np.ndarray]:
         """Return, for this process's rows of a step, not padded, which of its images each slot shows, -1 for text."""
-        rows, own = self._rows(step)
-        return [row.forms[0].shown for row in rows[own]]
+        return [row.forms[0].shown for row in self._rows(step)[self._own]]
 
     def unlearned(self, step: int) -> list[Unlearned]:
         """The rows of a step, of all processes, of which nothing is learned."""
-        return [row.name for row in self._rows(step)[0] if not len(row.learned)]
+        return [row.name for row in self._rows(step) if not len(row.learned)]
 
-    def _rows(self, step: int) -> tuple[list[_TrainingRow], slice]:
-        """The rows of a step, and which of them are this process's."""
+    def _rows(self, step: int) -> list[_TrainingRow]:
+        """The rows of a step, of all processes."""
         group, place = divmod(step, GROUP)
         with _GROUPING:  # threads that ask for the same group make it once
             rows = _group(self, group)
         order = np.random.default_rng((self.seed, group)).permutation(GROUP)
-        return rows[order[place] * self.batch :][: self.batch], self._own()
+        return rows[order[place] * self.batch :][: self.batch]
 
+    @property
     def _own(self) -> slice:
         part, parts = self.process
         return slice(part * self.batch // parts, (part + 1) * self.batch // parts)
 
     def _taught(
-        self, step: int, rows: list[_TrainingRow], own: slice, pictures: list[list[Any]], read: dict[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        assert self.teacher is not None
-        before = np.zeros(read["tokens"].shape, np.int32)
-        for i, row in enumerate(rows[own]):
+        self, teacher: LoadedModel, rows: list[_TrainingRow], width: int, pictures: list[list[Any]]
+    ) -> TeacherRows:
+        own = rows[self._own]
+        before = np.zeros((len(own), width), np.int32)
+        for i, row in enumerate(own):
             mine, theirs = (form.places[row.learned] - 1 for form in row.forms)
             before[i, mine] = theirs
-        shown = None if self.view.reads_images and same_images(self.teacher, self.model) else pictures
-        taught = self._read(self.teacher, VIEWS["M"], [row.forms[1] for row in rows], own, shown)
-        drawn = {"before": before, "seed": self.numbers(step)}
-        return drawn | {f"{TEACHER}{name}": value for name, value in taught.items()}
+        shown, units = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
+        shared = self.view.reads_images and same_images(teacher, self.model)
+        return TeacherRows(shown, None if shared else image_inputs(teacher, pictures, units) or {}, before)
 
-    def _read(
-        self, model: LoadedModel, view: View, forms: list[_Form], own: slice, pictures: list[list[Any]] | None
-    ) -> dict[str, np.ndarray]:
-        """The fields of `PromptRows` of this process's rows, and their images. Shapes are those of all rows."""
+    def _stack(self, forms: list[_Form], model: LoadedModel, view: View) -> tuple[PromptRows, int]:
+        """This process's rows, in shapes that are those of all rows; and the bucket of image units."""
         width = bucket(max(len(form.row) for form in forms), self.buckets, "training row")
         most = max(form.units for form in forms)
         units = bucket(most, self.units, "image units of a training row") if view.reads_images else 0
-        fields = vars(stack_rows([[form.row] for form in forms], width)[0])
-        if units and fields["sources"] is None:  # a batch without images is no program of its own
+        (rows,) = stack_rows([[form.row] for form in forms], width)
+        if units and rows.sources is None:  # a batch without images is no program of its own
             blended = model.model.blended(view.pool)
-            fields["sources"] = np.full((len(forms), width, blended), TEXT, np.int32)
-            fields["blend"] = np.zeros(fields["sources"].shape, np.float32) if blended > 1 else None
-        images = None if pictures is None else image_inputs(model, pictures, units)
-        return {name: value[own] for name, value in fields.items() if value is not None} | (images or {})
+            sources = np.full((len(forms), width, blended), TEXT, np.int32)
+            rows = rows.replace(sources=sources, blend=np.zeros(sources.shape, np.float32) if blended > 1 else None)
+        return jax.tree.map(lambda values: values[self._own], rows), units
 
 
 @dataclass(frozen=True)
@@ -174,29 +202,25 @@ _GROUPING = threading.Lock()
 def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
     """All rows of a group of steps, sorted by length."""
     count = GROUP * batches.batch
-    rows = _read_rows(batches, [batches.samples[group * count + i] for i in range(count)])
+    rows = _read(batches, [batches.samples[group * count + i] for i in range(count)])
     return sorted(rows, key=lambda row: len(row.forms[0].row))
 
 
-def _read_rows(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
-    encoded = batches.encoder.dialogues([_turns(batches, sample) for sample in samples])
+def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
+    def turns(sample: Sample) -> Sequence[tuple[str, str]]:
+        return [(PLACEHOLDER * len(sample.images), sample.turns[0][1])] if batches.plain else sample.turns
+
+    encoded = batches.encoder.dialogues([turns(sample) for sample in samples])
     return [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
 
 
-def _turns(batches: ConversationBatches, sample: Sample) -> Sequence[tuple[str, str]]:
-    if not batches.plain:
-        return sample.turns
-    return [(PLACEHOLDER * len(sample.images), sample.turns[0][1])]
-
-
 def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray) -> _TrainingRow:
+    if not mask.any():
+        raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out")
     readers = [(batches.model, batches.view)] + ([(batches.teacher, VIEWS["M"])] if batches.teacher else [])
     sizes = [_size(image) for image in sample.images]
     forms = tuple(_form(batches, *reader, tokens, sizes) for reader in readers)
-    limit = max(batches.buckets)
-    within = np.logical_and.reduce([form.places < limit for form in forms])
-    if not mask.any():
-        raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out")
+    within = np.logical_and.reduce([form.places < max(batches.buckets) for form in forms])
     first = max(int(form.places[mask.argmax()]) for form in forms)
     name = Unlearned(sample.dataset, sample.id, first + 1, max(form.units for form in forms))
     if name.units > max(batches.units):
@@ -227,29 +251,76 @@ def _size(image: Any) -> tuple[int, int]:
     return picture.height, picture.width
 
 
+def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """(tokens that it takes to the first of an answer, tokens in all) of each conversation, as the model reads it."""
+    whole = (sys.maxsize,)
+    batches = ConversationBatches(samples, prompt_encoder(model), model, len(samples), whole, whole)
+    return [(row.name.tokens, len(row.forms[0].row)) for row in _read(batches, samples)]
+
+
+@dataclass
+class CountedBatches:
+    """An iterator over batches that Grain makes with their unlearned rows; closing it tells of these.
+
+    Its state, Grain's, is the next step.
+    """
+
+    made: Any
+    rows: ConversationBatches
+    _seen: set[Unlearned] = field(default_factory=set)
+    _lost: int = 0
+    _read: int = 0
+
+    def __next__(self) -> Any:
+        batch, lost = next(self.made)
+        self._seen.update(Unlearned(*row) for row in lost)
+        self._lost += len(lost)
+        self._read += self.rows.batch
+        return batch
+
+    def get_state(self) -> Any:
+        return self.made.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self.made.set_state(state)
+
+    def close(self) -> None:
+        """Print how many rows taught nothing, each counted once, and what would mend it."""
+        if not self._seen or jax.process_index():
+            return
+        tokens, units = max(self.rows.buckets), max(self.rows.units)
+        large = [row for row in self._seen if row.units > units]
+        late = [row for row in self._seen if row.units <= units]
+        reasons = []
+        if late:
+            reasons.append(
+                f"{len(late):,} without an answer in the first {tokens} tokens (the first {max(r.tokens for r in late)}"
+                " would do: give longer --buckets; python -m train.prepare --target tells what fits)"
+            )
+        if large:
+            most = max(row.units for row in large)
+            reasons.append(f"{len(large):,} with over {units} image units (up to {most}: show fewer images)")
+        names = ", ".join(sorted({row.dataset for row in self._seen}))
+        share = f"{self._lost / self._read:.1%} of what was read"
+        print(f"rows of {names} that taught nothing, {share}: {'; '.join(reasons)}", file=sys.stderr)
+
+
 def iterate(
-    rows: ConversationBatches,
-    steps: int,
-    workers: int = 0,
-    threads: int = 2,
-    ahead: int = 4,
-    read: Callable[[int], Batch] | None = None,
+    rows: ConversationBatches, steps: int, workers: int = 0, read: Callable[[int], Any] | None = None
 ) -> CountedBatches:
-    """An iterator over the batches of the steps [0, `steps`), made ahead; its state, Grain's, is the next step.
+    """An iterator over the batches of the steps [0, `steps`), of which four are made ahead.
 
     Args:
-      workers: processes that make batches, for hosts of many cores; 0: this process's threads.
-      threads: of each process.
-      ahead: batches made in advance, of each process.
+      workers: processes that make batches, for hosts of many cores; 0: two of this process's threads.
       read: what makes the batch of a step from these rows; by default they themselves.
     """
-    dataset = grain.MapDataset.range(steps).map(partial(_counted, rows, read or rows))
-    made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead))
+    dataset = grain.MapDataset.range(steps).map(partial(_with_unlearned, rows, read or rows))
+    made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
     if workers:
         flags.FLAGS.mark_as_parsed()  # Grain reads its flags, and nobody here parses any
-        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=4)
         made = made.mp_prefetch(options, worker_init_fn=_leave_interrupts)
-    return CountedBatches(iter(made), (max(rows.buckets), max(rows.units)), rows.batch)
+    return CountedBatches(iter(made), rows)
 
 
 def _leave_interrupts(worker: int, workers: int) -> None:
@@ -257,12 +328,7 @@ def _leave_interrupts(worker: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _counted(rows: ConversationBatches, read: Callable[[int], Batch], step: int) -> tuple[Batch, list[Unlearned]]:
+def _with_unlearned(
+    rows: ConversationBatches, read: Callable[[int], Any], step: int
+) -> tuple[Any, list[Unlearned]]:
     return read(step), rows.unlearned(step)
-
-
-def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]]:
-    """(tokens that it takes to the first of an answer, tokens in all) of each conversation, as the model reads it."""
-    whole = (sys.maxsize,)
-    batches = ConversationBatches(samples, prompt_encoder(model), model, len(samples), whole, whole)
-    return [(row.name.tokens, len(row.forms[0].row)) for row in _read_rows(batches, samples)]

@@ -8,15 +8,16 @@ it sees in decoding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints.directories import locate
@@ -27,16 +28,16 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, states_before
 from jaxspec.models.layers import apply
 from jaxspec.sharding import shardings
-from jaxspec.training.batches import Batch
-from jaxspec.training.conversations import ConversationBatches, iterate
-from jaxspec.training.fingerprints import model_fingerprint
+from jaxspec.training.batches import process_share
+from jaxspec.training.conversations import ConversationBatch, ConversationBatches, iterate
 from jaxspec.training.losses import draft_loss
-from jaxspec.training.placement import process_share
-from jaxspec.training.recipes import Stage, open_data, steps_before, told_apart
+from jaxspec.training.objectives import encode
+from jaxspec.training.recipes import Stage, dataset_signature, open_data, steps_before
+from jaxspec.training.signatures import model_signature
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -72,37 +73,38 @@ class HeadRecipe:
     """Buckets of the most images of one row."""
 
 
-class Rows(Protocol):
-    """Where conversations come from: `ConversationBatches`."""
+class HeadBatch(struct.PyTreeNode):
+    """Conversations with the anchors of their blocks."""
 
-    def __call__(self, step: int) -> Batch: ...
-    def numbers(self, step: int) -> np.ndarray: ...
-    def shown(self, step: int) -> Sequence[np.ndarray]: ...
+    conversations: ConversationBatch
+    anchors: Int[Any, "B A"]
+    """Tokens that the assistant wrote and whose follower it wrote too; -1 fills rows that have fewer. The target's key
+    of an anchor does not exist yet when a block begins there."""
+    slots: HeadRows
+    """What the head reads of the target's rows."""
+
+    @property
+    def tokens(self) -> Int[Any, "B L"]:
+        return self.conversations.tokens
 
 
 @dataclass(frozen=True)
 class HeadBatches:
-    """Conversations with anchors: what `batches` gives, and `anchors` [B, A], `head_text` [B, E] and `head_images`
-    [B, I, n], the slots of `HeadRows`.
+    """Calling it with a step gives this process's rows of it, with anchors that depend on a row's number and the seed
+    alone, not on which process reads it."""
 
-    An anchor is a token that the assistant wrote and whose follower it wrote too; -1 fills rows that have fewer. The
-    target's key of an anchor does not exist yet when a block begins there. A row's anchors depend on its number and
-    the seed alone, not on which process reads it.
-    """
-
-    batches: Rows
+    batches: ConversationBatches
     config: KVHeadConfig
     anchoring: Anchoring
     seed: int = 0
 
-    def __call__(self, step: int) -> Batch:
+    def __call__(self, step: int) -> HeadBatch:
         batch = self.batches(step)
-        room = batch["pixels"].shape[1] if "pixels" in batch else 0
+        room = batch.images["pixels"].shape[1] if batch.images else 0
         shown = [np.where(row < room, row, -1) for row in self.batches.shown(step)]  # a row of more counts nothing
-        rows = head_rows(self.config, shown, batch["tokens"].shape[1], room)
-        draws = (np.random.default_rng((self.seed, int(number))) for number in self.batches.numbers(step))
-        anchors = draw_anchors(batch["mask"], self.anchoring.anchors, draws)
-        return batch | {"anchors": anchors, "head_text": rows.text, "head_images": rows.images}
+        slots = head_rows(self.config, shown, batch.tokens.shape[1], room)
+        draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
+        return HeadBatch(batch, draw_anchors(batch.mask, self.anchoring.anchors, draws), slots)
 
 
 def draw_anchors(
@@ -122,26 +124,24 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
     """The loss of {"target": frozen, "head": trainable} on a batch of `HeadBatches`, and its metrics."""
     head, steps = KVHead(config), config.gamma
 
-    def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        frozen, tokens = jax.lax.stop_gradient(params["target"]), batch["tokens"]
-        hidden, k, v = read_target(target, frozen, batch)
-        at = batch["anchors"][..., None] + jnp.arange(steps + 1)
-        inside = (batch["anchors"] >= 0)[..., None] & (at < tokens.shape[1])
+    def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
+        frozen, tokens, anchors = jax.lax.stop_gradient(params["target"]), batch.tokens, batch.anchors
+        hidden, k, v = read_target(target, frozen, batch.conversations)
+        at = anchors[..., None] + jnp.arange(steps + 1)
+        inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
-        wrote = jnp.cumprod(_pick(batch["mask"], at) & inside, axis=-1)
+        wrote = jnp.cumprod(_pick(batch.conversations.mask, at) & inside, axis=-1)
         block = at[..., :-1]
-        written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), batch["anchors"])
+        written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), anchors)
         embeds = target.embed(frozen, written, None).reshape(*block.shape, -1)
-        rows = HeadRows(batch["head_text"], batch["head_images"])
-        before = states_before(config, hidden, batch["anchors"])
+        before = states_before(config, hidden, anchors)
         drafted: Any = jax.checkpoint(
-            lambda own: apply(head, own, embeds, batch["anchors"], block, k, v, rows, before)
+            lambda own: apply(head, own, embeds, anchors, block, k, v, batch.slots, before)
         )(params["head"])
-        seen = _pick(hidden, block)
         return draft_loss(
             lambda x: target.logits(frozen, x),
             drafted,
-            seen,
+            _pick(hidden, block),
             _pick(tokens, at[..., 1:]),
             wrote[..., 1:],
             anchoring.loss == "kl",
@@ -152,21 +152,13 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
 
 
 def read_target(
-    target: LanguageModel, params: Params, batch: Mapping[str, Array]
+    target: LanguageModel, params: Params, batch: ConversationBatch
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B L K H"], Float[Array, "B L K H"]]:
-    """Hidden states, and last-layer keys and values, of whole conversations of a LLaVA. Where a batch names no
-    `sources`, the slots of image tokens show the images' rows in order."""
-    tokens = batch["tokens"]
-    rows, length = tokens.shape
-    assert isinstance(target.config, LlavaConfig)
-    features = sources = None
-    if "pixels" in batch:
-        dtype = jax.tree.leaves(params)[0].dtype
-        features = target.encode(params, {"pixels": batch["pixels"].astype(dtype)})
-        shown = tokens == target.config.image_token_index
-        sources = batch["sources"] if "sources" in batch else in_order(shown)
-    prompt = PromptRows(tokens, jnp.full(rows, length), sources, batch.get("blend"))
-    hidden, cache = target.read(params, target.embed(params, prompt, features), prompt, length)
+    """Hidden states, and last-layer keys and values, of whole conversations of a LLaVA."""
+    rows, length = batch.tokens.shape
+    prompt = batch.rows.replace(length=jnp.full(rows, length))
+    embeds = target.embed(params, prompt, encode(target, params, batch.images))
+    hidden, cache = target.read(params, embeds, prompt, length)
     return hidden, cache.k[-1], cache.v[-1]
 
 
@@ -211,12 +203,12 @@ def train_kv_head(
         params = {"head": head, "target": target.params}
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         inputs = {
-            "target": model_fingerprint(recipe.target),
+            "target": model_signature(recipe.target),
             "head": asdict(config),
             "anchoring": asdict(recipe.anchoring),
             "buckets": recipe.buckets,
             "units": recipe.units,
-            "data": told_apart(stage, parts),
+            "data": dataset_signature(stage, parts),
             "before": steps_before(recipe.stages, stage),
         }
         with closing(iterate(conversations, train.steps, read=batches)) as made:

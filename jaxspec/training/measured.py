@@ -1,10 +1,11 @@
-"""The compiled training step, with what it costs and what it gives."""
+"""The compiled training step, with what it costs and what it gives; operations are counted on its jaxpr."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,15 +14,32 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import Mesh
 
 from jaxspec.errors import Diverged
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.flops import matmul_flops, peak_flops
-from jaxspec.training.optimizer import Flat, make_schedule
-from jaxspec.training.step import LossFn, TrainState, gradient, make_step
+from jaxspec.training.step import Flat, LossFn, TrainState, gradient, make_schedule, make_step
 from jaxspec.typing import Array
+
+PEAK = {
+    "TPU v6": 918e12,
+    "TPU v5p": 459e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v4": 275e12,
+    "TPU v3": 61.5e12,
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "T4": 65e12,
+}
+"""Part of a `device_kind`, the first that fits -> dense bfloat16 (T4: float16) operations a second of one JAX device,
+by its vendor."""
 
 
 class MeasuredStep:
@@ -45,14 +63,14 @@ class MeasuredStep:
         self._work: dict[Any, dict[str, float]] = {}
         self._restart()
 
-    def __call__(self, state: TrainState, batch: dict[str, Array], waited: float) -> TrainState:
+    def __call__(self, state: TrainState, batch: Any, waited: float) -> TrainState:
         """One step. `waited` is for how many seconds the batch was waited for; they count if no step ran then."""
         before: dict[str, Any] = self._metrics
         if before:
             self._waited += waited * all(value.is_ready() for value in before.values())
         else:
             self._restart()
-        shapes = tuple(sorted((name, value.shape) for name, value in batch.items()))
+        shapes = jax.tree.structure(batch), *(leaf.shape for leaf in jax.tree.leaves(batch))
         if shapes not in self._work:
             with self._untimed():
                 self._work[shapes] = self._count(state, batch)
@@ -62,10 +80,10 @@ class MeasuredStep:
         state = self._run(state, batch)
         jax.block_until_ready(before)
         self._steps += 1
-        self._done = {name: self._done.get(name, 0.0) + amount for name, amount in self._work[shapes].items()}
+        self._done.update(self._work[shapes])
         return state
 
-    def _run(self, state: TrainState, batch: dict[str, Array]) -> TrainState:
+    def _run(self, state: TrainState, batch: Any) -> TrainState:
         with on_mesh(self._mesh):
             state, self._metrics = self._step(state, self._held, batch)
         return state
@@ -116,12 +134,69 @@ class MeasuredStep:
 
     def _restart(self) -> None:
         self._steps, self._waited, self._since = 0, 0.0, time.perf_counter()
-        self._done: dict[str, float] = {}
+        self._done: Counter[str] = Counter()
 
-    def _count(self, state: TrainState, batch: dict[str, Array]) -> dict[str, float]:
+    def _count(self, state: TrainState, batch: Any) -> dict[str, float]:
         """Return what one step on such a batch has: samples, tokens, and operations of the model's gradient."""
-        config = replace(self._config, accumulate=1, remat=False)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, self._held, batch))
-        flops = matmul_flops(partial(gradient, self._loss_fn, config), *shapes)
-        counts = {"samples_per_second": float(config.batch), "model_flops_per_second": flops}
-        return counts | ({"tokens_per_second": float(batch["tokens"].size)} if "tokens" in batch else {})
+        counts = {
+            "samples_per_second": float(self._config.batch),
+            "model_flops_per_second": model_flops(self._loss_fn, self._config, *shapes),
+        }
+        tokens = getattr(batch, "tokens", None)
+        return counts if tokens is None else counts | {"tokens_per_second": float(tokens.size)}
+
+
+def peak_flops(device: Any) -> float | None:
+    """What a device can do at most; None for kinds not in the table."""
+    return next((peak for name, peak in PEAK.items() if name in device.device_kind), None)
+
+
+def model_flops(loss_fn: LossFn, config: TrainConfig, trainable: Flat, held: Flat, batch: Any) -> float:
+    """Operations of the gradient on such a batch, none of them twice; all may be mere shapes."""
+    once = replace(config, accumulate=1, remat=False)
+    return matmul_flops(partial(gradient, loss_fn, once), trainable, held, batch)
+
+
+def matmul_flops(function: Callable[..., Any], *args: Any) -> float:
+    """Multiplications and additions of the matrix products and convolutions that the outputs depend on.
+
+    Loops count all their turns; of a branch the dearer side counts. What jit leaves out, as unread layers of a
+    tower are, counts nothing.
+    """
+    return _flops(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def _flops(jaxpr: Jaxpr) -> float:
+    needed = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    total = 0.0
+    for eqn in reversed(jaxpr.eqns):
+        if not needed.isdisjoint(eqn.outvars):
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+            total += _eqn_flops(eqn)
+    return total
+
+
+def _eqn_flops(eqn: Any) -> float:
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        left = eqn.invars[0].aval.shape
+        return 2.0 * eqn.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        kernel, numbers = eqn.invars[1].aval, params["dimension_numbers"]
+        return 2.0 * eqn.outvars[0].aval.size * kernel.size / kernel.shape[numbers.rhs_spec[0]]
+    inner = [_flops(part) for value in params.values() for part in _jaxprs(value)]
+    if name == "cond":
+        return max(inner, default=0.0)
+    return (params["length"] if name == "scan" else 1) * sum(inner)
+
+
+def _jaxprs(value: Any) -> Iterator[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _jaxprs(part)

@@ -27,11 +27,11 @@ from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
 from jaxspec.sharding import shardings
+from jaxspec.training.batches import process_share
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatches, iterate
-from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
-from jaxspec.training.objectives import HELD_BY, Distillation, simulated, teacher_params, tuning_loss
-from jaxspec.training.placement import process_share
+from jaxspec.training.objectives import TEACHER, Distillation, simulated, teacher_params, tuning_loss, without_teacher
+from jaxspec.training.signatures import data_signature, model_signature
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
 
@@ -158,12 +158,12 @@ def _train(
     )
     params, train = draft.params, stage.train
     if teacher is not None:
-        params = {**params, HELD_BY: teacher_params(teacher, draft, view, train.frozen)}
-        train = replace(train, frozen=(*train.frozen, HELD_BY))
+        params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}
+        train = replace(train, frozen=(*train.frozen, TEACHER))
 
     def places(mesh: Any) -> Params:
         own = shardings(draft.config, draft.params, mesh)
-        return own | {HELD_BY: shardings(teacher.config, params[HELD_BY], mesh)} if teacher else own
+        return own | {TEACHER: shardings(teacher.config, params[TEACHER], mesh)} if teacher else own
 
     evaluate = None
     if held_out is not None:
@@ -172,26 +172,26 @@ def _train(
         evaluate = simulated(draft.model, [told(step) for step in range(HELD_OUT)], view)
     loss_fn = tuning_loss(draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation)
     inputs = {
-        "target": model_fingerprint(recipe.target),
-        "start": model_fingerprint(recipe.start) if isinstance(recipe.start, str) else asdict(recipe.start),
+        "target": model_signature(recipe.target),
+        "start": model_signature(recipe.start) if isinstance(recipe.start, str) else asdict(recipe.start),
         "sees": recipe.sees,
         "view": recipe.view,
         "buckets": recipe.buckets,
         "units": recipe.units,
         "distillation": recipe.distillation and asdict(recipe.distillation),
         "plain": stage.plain,
-        "data": told_apart(stage, parts),
+        "data": dataset_signature(stage, parts),
         "before": steps_before(recipe.stages, stage),
     }
     with closing(iterate(batches, stage.train.steps, recipe.workers)) as made:
         trained = fit(train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs)
-    return {name: part for name, part in trained.items() if name != HELD_BY}
+    return without_teacher(trained)
 
 
-def told_apart(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[str, float, int, str]]:
+def dataset_signature(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[str, float, int, str]]:
     """(name, weight, samples, fingerprint) of each data set of a stage: a run goes on with the same ones only."""
     named = zip(stage.data, parts, strict=True)
-    return [(name, weight, len(source), data_fingerprint(source)) for (name, weight), (source, _) in named]
+    return [(name, weight, len(source), data_signature(source)) for (name, weight), (source, _) in named]
 
 
 def steps_before(stages: Sequence[Stage], stage: Stage) -> dict[str, int]:

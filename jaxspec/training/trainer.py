@@ -6,13 +6,10 @@ started again continues with the next batch and ends with the same parameters.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +20,14 @@ from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import InputError
-from jaxspec.files import sole, write_text
-from jaxspec.training.batches import Batch, BatchIterator, StepBatches, read_ahead
-from jaxspec.training.config import RUNTIME, TrainConfig
+from jaxspec.files import sole
+from jaxspec.training.batches import BatchIterator, StepBatches, process_share, read_ahead
+from jaxspec.training.config import TrainConfig
 from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
-from jaxspec.training.optimizer import make_optimizer, merge, partition, same_rates
-from jaxspec.training.placement import Places, on_host, place_state, placed_on, process_share, put_batch
 from jaxspec.training.preemption import Preempted, Preemption
-from jaxspec.training.step import LossFn
+from jaxspec.training.signatures import claim, run_signature
+from jaxspec.training.step import LossFn, Places, make_optimizer, merge, on_host, partition, place_state, placed_on
 from jaxspec.typing import Params
 
 Evaluate = Callable[[Params], Mapping[str, float]]
@@ -42,7 +38,7 @@ def fit(
     config: TrainConfig,
     params: Params,
     loss_fn: LossFn,
-    batches: BatchIterator | Callable[[int], Batch],
+    batches: BatchIterator | Callable[[int], Any],
     directory: Path,
     *,
     places: Places | None = None,
@@ -71,10 +67,12 @@ def fit(
     data: Any = batches if hasattr(batches, "get_state") else StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]
     trainable, held = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
-    run: dict[str, Any] = json.loads(json.dumps(asdict(config) | dict(inputs or {})))
-    saved = config.checkpoints or directory / "checkpoints"
-    with _alone(directory), Checkpoints(saved, config.keep, run) as checkpoints:
-        _claim(directory, config, run, checkpoints.newest())
+    run = run_signature(config, dict(inputs or {}))
+    with (
+        _alone(directory),
+        Checkpoints(config.checkpoints or directory / "checkpoints", config.keep, run) as checkpoints,
+    ):
+        claim(directory, config, run, checkpoints.newest())
         state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
         state, place = checkpoints.restore(state)
         if place is not None:
@@ -87,7 +85,7 @@ def fit(
             total=config.steps, initial=start, unit="step", desc=directory.name, smoothing=0.1,
             disable=jax.process_index() > 0,
         )  # fmt: skip
-        ahead = closing(read_ahead(data, config.steps - start, partial(put_batch, mesh=mesh)))
+        ahead = closing(read_ahead(data, config.steps - start, mesh))
         with Preemption() as preemption, MetricsLog(directory, config, start) as log, bar, ahead as ready:
             for done in range(start + 1, config.steps + 1):
                 asked = time.perf_counter()
@@ -130,47 +128,6 @@ def _alone(directory: Path) -> Iterator[None]:
         if refused:
             raise refused
         yield
-
-
-def _claim(directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None) -> None:
-    """Writes `train_config.json`, for people. Refuses to go on with what another run saved.
-
-    Its number of steps may be another where the steps that are done would have been the same.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if saved is not None:
-            done, old = saved[0], saved[1] or run
-            theirs, mine = _decisive(old), _decisive(run)
-            if done <= config.steps and same_rates(config, old["steps"], done):
-                theirs["steps"] = config.steps
-            for name in sorted(theirs.keys() | mine.keys()):
-                before, now = theirs.get(name), mine.get(name)
-                if before != now:
-                    why = ""
-                    if name == "steps" and old["steps"] < config.steps:
-                        why = ", on which its learning rates depend (behind the warm-up those of final_rate 1 do not)"
-                    raise InputError(
-                        f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}{why}; "
-                        "go on with that, or train in another directory (--runs)"
-                    )
-        if jax.process_index() == 0:
-            write_text(directory / "train_config.json", json.dumps(run, indent=1) + "\n")
-    except OSError as error:
-        raise InputError(f"{directory}: cannot be written: {error.strerror}; give another directory") from error
-
-
-def _decisive(values: Mapping[str, Any]) -> dict[str, Any]:
-    """All that may not differ when a run goes on; {a: {b: 1}} as {a.b: 1}, for messages to name what differs."""
-    return dict(_leaves("", {name: value for name, value in values.items() if name not in RUNTIME}))
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        yield name, value
-        return
-    for key, part in value.items():
-        yield from _leaves(f"{name}.{key}" if name else key, part)
 
 
 def _say(line: str) -> None:

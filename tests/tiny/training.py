@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.models import LanguageModel
-from jaxspec.models.inputs import TEXT
+from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.sharding import shardings
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
@@ -46,7 +47,7 @@ STAGE = TrainConfig(
 )
 
 
-def batch(step: int) -> dict[str, np.ndarray]:
+def batch(step: int) -> ConversationBatch:
     """Rows of one image and counting tokens, of different lengths."""
     rng = np.random.default_rng((7, step))
     tokens = (rng.integers(8, 40, (BATCH, 1)) + np.arange(WIDTH)).astype(np.int32)
@@ -56,7 +57,8 @@ def batch(step: int) -> dict[str, np.ndarray]:
     mask[:, :5] = False
     sources = np.where(tokens == IMAGE, np.arange(WIDTH) - 1, TEXT)[..., None].astype(np.int32)
     pixels = rng.normal(size=(BATCH, 1, 8, 8, 3)).astype(np.float32)
-    return {"tokens": tokens, "length": length, "sources": sources, "mask": mask, "pixels": pixels}
+    numbers = np.arange(BATCH, dtype=np.uint32)
+    return ConversationBatch(PromptRows(tokens, length, sources), mask, {"pixels": pixels}, numbers)
 
 
 def params() -> Params:

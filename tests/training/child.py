@@ -22,6 +22,7 @@ import numpy as np
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage
 from jaxspec.training.trainer import fit
@@ -105,7 +106,7 @@ def train_line(directory: Path, announce: Callable[[int], None]) -> Any:
 def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
     """The tiny LVLM over the devices of all processes."""
 
-    def batch(step: int) -> dict[str, np.ndarray]:
+    def batch(step: int) -> ConversationBatch:
         announce(step)
         if step >= GATE:
             sys.stdin.readline()

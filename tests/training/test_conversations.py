@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from transformers import LlavaNextImageProcessorPil
@@ -20,7 +21,7 @@ from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.conversations import GROUP, ConversationBatches, iterate
+from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches, iterate
 from jaxspec.training.trainer import fit
 from tests import tiny
 from tests.tiny import Talk
@@ -46,31 +47,34 @@ def batches(**fields: Any) -> ConversationBatches:
     return ConversationBatches(given.pop("samples", Talk()), ENCODER, MODEL, **given)
 
 
-def told(batch: dict[str, np.ndarray], row: int) -> str:
-    return tiny.tokenizer().decode(batch["tokens"][row][batch["mask"][row]])
+def told(batch: ConversationBatch, row: int) -> str:
+    return tiny.tokenizer().decode(batch.tokens[row][batch.mask[row]])
 
 
-def same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+def same(ours: Any, theirs: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def joined(*parts: Any) -> Any:
+    """The batch that processes have made part by part."""
+    return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
 def test_the_mask_marks_what_the_assistant_wrote() -> None:
     seen = []
     for step in range(GROUP):
         batch = batches()(step)
-        assert batch["tokens"].shape[1] in (64, 96)
+        assert batch.tokens.shape[1] in (64, 96)
         for row in range(4):
             words = told(batch, row)
             number = int(words.split()[2].removesuffix("</s>No.</s>"))
             assert words == f"It is {number}" + " so" * (number % 5) + "</s>No.</s>"
             images = number % 3
-            assert (batch["tokens"][row] == IMAGE).sum() == images * PAGE
-            np.testing.assert_array_equal((batch["sources"][row, :, 0] >= 0), batch["tokens"][row] == IMAGE)
-            assert (batch["pixels"][row, images:] == 0).all()
+            assert (batch.tokens[row] == IMAGE).sum() == images * PAGE
+            np.testing.assert_array_equal((batch.rows.sources[row, :, 0] >= 0), batch.tokens[row] == IMAGE)
+            assert (batch.images["pixels"][row, images:] == 0).all()
             np.testing.assert_allclose(  # of the row's own shade, as the processor normalises it
-                batch["pixels"][row, :images, 0, 0, 0], (number / 255 - 0.48145466) / 0.26862954, rtol=1e-5
+                batch.images["pixels"][row, :images, 0, 0, 0], (number / 255 - 0.48145466) / 0.26862954, rtol=1e-5
             )
             seen.append(number)
     assert sorted(seen) == list(range(4 * GROUP))  # a group has each of its samples once,
@@ -92,7 +96,7 @@ def test_tiles_belong_to_their_image() -> None:
     most = set()
     for step in range(GROUP):
         batch = made(step)
-        for sources, length, row in zip(batch["sources"][..., 0], batch["length"], made.shown(step), strict=True):
+        for sources, length, row in zip(batch.rows.sources[..., 0], batch.rows.length, made.shown(step), strict=True):
             sources = sources[:length]
             np.testing.assert_array_equal(row >= 0, sources != TEXT)
             for image in range(row.max() + 1):
@@ -104,14 +108,14 @@ def test_tiles_belong_to_their_image() -> None:
 
 
 def test_padding_is_that_of_the_longest_row_of_a_batch() -> None:
-    widths = {batches()(step)["tokens"].shape[1] for step in range(GROUP)}
+    widths = {batches()(step).tokens.shape[1] for step in range(GROUP)}
     assert widths == {64, 96}
 
 
 def test_processes_share_a_batch_and_its_shapes() -> None:
     for step in (0, 5):
         whole, parts = batches()(step), [batches(process=(i, 2))(step) for i in range(2)]
-        same(whole, {name: np.concatenate([part[name] for part in parts]) for name in whole})
+        same(whole, joined(*parts))
     with pytest.raises(InputError, match="4 rows over 3 processes"):
         batches(process=(0, 3))
 
@@ -123,19 +127,19 @@ def test_views_show_images_as_drafting_does(view: str, slots: int) -> None:
     )
     answers, expected = ([told(batch, row) for batch in part for row in range(4)] for part in (made, whole))
     assert sorted(answers) == sorted(expected)
-    lengths = [sum(batch["length"].sum() for batch in part) for part in (made, whole)]
-    images = sum((batch["tokens"] == IMAGE).sum() for batch in whole) // PAGE
+    lengths = [sum(batch.rows.length.sum() for batch in part) for part in (made, whole)]
+    images = sum((batch.tokens == IMAGE).sum() for batch in whole) // PAGE
     assert lengths[0] == lengths[1] - images * (PAGE - slots)
-    assert any("pixels" in batch for batch in made) == (view != "T")
+    assert any("pixels" in batch.images for batch in made) == (view != "T")
 
 
 def test_plain_rows_are_images_and_what_is_said_of_them() -> None:
     batch = batches(plain=True)(0)
     for row in range(4):
-        tokens = batch["tokens"][row][: batch["length"][row]]
+        tokens = batch.tokens[row][: batch.rows.length[row]]
         images = (tokens == IMAGE).sum()
         assert tokens[0] == 1  # BOS
-        assert batch["mask"][row].sum() == len(tokens) - images - 1
+        assert batch.mask[row].sum() == len(tokens) - images - 1
         assert told(batch, row).endswith("</s>")
         assert "No." not in told(batch, row)
 
@@ -143,7 +147,7 @@ def test_plain_rows_are_images_and_what_is_said_of_them() -> None:
 def test_rows_cut_before_their_answer_count_nothing() -> None:
     made = batches(buckets=(24,))
     for step in range(GROUP):
-        lost, learned = made.unlearned(step), made(step)["mask"].any(axis=1)
+        lost, learned = made.unlearned(step), made(step).mask.any(axis=1)
         assert len(lost) == (~learned).sum()
         assert all(row.tokens > 24 for row in lost)
     with pytest.raises(InputError, match="no row has an answer within 8 tokens; give longer --buckets"):
@@ -154,9 +158,9 @@ def test_rows_of_too_many_images_count_nothing() -> None:
     for step in range(GROUP):
         made = batches(units=(1,))
         batch, lost = made(step), made.unlearned(step)
-        several = (batch["tokens"] == IMAGE).sum(axis=1) > PAGE
-        assert not batch["mask"][several].any()
-        assert batch["mask"][~several].any(axis=1).all()
+        several = (batch.tokens == IMAGE).sum(axis=1) > PAGE
+        assert not batch.mask[several].any()
+        assert batch.mask[~several].any(axis=1).all()
         assert [row.units for row in lost] == [2] * several.sum()
 
 
@@ -166,7 +170,7 @@ def test_rows_that_teach_nothing_are_counted_and_told_once(workers: int, capsys:
     rows = [Talk()[i] for i in range(20)]
     rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
     made = iterate(batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,)), 2 * GROUP, workers)
-    learned = sum(next(made)["mask"].any(axis=1).sum() for _ in range(2 * GROUP))
+    learned = sum(next(made).mask.any(axis=1).sum() for _ in range(2 * GROUP))
     assert capsys.readouterr().err == ""
     made.close()
     assert 8 * GROUP - learned > 1
@@ -216,7 +220,7 @@ def test_training_goes_on_with_the_next_batch(tmp_path: Path) -> None:
     config = TrainConfig(steps=11, batch=4, warmup=1, save_every=3, log_every=1, mesh=MeshConfig(data=1))
 
     def loss_fn(params: Any, batch: Any) -> Any:
-        loss = ((params["words"][batch["tokens"]] - 1) ** 2 * batch["mask"]).mean()
+        loss = ((params["words"][batch.tokens] - 1) ** 2 * batch.mask).mean()
         return loss, {"loss": loss}
 
     def train(name: str, made: Any) -> np.ndarray:
@@ -230,6 +234,6 @@ def test_training_goes_on_with_the_next_batch(tmp_path: Path) -> None:
 
 
 def test_worker_processes_keep_the_order() -> None:
-    made = iterate(batches(), 3, workers=1, ahead=1)
+    made = iterate(batches(), 3, workers=1)
     for step in range(3):
         same(next(made), batches()(step))

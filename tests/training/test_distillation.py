@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.errors import InputError
-from jaxspec.training.distillation import coarsen, distillation_loss, divergence, top_k
+from jaxspec.training.losses import coarsen, distillation_loss, divergence, top_k
 
 KINDS = ("forward_kl", "reverse_kl", "tvd")
 RNG = np.random.default_rng(0)

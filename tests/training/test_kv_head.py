@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from jaxspec.config import KVHeadConfig
-from jaxspec.training.conversations import GROUP
+from jaxspec.models.inputs import PromptRows
+from jaxspec.training.conversations import GROUP, ConversationBatch
 from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss
 from jaxspec.training.losses import draft_loss
 from tests import tiny
-from tests.training.test_conversations import batches, same
+from tests.training.test_conversations import batches, joined, same
 
 MASK = np.asarray(
     [
@@ -52,9 +53,9 @@ def test_processes_share_a_batch_with_its_anchors() -> None:
     drawn = images = 0
     for step in range(GROUP):
         made, halves = whole(step), [part(step) for part in parts]
-        same(made, {name: np.concatenate([half[name] for half in halves]) for name in made})
-        drawn += (made["anchors"] >= 0).sum()
-        images += (made["head_images"] >= 0).any(axis=-1).sum()
+        same(made, joined(*halves))
+        drawn += (made.anchors >= 0).sum()
+        images += (made.slots.images >= 0).any(axis=-1).sum()
     assert drawn
     assert images
 
@@ -88,14 +89,11 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool) -> None:
 class Given:
     """One batch for every step."""
 
-    batch: dict[str, np.ndarray]
+    batch: ConversationBatch
     images: np.ndarray
 
-    def __call__(self, step: int) -> dict[str, np.ndarray]:
+    def __call__(self, step: int) -> ConversationBatch:
         return self.batch
-
-    def numbers(self, step: int) -> np.ndarray:
-        return np.arange(len(self.images))
 
     def shown(self, step: int) -> list[np.ndarray]:
         return list(self.images)
@@ -110,11 +108,13 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
     mask = np.zeros((2, 16), bool)
     mask[0, 8:11] = mask[1, 6:] = True
     pixels = rng.normal(size=(2, 1, 8, 8, 3)).astype(np.float32)
-    whole = {"tokens": tokens, "mask": mask, "pixels": pixels}
+    sources = np.where(tokens == tiny.VOCABULARY - 1, np.arange(16) - 1, -1)[..., None]
+    rows = PromptRows(tokens, np.full(2, 16), sources)
+    whole = ConversationBatch(rows, mask, {"pixels": pixels}, np.arange(2, dtype=np.uint32))
     shown = np.where(tokens == tiny.VOCABULARY - 1, 0, -1)
-    batch = HeadBatches(Given(whole, shown), config, Anchoring(anchors=3))(0)
-    assert batch["anchors"][0].tolist() == [8, 9, -1]
-    assert batch["head_images"][:, 0].tolist() == [[1, 2, 3, 4]] * 2
+    batch = HeadBatches(Given(whole, shown), config, Anchoring(anchors=3))(0)  # type: ignore[arg-type]
+    assert batch.anchors[0].tolist() == [8, 9, -1]
+    assert batch.slots.images[:, 0].tolist() == [[1, 2, 3, 4]] * 2
     loss_fn = make_loss(target, config, Anchoring(anchors=3))
 
     @jax.jit
@@ -122,13 +122,11 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
         return jax.grad(lambda both: loss_fn(both, batch)[0])(both)
 
     both = {"target": params, "head": head}
-    sources = np.where(tokens == tiny.VOCABULARY - 1, np.arange(16) - 1, -1)[..., None]
-    np.testing.assert_array_equal(loss_fn(both, batch | {"sources": sources})[0], loss_fn(both, batch)[0])
     before = grads(both, batch)
     assert all(float(jnp.abs(leaf).max()) == 0 for leaf in jax.tree.leaves(before["target"]))
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(before["head"]))
     changed = tokens.copy()
     changed[0, 11:] = 7  # behind the first row's answer
-    after = grads(both, batch | {"tokens": changed})
+    after = grads(both, batch.replace(conversations=whole.replace(rows=rows.replace(tokens=changed))))
     for ours, theirs in zip(jax.tree.leaves(before["head"]), jax.tree.leaves(after["head"]), strict=True):
         np.testing.assert_array_equal(ours, theirs)

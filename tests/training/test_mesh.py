@@ -11,9 +11,9 @@ import pytest
 
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh, shardings
+from jaxspec.training.batches import process_share
 from jaxspec.training.config import MeshConfig
-from jaxspec.training.optimizer import make_optimizer, partition
-from jaxspec.training.placement import place_state, placed_on, process_share
+from jaxspec.training.step import make_optimizer, partition, place_state, placed_on
 from tests.tiny import training
 
 STAGES = {

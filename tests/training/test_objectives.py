@@ -13,10 +13,17 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models import build
-from jaxspec.models.inputs import PromptRows
-from jaxspec.training.conversations import ConversationBatches
-from jaxspec.training.objectives import Distillation, _taught, encode, score, simulated, teacher_params, tuning_loss
-from jaxspec.training.on_policy import answered
+from jaxspec.training.conversations import ConversationBatch, ConversationBatches
+from jaxspec.training.objectives import (
+    Distillation,
+    _taught,
+    answered,
+    encode,
+    score,
+    simulated,
+    teacher_params,
+    tuning_loss,
+)
 from tests import tiny
 from tests.tiny import Talk
 from tests.training.test_conversations import ENCODER, MODEL
@@ -26,7 +33,7 @@ TEACHER = tiny.random_params(tiny.CONFIG)
 STUDENT = tiny.random_params(TEXT.config, seed=1)
 
 
-def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedModel = MODEL) -> dict[str, Any]:
+def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedModel = MODEL) -> Any:
     made = ConversationBatches(
         Talk(), ENCODER, model, 4, (96,), units=(2,), view=parse_views((view,))[0], teacher=teacher
     )
@@ -36,16 +43,16 @@ def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedMod
 @pytest.mark.parametrize(("name", "view"), [("text", "T"), ("lvlm", "P1")])
 def test_a_teacher_is_read_where_the_draft_predicts(name: str, view: str) -> None:
     made = batch(view, model=MODEL if name == "lvlm" else TEXT)
-    images = made.get("teacher/pixels", made.get("pixels"))
-    whole = build(tiny.CONFIG).apply({"params": TEACHER}, made["teacher/tokens"], images)
+    images = made.images if made.teacher.images is None else made.teacher.images
+    whole = build(tiny.CONFIG).apply({"params": TEACHER}, made.teacher.rows.tokens, images["pixels"])
     taught = _taught(MODEL.model, TEACHER, made, None)
-    longer = made["teacher/length"] - made["length"]
+    longer = made.teacher.rows.length - made.rows.length
     assert longer.max() > 0
-    for row, place in np.argwhere(made["mask"]):
+    for row, place in np.argwhere(made.mask):
         there = place + longer[row]  # all images stand before the first answer
-        assert made["teacher/tokens"][row, there] == made["tokens"][row, place]
+        assert made.teacher.rows.tokens[row, there] == made.tokens[row, place]
         np.testing.assert_allclose(taught[row, place - 1], whole[row, there - 1], rtol=1e-4, atol=1e-4)
-    assert ("teacher/pixels" in made) == (name == "text")
+    assert (made.teacher.images is not None) == (name == "text")
 
 
 def test_the_teacher_itself_has_nothing_to_learn_and_shares_its_images() -> None:
@@ -55,7 +62,7 @@ def test_the_teacher_itself_has_nothing_to_learn_and_shares_its_images() -> None
     assert float(loss) == pytest.approx(0, abs=1e-5)
     assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5)
     assert float(metrics["tokens_per_block"]) > 4  # all agree: full blocks but for the last of an answer
-    assert "teacher/pixels" not in made
+    assert made.teacher.images is None
 
 
 def test_a_tower_that_both_see_through_runs_once() -> None:
@@ -100,10 +107,10 @@ def test_a_text_draft_learns_from_a_teacher_that_sees() -> None:
     )
 
 
-def next_token(model: LoadedModel, params: Any, made: dict[str, Any]) -> jax.Array:
+def next_token(model: LoadedModel, params: Any, made: ConversationBatch) -> jax.Array:
     logits = np.asarray(jax.nn.log_softmax(score(model.model, params, made)))
-    places = np.argwhere(made["mask"])
-    return -np.mean([logits[b, t - 1, made["tokens"][b, t]] for b, t in places])
+    places = np.argwhere(made.mask)
+    return -np.mean([logits[b, t - 1, made.tokens[b, t]] for b, t in places])
 
 
 def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
@@ -117,28 +124,26 @@ def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
 def test_on_policy_rows_are_what_the_draft_says() -> None:
     """Each token is drawn from the logits that the finished row has before it; both forms of the row hold it."""
     made = batch()
-    rows = PromptRows(**{name: made[name] for name in ("tokens", "length", "sources")})
     view = parse_views(("M",))[0]
-    new = jax.jit(lambda: answered(MODEL.model, TEACHER, made, rows, encode(MODEL.model, TEACHER, made), view, 7))()
+    new = jax.jit(lambda: answered(MODEL.model, TEACHER, made, encode(MODEL.model, TEACHER, made.images), view, 7))()
     logits = score(MODEL.model, TEACHER, new)
-    begin, lengths = made["mask"].argmax(1), new["mask"].sum(1)
+    begin, lengths = made.mask.argmax(1), new.mask.sum(1)
     assert lengths.min() >= 1
     for row in range(4):
-        np.testing.assert_array_equal(new["tokens"][row, : begin[row]], made["tokens"][row, : begin[row]])
+        np.testing.assert_array_equal(new.tokens[row, : begin[row]], made.tokens[row, : begin[row]])
         for i in range(lengths[row]):
-            key = jax.random.fold_in(jax.random.key(made["seed"][row]), i)
+            key = jax.random.fold_in(jax.random.key(made.numbers[row]), i)
             drawn = jax.random.categorical(key, logits[row, begin[row] + i - 1])
-            assert new["tokens"][row, begin[row] + i] == drawn
-        last = new["tokens"][row, begin[row] + lengths[row] - 1]
+            assert new.tokens[row, begin[row] + i] == drawn
+        last = new.tokens[row, begin[row] + lengths[row] - 1]
         assert lengths[row] == 7 or last == ENCODER.eos
     text = parse_views(("T",))[0]
     made = batch("T", model=TEXT)
-    rows = PromptRows(**{name: made[name] for name in ("tokens", "length")})
-    new = jax.jit(lambda: answered(TEXT.model, STUDENT, made, rows, None, text, 7))()
-    for row, place in np.argwhere(new["mask"]):
-        there = new["before"][row, place - 1] + 1
-        assert new["tokens"][row, place] == new["teacher/tokens"][row, there]
-        assert there < new["teacher/length"][row]
+    new = jax.jit(lambda: answered(TEXT.model, STUDENT, made, None, text, 7))()
+    for row, place in np.argwhere(new.mask):
+        there = new.teacher.before[row, place - 1] + 1
+        assert new.tokens[row, place] == new.teacher.rows.tokens[row, there]
+        assert there < new.teacher.rows.length[row]
 
 
 def test_on_policy_a_teacher_agrees_with_itself() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jaxspec.errors import InputError
 from jaxspec.sharding import abstract_mesh
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.flops import matmul_flops, peak_flops
+from jaxspec.training.measured import matmul_flops, peak_flops
 from train import plan
 
 
@@ -20,7 +20,7 @@ def test_a_7b_target_teaches_a_68m_draft(model, fsdp):
     """The step lowers for 16 and for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a trained
     one, eight of its moments, four of its gradient."""
     config = TrainConfig(steps=1, batch=256, frozen=plan.FROZEN, dtype="bfloat16", remat=True)
-    found = plan.plan(config, abstract_mesh(model, fsdp), 1024)
+    found = plan.step_memory(config, abstract_mesh(model, fsdp), 1024)
     devices = model * fsdp
     assert f"mhlo.num_partitions = {devices}" in found.lowered.as_text()[:2000]
     assert found.frozen == pytest.approx(2 * 7_063_427_072 / devices, rel=0.03)  # with one tower

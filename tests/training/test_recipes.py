@@ -19,8 +19,8 @@ from jaxspec.models import abstract_params
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.objectives import Distillation
-from jaxspec.training.optimizer import make_optimizer, partition
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
+from jaxspec.training.step import make_optimizer, partition
 from tests import tiny
 from tests.tiny import Talk
 from train import kv_head

@@ -16,8 +16,9 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.evaluation.metrics import acceptance_metrics
+from jaxspec.training.conversations import ConversationBatch
+from jaxspec.training.losses import count_blocks
 from jaxspec.training.objectives import simulated
-from jaxspec.training.simulation import count_blocks
 
 ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
 COUNT = jax.jit(count_blocks, static_argnames="gamma")
@@ -69,9 +70,9 @@ def test_engine_gives_what_was_simulated() -> None:
     (stacked,) = stack_rows([[row] for row in whole], 128)
     places = np.arange(128)[None]
     begin, end = (np.asarray([[len(row)] for row in part]) for part in (rows, whole))
-    batch = {name: value for name, value in vars(stacked).items() if value is not None}
-    batch |= {"mask": (places >= begin) & (places < end)}
-    batch |= image_inputs(draft, [sample.images for sample in samples], 1) or {}
+    images = image_inputs(draft, [sample.images for sample in samples], 1) or {}
+    numbers = np.arange(len(samples), dtype=np.uint32)
+    batch = ConversationBatch(stacked, (places >= begin) & (places < end), images, numbers)
     found = simulated(draft.model, [batch])(draft.params)["simulated_tokens_per_block"]
     assert measured is not None
     assert measured > 2

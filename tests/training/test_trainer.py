@@ -8,6 +8,7 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,7 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
-from jaxspec.training.optimizer import make_optimizer
-from jaxspec.training.step import init_state
+from jaxspec.training.step import init_state, make_optimizer
 from jaxspec.training.trainer import fit
 from tests.tiny.disk import full_disk
 
@@ -279,17 +279,29 @@ def test_waiting_counts_when_nothing_runs():
 def test_speeds_are_of_the_batches_that_there_were():
     """Rows of 4 tokens, then of 12; the first step of each is compiled, and does not count."""
     stage = replace(STAGE, frozen=())
-    step = MeasuredStep(stage, loss_fn, make_optimizer(stage, FLAT), {}, MeshConfig(1).make(8), None)
+
+    def loss(params, batch):
+        return loss_fn(params, {"x": batch.x, "y": batch.y})
+
+    step = MeasuredStep(stage, loss, make_optimizer(stage, FLAT), {}, MeshConfig(1).make(8), None)
     state = init_state(FLAT, make_optimizer(stage, FLAT))
     for width in (4, 4, 12, 12, 12):
-        state = step(state, batches(0) | {"tokens": np.zeros((8, width), np.int32)}, 0.0)
+        state = step(state, Worded(np.zeros((8, width), np.int32), **batches(0)), 0.0)
     found = step.read(5)
     assert found["tokens_per_second"] * found["step_ms"] == pytest.approx(1e3 * 8 * (4 + 12 + 12) / 3)
-    step(state, batches(0) | {"tokens": np.zeros((8, 20), np.int32)}, 0.0)
+    step(state, Worded(np.zeros((8, 20), np.int32), **batches(0)), 0.0)
     assert "step_ms" not in step.read(6)
 
 
 FLAT = {"line/kernel": jnp.zeros((3, 1)), "frozen/kernel": jnp.ones((2, 2))}
+
+
+class Worded(NamedTuple):
+    """A batch that has tokens."""
+
+    tokens: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
 
 
 class Busy:

@@ -1,4 +1,4 @@
-"""Fingerprints: the same of the same, others of what was made anew under the same name and in the same size."""
+"""Signatures: the same of the same, others of what was made anew under the same name and in the same size."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.data.sources import Picturebook, Prepared, prepare
-from jaxspec.training.fingerprints import data_fingerprint, model_fingerprint
+from jaxspec.training.signatures import data_signature, model_signature
 from tests.tiny import Talk
 
 
 def test_data(tmp_path: Path) -> None:
     rows = [Talk()[i] for i in range(29)]
-    known = data_fingerprint(rows)
-    assert data_fingerprint([Talk()[i] for i in range(29)]) == known
+    known = data_signature(rows)
+    assert data_signature([Talk()[i] for i in range(29)]) == known
     for place in (0, 28, 4):  # the first, the last, and one of those between
         said = replace(rows[place], turns=(("What?", "Another."),))
         shown = replace(rows[place], images=(np.zeros((20, 30, 3), np.uint8) + 99,))
-        assert data_fingerprint([*rows[:place], said, *rows[place + 1 :]]) != known
-        assert data_fingerprint([*rows[:place], shown, *rows[place + 1 :]]) != known
-    assert data_fingerprint(rows[:28]) != known
-    assert data_fingerprint(rows[::-1]) != known
+        assert data_signature([*rows[:place], said, *rows[place + 1 :]]) != known
+        assert data_signature([*rows[:place], shown, *rows[place + 1 :]]) != known
+    assert data_signature(rows[:28]) != known
+    assert data_signature(rows[::-1]) != known
     folder = prepare("talk", tmp_path, rows)
-    assert data_fingerprint(Prepared(folder)) == data_fingerprint(Prepared(folder))
-    assert data_fingerprint(Picturebook()) != data_fingerprint(Picturebook(1))
+    assert data_signature(Prepared(folder)) == data_signature(Prepared(folder))
+    assert data_signature(Picturebook()) != data_signature(Picturebook(1))
 
 
 def test_models(tmp_path: Path) -> None:
@@ -33,14 +33,14 @@ def test_models(tmp_path: Path) -> None:
     files = {"model.safetensors": weights, "config.json": b"{}", "tokenizer.json": b"{}"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    known = model_fingerprint(tmp_path)
+    known = model_signature(tmp_path)
     (tmp_path / "README.md").write_text("What it is.")
     (tmp_path / "generation_config.json").write_text("{}")
-    assert model_fingerprint(tmp_path) == known
+    assert model_signature(tmp_path) == known
     trained = np.frombuffer(weights, np.uint8).copy()
     trained[1 << 19 :: 2] += 1  # half of it was frozen
     for name, other in (("model.safetensors", trained.tobytes()), ("config.json", b"[]"), ("tokenizer.json", b"[]")):
         (tmp_path / name).write_bytes(other)
-        assert model_fingerprint(tmp_path) != known
+        assert model_signature(tmp_path) != known
         (tmp_path / name).write_bytes(files[name])
-    assert model_fingerprint(tmp_path) == known
+    assert model_signature(tmp_path) == known
