@@ -167,12 +167,11 @@ def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, St
 
 def _drop_tied_head(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> list[str]:
     text = text_config(config)
-    embeddings = next(name for name in slots if name.endswith("embed_tokens.weight"))
+    embeddings = next((name for name in slots if name.endswith("embed_tokens.weight")), "")
     name = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embeddings)
     if not text.tie_word_embeddings or name not in stored:
         return []
-    head = stored.pop(name)
-    embedding = stored.get(embeddings)
+    head, embedding = stored.pop(name), stored.get(embeddings)
     if embedding is None or {embedding.dtype, head.dtype} - FLOATS.keys():
         return []
     if np.array_equal(head.read(), embedding.read()):

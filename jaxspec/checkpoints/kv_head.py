@@ -32,8 +32,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.directories import SINGLE, read_raw_config, write_json, written_whole
-from jaxspec.checkpoints.fitting import oversized, slots_in, tensor_name
-from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, check_finite, list_file
+from jaxspec.checkpoints.fitting import misfits, oversized, slots_in, tensor_name
+from jaxspec.checkpoints.tensor_files import StoredTensor, check_finite, list_file
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
@@ -77,20 +77,10 @@ def save_kv_head(
 
 
 def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTensor], list[str]]:
-    """The tensors of a head's file, unread, and how they do not fit its configuration."""
+    """Return the tensors of a head's file, unread, and how they do not fit its configuration."""
     stored = {tensor.name: tensor for tensor in list_file(path / SINGLE)}
-    if too_large := oversized(config, stored):
-        raise InputError(f"{path}: {too_large[0]}")
-    slots, _ = slots_in(abstract_head(config))
-    wrong = [f"{name} is missing" for name in slots.keys() - stored.keys()]
-    wrong += [f"{name} is unexpected" for name in stored.keys() - slots.keys()]
-    for name in slots.keys() & stored.keys():
-        found = stored[name]
-        if found.shape != slots[name].file_shape:
-            wrong.append(f"{name} is {list(found.shape)}, config.json asks for {list(slots[name].file_shape)}")
-        if found.dtype not in FLOATS:
-            wrong.append(f"{name} is {found.dtype}; supported: {', '.join(FLOATS)}")
-    return stored, sorted(wrong)
+    problems = oversized(config, stored)
+    return stored, problems or misfits(config.text_config, slots_in(abstract_head(config))[0], stored)
 
 
 def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
@@ -101,7 +91,7 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
     config = KVHeadConfig.from_dict(read_raw_config(path))
     stored, wrong = list_kv_head(path, config)
     if wrong:
-        raise InputError(f"{path}: {len(wrong)} tensors do not fit config.json, first: {wrong[0]}; export it again")
+        raise InputError(f"{path}: {len(wrong)} tensors do not fit, first: {wrong[0]}; export it again")
     slots, tree = slots_in(abstract_head(config))
     leaves = []
     for name, slot in slots.items():

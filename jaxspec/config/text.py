@@ -122,8 +122,16 @@ class Biases(NamedTuple):
 
 @dataclass(frozen=True)
 class RotaryConfig(TextConfig):
-    """Decoders of Llama's shape: rotary positions, RMS norms, gated MLP. The families differ in biases and defaults."""
+    """Decoders of Llama's shape: rotary positions, RMS norms, gated MLP.
 
+    The families differ in biases and in defaults, which are those of their transformers classes, and here Llama's.
+    """
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
     num_key_value_heads: int = 0
     """0 means: as many as query heads."""
     head_dim: int = 0
@@ -188,14 +196,9 @@ class RotaryConfig(TextConfig):
 
 @dataclass(frozen=True)
 class LlamaConfig(RotaryConfig):
-    """Llama 1 to 3, Vicuna. Defaults are those of transformers' `LlamaConfig`."""
+    """Llama 1 to 3, Vicuna."""
 
     model_type: str = "llama"
-    vocab_size: int = 32000
-    hidden_size: int = 4096
-    intermediate_size: int = 11008
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
     attention_bias: bool = False
     mlp_bias: bool = False
 
@@ -208,14 +211,10 @@ class LlamaConfig(RotaryConfig):
 
 @dataclass(frozen=True)
 class MistralConfig(RotaryConfig):
-    """Mistral without its sliding window. Defaults are those of transformers' `MistralConfig`."""
+    """Mistral without its sliding window."""
 
     model_type: str = "mistral"
-    vocab_size: int = 32000
-    hidden_size: int = 4096
     intermediate_size: int = 14336
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
     num_key_value_heads: int = 8
     max_position_embeddings: int = 131072
 
@@ -233,14 +232,11 @@ class MistralConfig(RotaryConfig):
 
 @dataclass(frozen=True)
 class Qwen2Config(RotaryConfig):
-    """Qwen2 and Qwen2.5, Coder and Math too. Defaults are those of transformers' `Qwen2Config`."""
+    """Qwen2 and Qwen2.5, Coder and Math too."""
 
     model_type: str = "qwen2"
     vocab_size: int = 151936
-    hidden_size: int = 4096
     intermediate_size: int = 22016
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
     num_key_value_heads: int = 32
     max_position_embeddings: int = 32768
     bos_token_id: int | None = None
