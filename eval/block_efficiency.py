@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def block_efficiency_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
-    """A line per row of views and turn, a column per set, and the plain averages."""
+    """Return a line per row of views and turn, a column per set, and the plain averages."""
     title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
     told = any(row.published for row in config.rows)
     header = ["views", "turn", *config.sets, "avg", *["paper"] * told, "speed-up", "predicted", "identical"]
@@ -87,8 +87,7 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
-    """A table per mixture of views: a line per rule and turn, pooled over the tokens of all sets, most tokens a pass
-    first."""
+    """Return a table per mixture of views: a line per rule and turn, pooled over all sets, most tokens a pass first."""
     fields = [f"{prefix}{loss}" for prefix in ("", "regret_") for loss in ("kl", "rejections", "misses")]
     header = ["weighting", "turn", "tau", "KL", "rejected", "missed", "R(KL)", "R(rej.)", "R(miss.)"]
     notes = [
@@ -115,7 +114,7 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
 
 
 def _asked(config: EvalConfig) -> dict[tuple[str, str, int], tuple[str, Sequence[Any]]]:
-    """(set, sample, turn) -> the question and the sample's images; of those that the page shows."""
+    """Return (set, sample, turn) -> the question and the sample's images, of those that the page shows."""
     return {
         (name, sample.id, turn): (sample.turns[turn - 1][0], sample.images)
         for name in config.sets

@@ -43,7 +43,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Table:
-    """A line per pairing, set and method."""
+    """Return a line per pairing, set and method."""
     columns = {
         "models": lambda row: row["pairing"],
         "set": lambda row: row["dataset"],
@@ -79,7 +79,7 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Ta
 
 
 def sweep_table(sweep: Sequence[Record]) -> Table:
-    """A line per combination of the grid."""
+    """Return a line per combination of the grid."""
     columns = {
         "models": lambda row: row["pairing"],
         "set": lambda row: row["dataset"],
@@ -104,7 +104,7 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
 
 
 def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
-    """Lines over lambda or mu: nats of held-out answers above, speed-up below; nothing without matplotlib."""
+    """Draw lines over lambda or mu: nats of held-out answers above, speed-up below; nothing without matplotlib."""
     if not sweep or pyplot() is None:
         return
     names = list(dict.fromkeys((row["pairing"], row["dataset"]) for row in sweep))

@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
-    """Share of right answers to questions of what, where, colour, count and sign on the test split, and their mean."""
+    """Return the share of right answers to attribute questions on the test split, by kind, and their mean."""
     samples = probe_set(per_kind)
     right: dict[str, list[bool]] = defaultdict(list)
     batch = engine.config.batch_size
@@ -85,7 +85,7 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
 
 
 def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tuple[list[Record], list[Record]]:
-    """Every model's plain answers to first turns, judged: (a row a set and model, a record an answer).
+    """Judge every model's plain answers to first turns: (a row a set and model, a record an answer).
 
     The models share the first one's context length: a draft reads on past its trained positions, as it does when
     it drafts.
@@ -124,7 +124,7 @@ def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tu
 
 
 def judge(sample: Sample, answer: str) -> dict[str, float | None]:
-    """The measures of one answer to a sample's first question; None where they do not apply."""
+    """Return the measures of one answer to a sample's first question; None where they do not apply."""
     references = sample.accepted or tuple(filter(None, [sample.turns[0][1]]))
     if not references:
         return dict.fromkeys(METRICS)
@@ -137,7 +137,7 @@ SHORT = {name for known in BENCHMARKS.values() if known.short for name in (known
 
 
 def is_right(accepted: Sequence[str], answer: str) -> bool:
-    """Whether the answer holds an accepted one, as whole words in any case and punctuation.
+    """Tell whether the answer holds an accepted one, as whole words in any case and punctuation.
 
     Where yes or no is accepted, the first of these two words in the answer decides.
     """
@@ -150,13 +150,13 @@ def is_right(accepted: Sequence[str], answer: str) -> bool:
 
 
 def rouge_l(references: Sequence[str], answer: str) -> float:
-    """ROUGE-L's F-measure with Porter stems, the best over the references."""
+    """Return ROUGE-L's F-measure with Porter stems, the best over the references."""
     return float(rouge_scorer().score_multi(references, answer)["rougeL"].fmeasure)
 
 
 @cache
 def rouge_scorer() -> Any:
-    """rouge-score's own. Raises InputError where that is not installed."""
+    """Return rouge-score's own; InputError where that is not installed."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
@@ -165,7 +165,7 @@ def rouge_scorer() -> Any:
 
 
 def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -> float | None:
-    """METEOR as nltk has it, the best over the references; None without WordNet's files (nltk's `wordnet` corpus).
+    """Return METEOR as nltk has it, the best over the references; None without WordNet's files (`wordnet`).
 
     nltk looks synonyms up by stem, so that those whose stem is no word count as different words.
     """
@@ -182,7 +182,7 @@ def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -
 
 
 def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
-    """A line a model and measure, a column a set."""
+    """Return a line a model and measure, a column a set."""
     header = ["model", "measure", *config.sets]
     cells = []
     for model in dict.fromkeys(row["model"] for row in rows):

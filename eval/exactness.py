@@ -62,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
-    """A line per row of views, gamma and batch, pooled over sets and turns."""
+    """Return a line per row of views, gamma and batch, pooled over sets and turns."""
     header = ["views", "gamma", "batch", "answers", "identical", "first divergence", "largest logit gap"]
     cells = []
     for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
@@ -83,7 +83,7 @@ def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
 
 
 def sampling_table(rows: Sequence[Record]) -> Table:
-    """A line per row of views and sampling options."""
+    """Return a line per row of views and sampling options."""
     header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
     cells = [
         [

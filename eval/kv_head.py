@@ -71,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def draft_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
-    """AASD's Table 1: a line per set and draft, and for each draft length four columns. Turns are averaged."""
+    """Return AASD's Table 1: a line per set and draft, and for each draft length four columns. Turns are averaged."""
     gammas = sorted({row["gamma"] for row in rows})
     fields = {
         "omega": "speedup_measured",
@@ -108,7 +108,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
 
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
-    """The head, and what is left of it."""
+    """Return the head, and what is left of it."""
     heads = {"KV head": own}
     if own.config.pools:
         heads["- image KV"] = LoadedHead(replace(own.config, pooling="drop", slot_bias=False), own.params)
@@ -119,7 +119,7 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
 
 
 def separate_draft(config: EvalConfig, target: LoadedModel, place: str) -> tuple[LoadedModel, Variant]:
-    """The draft of DIRECTORY or DIRECTORY:VIEW, and the row that decodes with it."""
+    """Load the draft of DIRECTORY or DIRECTORY:VIEW, and return it with the row that decodes with it."""
     path, view = shown(place)
     draft = load_model(path, config.dtype, config.tiles, target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
@@ -127,13 +127,13 @@ def separate_draft(config: EvalConfig, target: LoadedModel, place: str) -> tuple
 
 
 def shown(place: str) -> tuple[str, str]:
-    """DIRECTORY:VIEW in two; the view is empty where none is named."""
+    """Split DIRECTORY:VIEW in two; the view is empty where none is named."""
     path, _, view = place.rpartition(":")
     return (path, view) if path and "/" not in view else (place, "")
 
 
 def named(entry: str) -> tuple[str, str]:
-    """NAME=PLACE in two."""
+    """Split NAME=PLACE in two."""
     name, _, place = entry.partition("=")
     if not (name and place):
         raise InputError(f"{entry!r} is not NAME=DIRECTORY")

@@ -89,7 +89,7 @@ def main(
 
 
 def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
-    """Wall-clock and CPU seconds of whole processes. Raises InputError with the last line of one that fails."""
+    """Time whole processes, wall-clock and CPU seconds. Raises InputError with the last line of one that fails."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.png"
         Image.new("RGB", (64, 64), "white").save(page)
@@ -112,13 +112,13 @@ def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
 
 
 def _children() -> float:
-    """CPU seconds of all finished children."""
+    """Return the CPU seconds of all finished children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
-    """Seconds of a warm call beyond prefill and decoding, text only and with an image."""
+    """Time what a warm call takes beyond prefill and decoding, text only and with an image."""
     exact = jnp.dtype("float32")
     engine = Engine(LoadedModel.load(target, exact), LoadedModel.load(draft, exact), EngineConfig(new_buckets=(16,)))
     rows = []
@@ -136,7 +136,7 @@ def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
 
 
 def latency_tables(name: str, rows: Sequence[Record], roofline: Roofline) -> list[Table]:
-    """A table for each kind of rows that there are."""
+    """Return a table for each kind of rows that there are."""
     makers = {
         "passes": lambda rows: passes_table(name, rows, roofline),
         "images": lambda rows: images_table(name, rows),
@@ -149,7 +149,7 @@ def latency_tables(name: str, rows: Sequence[Record], roofline: Roofline) -> lis
 
 
 def passes_table(name: str, rows: Sequence[Record], roofline: Roofline) -> Table:
-    """A line per shape: T_p, what blocks and drafts cost in T_p, and the share of the roofline."""
+    """Return a line per shape: T_p, what blocks and drafts cost in T_p, and the share of the roofline."""
     gammas, views = (list(rows[0][field]) for field in ("verify_ms", "draft_ms"))
     header = ["B", "S", "T_p ms"]
     header += [f"T_p({int(gamma) + 1})/T_p" for gamma in gammas]
@@ -176,7 +176,7 @@ def passes_table(name: str, rows: Sequence[Record], roofline: Roofline) -> Table
 
 
 def images_table(name: str, rows: Sequence[Record]) -> Table:
-    """A line per number of images."""
+    """Return a line per number of images."""
     fields = [field for field in rows[0] if field.endswith("_ms")]
     header = ["images", *(f"{field[:-3].replace('_', ' ')} ms" for field in fields)]
     cells = [
@@ -186,7 +186,7 @@ def images_table(name: str, rows: Sequence[Record]) -> Table:
 
 
 def forced_table(name: str, rows: Sequence[Record]) -> Table:
-    """A line per batch, views and forced tokens a pass."""
+    """Return a line per batch, views and forced tokens a pass."""
     header = ["B", "views", "forced tau", "J", "plain tok/s", "tok/s", "speed-up", "Eq. (1)", "with T_p(J+1)"]
     header += ["efficiency", "block ms", "its passes"]
     cells = [
@@ -211,7 +211,7 @@ def forced_table(name: str, rows: Sequence[Record]) -> Table:
 
 
 def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
-    """A line per number of views and weighting."""
+    """Return a line per number of views and weighting."""
     header = ["views, weighting", "B", "block ms", "x one view", "weighting's share", "state bytes a row"]
     cells = [
         [
@@ -230,7 +230,7 @@ def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
 
 
 def startup_table(rows: Sequence[Record]) -> Table:
-    """A line per kind of start and call."""
+    """Return a line per kind of start and call."""
     cells = [
         [row["what"], f"{row['seconds']:.4g}", "-" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.3g}"]
         for row in rows

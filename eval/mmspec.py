@@ -65,7 +65,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def converse(config: EvalConfig, engine: Engine, samples: Sequence[Sample]) -> list[tuple[Sample, list[Turn]]]:
-    """All turns of every sample, a turn of all of them at a time."""
+    """Answer all turns of every sample, a turn of all of them at a time."""
     answered: list[tuple[Sample, list[Turn]]] = [(sample, []) for sample in samples]
     asked: dict[int, Prompt] = {}
     told: dict[int, Result] = {}

@@ -41,7 +41,7 @@ TITLES = {
 
 
 def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path) -> list[Path]:
-    """Every figure that the rows and records hold something for, as PNG files in `out`; none without matplotlib."""
+    """Draw every figure that the rows and records hold something for, as PNG files; none without matplotlib."""
     if pyplot() is None:
         return []
     drawn = {
@@ -62,7 +62,7 @@ def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Recor
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
-    """Grouped bars: tokens per target pass of every row, by set; a panel a turn, or several where sets are many."""
+    """Draw grouped bars: tokens per target pass of every row, by set; a panel a turn, or more where sets are many."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
     wide = max(0.75, 0.17 * len(names) + 0.1)  # inches that a set takes
@@ -88,7 +88,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
 
 
 def acceptance_by_position(rows: Sequence[Record]) -> Any:
-    """Lines: the share of tokens accepted at each place of the block, given that all before them were."""
+    """Draw lines: the share of tokens accepted at each place of the block, given that all before them were."""
     figure, (axis,) = stacked_axes(1, 6.0, 3.2)
     names = list(dict.fromkeys(row["row"] for row in rows))
     for i, name in enumerate(names):
@@ -104,7 +104,7 @@ def acceptance_by_position(rows: Sequence[Record]) -> Any:
 
 
 def stage_times(rows: Sequence[Record]) -> Any:
-    """Bars: milliseconds of one block, its draft passes and its target pass, beside one plain target pass."""
+    """Draw bars: milliseconds of one block, its draft passes and its target pass, beside one plain target pass."""
     timed = [row for row in rows if row.get("draft_ms") is not None]
     if not timed:
         return None
@@ -124,7 +124,7 @@ def stage_times(rows: Sequence[Record]) -> Any:
 
 
 def weight_trajectory(records: Sequence[Record]) -> Any:
-    """Lines: each view's weight along one answer; ground green where drafts were accepted, red at the target's own.
+    """Draw each view's weight along one answer; ground green where drafts were accepted, red at the target's own.
 
     A panel a weighting that learns, on the answer over which its weights move most.
     """
@@ -156,12 +156,12 @@ def weight_trajectory(records: Sequence[Record]) -> Any:
 
 
 def movement(record: Record) -> float:
-    """How much a traced answer's weights vary over its tokens: their standard deviations, of all views together."""
+    """Return how much a traced answer's weights vary over its tokens: the sum of all views' standard deviations."""
     return float(np.std(np.asarray(record["trace"]["weights"]), axis=0).sum())
 
 
 def overlap(records: Sequence[Record]) -> Any:
-    """Bars: of all verified tokens, those that exactly this set of views had as their likeliest."""
+    """Draw bars: of all verified tokens, those that exactly this set of views had as their likeliest."""
     traced = _traced(records)
     if not traced:
         return None
@@ -190,7 +190,7 @@ def overlap(records: Sequence[Record]) -> Any:
 
 
 def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
-    """Lines: the share of tokens that were accepted drafts, along the answers' normalised length."""
+    """Draw lines: the share of tokens that were accepted drafts, along the answers' normalised length."""
     traced = _traced(records)
     if not traced:
         return None
@@ -217,29 +217,29 @@ def _traced(records: Sequence[Record]) -> list[Record]:
 
 
 def _style(i: int) -> Record:
-    """Fill of the i-th bar: hatched once the colours have all been used."""
+    """Return the fill of the i-th bar: hatched once the colours have all been used."""
     hatch = ("", "///", "...")[i // len(COLOURS) % 3]
     return {"color": COLOURS[i % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
 
 
 def _line(i: int) -> Record:
-    """The i-th line: dashed once the colours have all been used, and with a marker of its own."""
+    """Return the i-th line's style: dashed once the colours have all been used, and with a marker of its own."""
     dashes, marker = ("-", "--", ":")[i // len(COLOURS) % 3], MARKERS[i % len(MARKERS)]
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1}
 
 
 def _aside(i: int, count: int) -> float:
-    """How far the i-th of so many lines stands beside its place, so that those of equal values are seen."""
+    """Return how far the i-th of so many lines stands beside its place, so that those of equal values are seen."""
     return 0.4 * ((i + 0.5) / count - 0.5)
 
 
 def _band(i: int, count: int) -> Record:
-    """The i-th of so many lines, the first the thickest: one that lies below others shows its edges."""
+    """Return the i-th line's style, the first the thickest: one that lies below others shows its edges."""
     return {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.2 + 1.1 * (count - 1 - i)}
 
 
 def _legend(figure: Any, axis: Any) -> None:
-    """Below the panels, where it hides nothing, in as many columns as there is room for."""
+    """Put the legend below the axes, where it hides nothing, in as many columns as there is room for."""
     handles, labels = axis.get_legend_handles_labels()
     columns = max(1, int(figure.get_figwidth() / (0.65 + 0.06 * max(map(len, labels)))))
     figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(labels) // columns))
@@ -247,7 +247,7 @@ def _legend(figure: Any, axis: Any) -> None:
 
 
 def stacked_axes(count: int, width: float, height: float, alike: bool = True) -> tuple[Any, list[Any]]:
-    """A column of panels, each of that height in inches; `alike`, over one range of values."""
+    """Return a figure and a column of axes, each of that height in inches; `alike`, over one range of values."""
     figure, axes = pyplot().subplots(
         count, 1, figsize=(width, height * count + 0.3), sharey=alike, squeeze=False, layout="constrained"
     )
@@ -257,7 +257,7 @@ def stacked_axes(count: int, width: float, height: float, alike: bool = True) ->
 
 
 def pyplot() -> Any:
-    """matplotlib's, which draws into files; None where it is not installed."""
+    """Return matplotlib's, which draws into files; None where it is not installed."""
     if find_spec("matplotlib") is None:
         return None
     import matplotlib
@@ -269,7 +269,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Writes a PNG file and returns where."""
+    """Write a PNG file and return where."""
     with whole(path) as fresh:
         figure.savefig(fresh, dpi=150, format="png")
     pyplot().close(figure)
@@ -288,7 +288,7 @@ def write_html(
     records: Sequence[Record],
     questions: Mapping[tuple[str, str, int], tuple[str, Sequence[Any]]],
 ) -> None:
-    """Writes the page.
+    """Write the page.
 
     Args:
       records: those with a `trace` are shown, up to SHOWN samples of each set and turn.
@@ -305,7 +305,7 @@ def write_html(
 
 
 def token_class(place: int, agree: Sequence[bool] | None) -> str:
-    """CSS class of a token: by whom it was written, and which views had it as their likeliest.
+    """Return the CSS class of a token: by whom it was written, and which views had it as their likeliest.
 
     `place` is its place in the block; below 0, the target wrote it.
     """
@@ -349,7 +349,7 @@ def _samples(
 
 
 def _tip(views: Sequence[str], place: int, agree: Sequence[bool] | None, weights: Sequence[float]) -> str:
-    """What is said when the pointer rests on a token."""
+    """Return what is said when the pointer rests on a token."""
     parts = ["written by the target" if place < 0 else f"drafted at place {place + 1}"]
     if agree is not None:
         right = [view for view, a in zip(views, agree) if a]
@@ -359,7 +359,7 @@ def _tip(views: Sequence[str], place: int, agree: Sequence[bool] | None, weights
 
 
 def _picture(image: Any) -> str:
-    """The image as a data URL, at most 160 pixels a side."""
+    """Return the image as a data URL, at most 160 pixels a side."""
     image = to_rgb(image)
     image.thumbnail((160, 160))
     file = io.BytesIO()

@@ -121,7 +121,7 @@ def main(
 
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A line a row. What lacks its base is `-`: a method that failed has no row."""
+    """Return a line a row. What lacks its base is `-`: a method that failed has no row."""
     by_name = {row["method"]: row for row in rows}
     bases = by_name.get(EAGER), by_name.get(ASSISTED)
     lines = []
@@ -136,7 +136,7 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
-    """The synthetic pair as two directories."""
+    """Write the synthetic pair as two directories."""
     paths = folder / "target", folder / "draft"
     for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{acceptance}")):
         model = synthetic_model(name, jnp.dtype("float32"))
@@ -146,13 +146,13 @@ def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
 
 
 def mini_prompts(target: LoadedModel, count: int) -> list[Prompt]:
-    """Questions whose answers are long: descriptions."""
+    """Return questions whose answers are long: descriptions."""
     encoder = Engine(target).encoder
     return [first_prompt(encoder, sample) for sample in evaluation_set("describe", count)]
 
 
 def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
-    """A page of noise and 71 tokens of nothing: 648 tokens with the image's 576."""
+    """Return an image of noise and 71 tokens of nothing: 648 tokens with the image's 576."""
     rng = np.random.default_rng(0)
     config: Any = target.config
     page = (3 * [config.vision_config.image_size])[:2]
@@ -165,7 +165,7 @@ def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
 
 
 def ours(target: LoadedModel, draft: LoadedModel, new: int) -> dict[str, Method]:
-    """jaxspec with and without the draft."""
+    """Return jaxspec's methods, with and without the draft."""
 
     def method(engine: Engine) -> Method:
         def run(prompt: Prompt) -> Timed:
@@ -186,7 +186,7 @@ def ours(target: LoadedModel, draft: LoadedModel, new: int) -> dict[str, Method]
 def theirs(
     target: LoadedModel, paths: tuple[Path, Path], text_draft: Path, new: int, compiled: bool, threads: int | None
 ) -> dict[str, Method]:
-    """transformers' own ways to decode faster, each with what it is compared to."""
+    """Return transformers' own ways to decode faster, each with what it is compared to."""
     import torch
     import transformers
 
@@ -247,7 +247,7 @@ def theirs(
 
 
 def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> dict[str, list[Timed]]:
-    """Each method's best times of every prompt. A method that fails is left out, with a word on standard error."""
+    """Measure each method's best times of every prompt; one that fails is left out, with a word on standard error."""
     runs: dict[str, list[list[Timed]]] = {name: [[] for _ in prompts] for name in methods}
     order = [(again, i, name) for again in range(repeats + 1) for i in range(len(prompts)) for name in methods]
     for again, i, name in tqdm(order, "peers", unit="answer"):
@@ -265,14 +265,14 @@ def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> 
 
 
 def best(runs: list[Timed]) -> Timed:
-    """The run with the least of each time."""
+    """Return the run with the least of each time."""
     least = {name: min(getattr(run, name) for run in runs) for name in ("seconds", "decode_seconds", "cpu_seconds")}
     return replace(runs[0], **least)
 
 
 def summary(name: str, runs: list[Timed], reference: list[Timed] | None) -> dict[str, Any]:
-    """Rates over all prompts. The first token is prefill's, and no part of decoding. Without a reference no identity is
-    told."""
+    """Return rates over all prompts. The first token is prefill's, and no part of decoding; without a reference no
+    identity is told."""
     count = sum(len(run.tokens) for run in runs)
     same = None if reference is None else [a.tokens == b.tokens for a, b in zip(runs, reference)]
     return {

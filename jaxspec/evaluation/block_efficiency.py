@@ -28,21 +28,21 @@ from jaxspec.evaluation.timing import PassTimes, interleaved, time_passes
 def measure(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
 ) -> Iterator[tuple[list[Record], list[Record]]]:
-    """`compare` of the config's rows."""
+    """Yield what `compare` does, of the config's rows."""
     return compare(config, Engine(target, None, config.plain()), row_engines(config, target, draft, captioner))
 
 
 def row_engines(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
 ) -> dict[str, Engine]:
-    """What decodes the config's rows, by their names."""
+    """Return what decodes the config's rows, by their names."""
     return {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}
 
 
 def compare(
     config: EvalConfig, plain: Engine, engines: Mapping[str, Engine]
 ) -> Iterator[tuple[list[Record], list[Record]]]:
-    """Engines of one target, by their names in the table, beside plain decoding of the same requests by turns.
+    """Measure engines of one target, by their names in the table, beside plain decoding of the same requests.
 
     Yields (rows, records) of each set of data in turn: a row pools one (dataset, turn, engine), a record is of one
     sample of it.
@@ -90,7 +90,7 @@ def compare(
 
 
 def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Prompt]]]:
-    """The prompts of each turn asked for; the second follows the target's own answer to the first."""
+    """Yield the prompts of each turn asked for; the second follows the target's own answer to the first."""
     encoder = plain.encoder
     if 1 in config.turns:
         yield 1, [first_prompt(encoder, sample) for sample in config.samples(dataset)]
@@ -102,19 +102,19 @@ def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple
 
 
 def first_prompt(encoder: PromptEncoder, sample: Sample) -> Prompt:
-    """The sample's first turn, with the images that belong to it."""
+    """Return the sample's first turn, with the images that belong to it."""
     asked = sample.turns[0][0]
     return replace(encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
 
 
 def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, asked: str, sample: Sample) -> Prompt:
-    """The next turn after an answer, with the images that the turns before have not shown."""
+    """Return the next turn after an answer, with the images that the turns before have not shown."""
     shown = len(before.images)
     return encoder.follow_up(before, answer.tokens, asked, sample.images[shown : shown + asked.count(PLACEHOLDER)])
 
 
 def _times(config: EngineConfig, length: float | None, results: list[Result], passes: PassTimes) -> Record:
-    """Milliseconds of passes and of what comes before the loop, and the speed-up that Eq. (1) makes of the former."""
+    """Return times of passes and of what comes before the loop, and the speed-up that Eq. (1) makes of the former."""
     fields = vars(passes) | {
         "caption_ms": sum(r.caption_ms for r in results) / len(results),
         "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
@@ -127,7 +127,7 @@ def _times(config: EngineConfig, length: float | None, results: list[Result], pa
 
 
 def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
-    """The fields of a record that say what decoded."""
+    """Return the fields of a record that say what decoded."""
     return {
         "row": row,
         "views": list(engine.views),

@@ -77,7 +77,7 @@ def measure(config: CollaborativeEvalConfig) -> Iterator[tuple[list[Record], lis
 
 
 def _methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
-    """Method and draft lengths by the row's name; rows that would be the same but for their names are one."""
+    """Return method and draft lengths by the row's name; rows that would be the same but for their names are one."""
     ones = (1,) * len(pairing.models)
     return {
         name: (method, pairing.gammas if own else ones)
@@ -153,7 +153,7 @@ class _Measurement:
         return rows, records
 
     def sweep(self, references: References, samples: Sequence[Sample]) -> list[Record]:
-        """Quality, and speed of alternation with 1 proposal each, over the pairing's grid of combinations."""
+        """Measure quality, and speed of alternation with 1 proposal each, over the pairing's grid of combinations."""
         rows, ones = [], (1,) * len(self.models)
         for value, text in self.pairing.sweep:
             programs = {method: self.program(method, ones, text) for method in ("standard", "alternating")}
@@ -195,7 +195,7 @@ class _Measurement:
         return requests, dict(zip(programs, answers)), dict(zip(programs, rates.max(axis=1).tolist()))
 
     def place(self, row: str, program: Collaboration) -> Record:
-        """The fields of a record that say what was run."""
+        """Return the fields of a record that say what was run."""
         given, pairing = program.config, self.pairing
         return {
             "dataset": self.dataset,
@@ -217,7 +217,7 @@ class _Measurement:
 
 
 def _scoring_widths(program: Collaboration) -> list[int]:
-    """Tokens that each model reads in a pass that scores."""
+    """Return how many tokens each model reads in a pass that scores."""
     _, gammas = program.config.checked(len(program.models))
     method = program.config.method
     if method == "alternating":
@@ -227,7 +227,7 @@ def _scoring_widths(program: Collaboration) -> list[int]:
 
 
 def _predicted_calls(program: Collaboration, alphas: Sequence[float]) -> Calls:
-    """By the theory, at these mean chances of acceptance."""
+    """Return what the theory says at these mean chances of acceptance."""
     config, models = program.config, len(alphas)
     _, gammas = config.checked(models)
     if config.method == "standard":
@@ -239,7 +239,7 @@ def _predicted_calls(program: Collaboration, alphas: Sequence[float]) -> Calls:
 
 
 def _accuracy(samples: Sequence[Sample], answers: Sequence[Result]) -> float | None:
-    """The share of answers whose final number is the accepted one; None where answers are no numbers."""
+    """Return the share of answers whose final number is the accepted one; None where answers are no numbers."""
     pairs = [(final_number(s.accepted[0]), final_number(a.text)) for s, a in zip(samples, answers) if s.accepted]
     if not pairs or any(accepted is None for accepted, _ in pairs):
         return None
@@ -247,7 +247,7 @@ def _accuracy(samples: Sequence[Sample], answers: Sequence[Result]) -> float | N
 
 
 def final_number(text: str) -> str | None:
-    """GSM8K's answer in a text: the number after the last ####, else the last number; without commas."""
+    """Return GSM8K's answer in a text: the number after the last ####, else the last number; without commas."""
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text.rpartition("####")[2])
     return numbers[-1].replace(",", "") if numbers else None
 
@@ -262,7 +262,7 @@ class References:
     """[N]."""
 
     def nats(self, combination: Combination) -> float:
-        """Mean of -log r(token) at temperature 1, in nats a token."""
+        """Return the mean of -log r(token) at temperature 1, in nats a token."""
         return self._mean_nats(self._combined(combination, 1.0))
 
     def nats_alone(self) -> list[float]:

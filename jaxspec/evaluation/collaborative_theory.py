@@ -18,12 +18,12 @@ import numpy as np
 
 
 def acceptance(d: np.ndarray, r: np.ndarray) -> np.ndarray:
-    """alpha = sum_x min(d(x), r(x)) = 1 - TV(d, r) over the last axis (Eq. 7)."""
+    """Return alpha = sum_x min(d(x), r(x)) = 1 - TV(d, r) over the last axis (Eq. 7)."""
     return np.minimum(d, r).sum(-1)
 
 
 def tokens_per_run(alpha: float, gamma: int) -> float:
-    """Expected tokens that verifying gamma proposals emits, the replacement of a rejected one included; no bonus."""
+    """Return the expected tokens of verifying gamma proposals, the replacement of a rejected one included; no bonus."""
     return float(sum(alpha**place for place in range(gamma)))
 
 
@@ -117,7 +117,7 @@ def best_schedule(
     scoring: Sequence[float] | None = None,
     lengths: Iterable[int] = range(1, 9),
 ) -> Schedule:
-    """The proposer and draft lengths of the largest predicted speed-up, from measured alphas and costs.
+    """Return proposer and draft lengths of the largest predicted speed-up, from measured alphas and costs.
 
     All draft lengths 1 are among the choices, with which alternation never loses (Corollary 3.7).
     """

@@ -140,12 +140,12 @@ class EvalConfig(Models, Dialogues, Drafting):
 
     @property
     def pair(self) -> str:
-        """The models for titles: of a directory its last two parts, so that figures tell no one's folders."""
+        """Return the models for titles: of a directory its last two parts, so that figures tell no one's folders."""
         names = ["/".join(Path(place).parts[-2:]) for place in (self.target, self.draft)]
         return f"target {names[0]}, draft {names[1]}"
 
     def engine(self, row: Variant) -> EngineConfig:
-        """How one row of the table decodes."""
+        """Return how one row of the table decodes."""
         return EngineConfig(
             views=row.views,
             weights=row.weights,
@@ -161,11 +161,11 @@ class EvalConfig(Models, Dialogues, Drafting):
         )
 
     def plain(self) -> EngineConfig:
-        """How the target decodes alone."""
+        """Return how the target decodes alone."""
         return self.engine(replace(self.rows[0], views=("M",), weights=None))
 
     def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
-        """The first `limit` samples of a set, with one turn or two."""
+        """Return the first `limit` samples of a set, with one turn or two."""
         return evaluation_set(name, self.limit, turns, self.follow_ups, data_places(self.data), images=self.images)
 
     def __post_init__(self) -> None:
@@ -203,7 +203,7 @@ class CollaborativeEvalConfig(Examples, Decoding):
     def collaboration(
         self, pairing: Pairing, method: Method, gammas: tuple[int, ...], combine: str | None = None
     ) -> CollaborationConfig:
-        """How one row of the table decodes."""
+        """Return how one row of the table decodes."""
         return CollaborationConfig(
             combine or pairing.combine,
             method,
@@ -217,7 +217,7 @@ class CollaborativeEvalConfig(Examples, Decoding):
         )
 
     def samples(self, name: str, limit: int) -> Sequence[Sample]:
-        """The first samples of a set, with one turn."""
+        """Return the first samples of a set, with one turn."""
         shots = _places(self.shots)
         return evaluation_set(name, limit, data=data_places(self.data), shots=shots, images=self.images)
 
@@ -228,13 +228,13 @@ class CollaborativeEvalConfig(Examples, Decoding):
 
 
 def _places(entries: Sequence[str]) -> dict[str, Path | None]:
-    """What NAME or NAME=PATH each name, and where it lies."""
+    """Return what NAME or NAME=PATH each name, and where it lies."""
     parts = [entry.partition("=") for entry in entries]
     return {name: Path(path) if path else None for name, _, path in parts}
 
 
 def data_places(entries: Sequence[str]) -> dict[str, Path]:
-    """Where local copies of sets lie, and sets of one's own, from NAME=PATH each."""
+    """Return where local copies of sets lie, and sets of one's own, from NAME=PATH each."""
     places = {}
     for name, path in _places(entries).items():
         if not name or path is None:
@@ -246,7 +246,7 @@ def data_places(entries: Sequence[str]) -> dict[str, Path]:
 
 
 def eval_preset(name: str, kind: type[Config] = EvalConfig) -> Config:
-    """The preset `configs/eval/NAME.py`.
+    """Return the preset `configs/eval/NAME.py`.
 
     Raises InputError for an unknown name, with the nearest one, and for a preset of another kind.
     """
@@ -257,7 +257,7 @@ def eval_preset(name: str, kind: type[Config] = EvalConfig) -> Config:
 
 
 def _presets(kind: type[Any]) -> str:
-    """The names of the presets of this kind."""
+    """Return the names of the presets of this kind."""
     return ", ".join(name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind))
 
 
@@ -327,7 +327,7 @@ def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(rows: tuple[Variant, ...], names: Sequence[str]) -> tuple[Variant, ...]:
-    """The rows of these names, or all where none is named."""
+    """Return the rows of these names, or all where none is named."""
     known = {row.name: row for row in rows}
     for name in names:
         if name not in known:
@@ -336,7 +336,7 @@ def _chosen(rows: tuple[Variant, ...], names: Sequence[str]) -> tuple[Variant, .
 
 
 def _with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
-    """A preset's fields, with what stands as NAME=PATH among `sets` moved to `data`.
+    """Return a preset's fields, with what stands as NAME=PATH among `sets` moved to `data`.
 
     Raises InputError for data of no known set that is not asked for, and for a folder of images that no set reads.
     """
@@ -348,7 +348,7 @@ def _with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def served(rows: tuple[Variant, ...], target: str) -> tuple[Variant, ...]:
-    """The rows without those that the target, if it is recorded answers, cannot serve; one line names them.
+    """Return the rows that the target, if it is recorded answers, can serve; one line names the others.
 
     Raises InputError where no row is left.
     """
@@ -363,7 +363,7 @@ def served(rows: tuple[Variant, ...], target: str) -> tuple[Variant, ...]:
 
 
 def _asks_for(row: Variant) -> str | None:
-    """What a row asks of its target that recorded answers lack."""
+    """Return what a row asks of its target that recorded answers lack."""
     if "kv" in row.views:
         return "reads keys and values"
     if not parse_weighting(row.weighting).hard_labels:
@@ -372,7 +372,7 @@ def _asks_for(row: Variant) -> str | None:
 
 
 def load_model(name: str, dtype: str, tiles: bool = True, share_tower_with: LoadedModel | None = None) -> LoadedModel:
-    """The model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
+    """Load the model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
     if name.startswith(SYNTHETIC):
         return synthetic_model(name, jnp.dtype(dtype))
     return LoadedModel.load(name, jnp.dtype(dtype), tiles=tiles, beside=share_tower_with)
@@ -381,7 +381,9 @@ def load_model(name: str, dtype: str, tiles: bool = True, share_tower_with: Load
 def load_models(
     config: EvalConfig, views: Sequence[str] | None = None
 ) -> tuple[LoadedModel, LoadedModel, Captioner | None]:
-    """Target, draft and, for views that show captions, captioner, in the preset's dtype; towers alike are held once.
+    """Load target, draft and, for views that show captions, captioner, in the preset's dtype.
+
+    Towers that are alike are held once.
 
     A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows, or as given.
     """
@@ -404,7 +406,7 @@ def load_models(
 
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
-    """Raises InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
+    """Raise InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
     for place in (config.target, config.draft):
         if place.startswith(REPLAY):
             next(local_rows(Path(place.removeprefix(REPLAY))), None)

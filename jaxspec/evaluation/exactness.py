@@ -53,7 +53,7 @@ def measure_identity(
     gammas: Sequence[int],
     batches: Sequence[int],
 ) -> Iterator[tuple[list[Record], list[Record]]]:
-    """Greedy answers of every row of the preset, for all draft lengths and batch sizes, against plain decoding.
+    """Hold greedy answers of every row, for all draft lengths and batch sizes, against plain decoding.
 
     The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the preset, gamma and batch
     in turn: a row is a set and turn of it; a record one answer, with its `divergence`.
@@ -114,7 +114,7 @@ def measure_sampling(
     batch: int,
     options: Sequence[tuple[float, float]] = ((1.0, 1.0), (2.0, 1.0), (2.0, 0.9)),
 ) -> list[Record]:
-    """Chi-square tests that the first `tokens` tokens drawn with and without the draft are distributed alike.
+    """Test that the first `tokens` tokens drawn with and without the draft are distributed alike, by chi-square.
 
     The prompt is the first sample of the first set. Each row of the preset draws `draws` answers with seeds
     that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Returns a
@@ -148,7 +148,7 @@ def measure_sampling(
 def divergence(
     target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]
 ) -> Divergence | None:
-    """Where `found` first leaves `expected`, and how sure the target is there; None where they are equal."""
+    """Return where `found` first leaves `expected`, and how sure the target is there; None where they are equal."""
     for i, (ours, theirs) in enumerate(zip(expected, found)):
         if ours != theirs:
             logits = forward_logits(target, prompt, expected[:i])
@@ -161,7 +161,7 @@ def divergence(
 
 
 def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
-    """The target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
+    """Return the target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
     rows, images, _ = whole_row(target, prompt, answer)
     return np.asarray(_last_logits(LanguageModel(target.config), target.params, rows, images))
 
@@ -169,8 +169,8 @@ def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -
 def whole_row(
     target: LoadedModel, prompt: Prompt, answer: Sequence[int]
 ) -> tuple[PromptRows, dict[str, Any] | None, np.ndarray]:
-    """A prompt with its answer as inputs of one pass (B = 1), padded to a multiple of `PASS`; and which image each
-    slot shows."""
+    """Return a prompt with its answer as inputs of one pass (B = 1), padded to a multiple of `PASS`, and which image
+    each slot shows."""
     reader, config = target.images, target.config
     assert reader is not None
     assert isinstance(config, LvlmConfig)
@@ -204,7 +204,7 @@ class ChiSquare:
 
 
 def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable], least: float = 5.0) -> ChiSquare:
-    """Pearson's two-sample test of homogeneity: compares how often each outcome occurs in either sample.
+    """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
 
     An outcome that either sample is expected to hold `least` times is a cell; the others share cells by a hash
     of what they are, as many as can be filled, so that the test sees something where every outcome is rare.

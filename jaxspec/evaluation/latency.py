@@ -73,13 +73,13 @@ class ForcedSpeculator(Speculator):
     pattern: tuple[int, ...] = (0,)
 
     def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
-        """The verdict with its count replaced."""
+        """Return the verdict with its count replaced."""
         verdict = super().judge(logits, draft, state, options)
         return verdict.replace(count=jnp.asarray(self.pattern)[state.stats.steps % len(self.pattern)])
 
 
 def accepted_pattern(block_efficiency: float, gamma: int, blocks: int = 100) -> tuple[int, ...]:
-    """Accepted tokens of each of so many blocks, spread evenly, that make this many tokens a block on average.
+    """Return the accepted tokens of each of so many blocks, spread evenly, that make this many a block on average.
 
     >>> accepted_pattern(2.5, 5, 4)
     (1, 2, 1, 2)
@@ -109,7 +109,7 @@ class Pair:
         return jnp.dtype(self.config.dtype)
 
     def passes(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> Passes:
-        """Passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
+        """Return passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
         cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
         cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
         return Passes(model.model.extend, model.loop_params, cache, batch)
@@ -120,14 +120,14 @@ class Pair:
         return ChainDrafter(self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size)
 
     def prompts(self, batch: int, views: int) -> PromptBatch:
-        """Rows of `context` tokens."""
+        """Return rows of `context` tokens."""
         length = self.config.context
         tokens = jnp.arange(batch * length).reshape(batch, -1) % text_config(self.config.draft).vocab_size
         rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
         return PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views, jnp.float32))
 
     def params(self, batch: int) -> tuple[Params, Params]:
-        """As prefill reads them, and as a loop does."""
+        """Return the parameters as prefill reads them, and as a loop does."""
         models = {"target": self.target, "drafter": self.draft}
         rows = batch * (self.config.gamma + 1)
         return (
@@ -137,7 +137,7 @@ class Pair:
 
 
 def measure_passes(pair: Pair, roofline: Roofline) -> list[Record]:
-    """T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the roofline that the target's reach."""
+    """Time T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the roofline that the target's reach."""
     config, rows = pair.config, []
     for batch, slots in config.shapes:
         target = pair.passes(pair.target, batch, slots, max(config.gammas) + 1)
@@ -158,7 +158,7 @@ def measure_passes(pair: Pair, roofline: Roofline) -> list[Record]:
 
 
 def measure_images(pair: Pair) -> list[Record]:
-    """Milliseconds of the tower and of prefill against the images of a prompt, for target and draft."""
+    """Time the tower and prefill against the images of a prompt, for target and draft, in milliseconds."""
     config = pair.config
     calls: dict[str, Callable[[int], Any]] = {}
     for name, model in (("target", pair.target), ("draft", pair.draft)):
@@ -204,7 +204,7 @@ def _run_prefill(model: LanguageModel, params: Params, rows: PromptRows, feature
 
 
 def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
-    """Whole decode loops at forced acceptance against the plain loop, with what Eq. (1) predicts.
+    """Time whole decode loops at forced acceptance against the plain loop, with what Eq. (1) predicts.
 
     The speed-up is in tokens a second of decoding; `loop_efficiency` is its share of the prediction from T_q, T_p and
     T_p(J+1). What a block takes longer than its passes is `block_ms` less those.
@@ -253,7 +253,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
 
 
 def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[Record]:
-    """Milliseconds of a block by views and weighting, all in turns: what views and learning cost.
+    """Time a block by views and weighting, all interleaved: what views and learning cost, in milliseconds.
 
     `share` is what the rule adds to a block of the same views with static weights, as a share of that;
     `state_bytes` what it remembers of a row.
@@ -277,12 +277,12 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
 
 @partial(jax.jit, static_argnames="program")
 def _run_decode(program: Any, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-    """Without donation, so that one state starts all runs."""
+    """Decode without donation, so that one state starts all runs."""
     return program.decode(params, state, options)
 
 
 def blocks(program: Speculator, params: Params, state: DecodeState, options: Sampling) -> Callable[[int], Any]:
-    """`call(n)`: n blocks from one state, all over the same slots.
+    """Return `call(n)`, which runs n blocks from one state, all over the same slots.
 
     What holds the caches is handed on from call to call: a copy of them would take as long as a good part of a block.
     """
@@ -308,7 +308,7 @@ def _run_blocks(
 
 
 def greedy(batch: int, new: int) -> Sampling:
-    """Options of rows that write exactly so many tokens."""
+    """Return the options of rows that write exactly so many tokens."""
     whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), batch)
     return Sampling(real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), jax.random.key_data(keys))

@@ -20,7 +20,7 @@ from jaxspec.decoding.tree import parse_tree
 
 
 def block_fields(config: EngineConfig) -> dict[str, Any]:
-    """The fields of a record that say how a block is drafted. `tree_nodes` are the tokens drafted in one."""
+    """Return the fields of a record that say how a block is drafted. `tree_nodes` are the tokens drafted in one."""
     spec = None if config.tree is None else parse_tree(config.tree, config.gamma)
     return {
         "drafter": "tree" if spec else "adaptive chain" if config.adaptive_gamma else "chain",
@@ -32,7 +32,7 @@ def block_fields(config: EngineConfig) -> dict[str, Any]:
 
 
 def acceptance_metrics(rows: Sequence[RowStats]) -> dict[str, Any]:
-    """The acceptance fields of a record. Rates without a single trial are None."""
+    """Return the acceptance fields of a record. Rates without a single trial are None."""
     steps = sum(row.steps for row in rows)
     drafted = np.sum([row.drafted_at for row in rows], axis=0)
     accepted = np.sum([row.accepted_at for row in rows], axis=0)
@@ -52,7 +52,7 @@ def acceptance_metrics(rows: Sequence[RowStats]) -> dict[str, Any]:
 def predicted_speedup(
     mean_acceptance_length: float, gamma: int, draft_ms: float, target_ms: float, verify_ms: float | None = None
 ) -> float:
-    """Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
+    """Return Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
 
     Args:
       draft_ms: T_q, one draft pass.
@@ -64,7 +64,7 @@ def predicted_speedup(
 
 
 def collaboration_metrics(rows: Sequence[MemberCounts]) -> dict[str, Any]:
-    """The fields of a record of collaborative decoding; lists are of models. Rates without a single trial are None.
+    """Return the fields of a record of collaborative decoding; lists are of models. Rates without a trial are None.
 
     `alpha` is the mean chance that a model's tested proposals had, of which `acceptance_rate` is what became of them.
     `tokens_per_cycle` are those of one verification, or of one step of standard decoding.

@@ -60,7 +60,7 @@ class Run:
         self.folder = begin(out, options)
 
     def write(self, *tables: Table, **about: Any) -> None:
-        """Writes what there is; called for each part that is done, so that a run that is stopped keeps whole ones."""
+        """Write what there is; called for each part that is done, so that a run that is stopped keeps whole ones."""
         self.about = self.about or describe_run(self.preset, self.options)
         self.tables = tables
         text = "\n".join(map(markdown, tables))
@@ -80,7 +80,7 @@ class Run:
 
 
 def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Where and with what a measurement was made."""
+    """Return where and with what a measurement was made."""
     device = jax.devices()[0]
     return {
         "command": " ".join(["python", *sys.orig_argv[1:]]),
@@ -96,7 +96,7 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def begin(out: Path, options: Mapping[str, Any]) -> Path:
-    """Makes the folder for a run to write into until `finish`; one that is stopped leaves there what it has measured.
+    """Make the folder for a run to write into until `finish`; one that is stopped leaves there what it has measured.
 
     Raises InputError where `out` cannot be written, or holds the results of other options.
     """
@@ -117,20 +117,20 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
 
 
 def finish(fresh: Path, out: Path) -> None:
-    """Puts all files of the run in the place of an earlier one's, in one step; what else lies in `out` stays."""
+    """Put all files of the run in the place of an earlier one's, in one step; what else lies in `out` stays."""
     with whole_directory(Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)) as place:
         shutil.copytree(fresh, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*.tmp"))  # a kill's halves
     shutil.rmtree(fresh)
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the results, as JSON has it: all but where they are written."""
+    """Return what decides the results, as JSON has it: all but where they are written."""
     told = json.dumps(dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value))
     return {name: value for name, value in json.loads(told).items() if name != "out"}
 
 
 def _options(file: Path) -> dict[str, Any]:
-    """The options of an earlier run; none where it does not say."""
+    """Return the options of an earlier run; none where it does not say."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))["run"]["options"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -140,37 +140,37 @@ def _options(file: Path) -> dict[str, Any]:
 def write_results(
     out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
 ) -> None:
-    """Writes the three files, each of them whole or not at all."""
+    """Write the three files, each of them whole or not at all."""
     write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
     write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
     write_text(out / "table.md", table)
 
 
 def number(value: float | None, places: int = 2) -> str:
-    """A cell of a table; `-` where there is nothing."""
+    """Return a cell of a table; `-` where there is nothing."""
     return "-" if value is None else f"{value:.{places}f}"
 
 
 def percent(share: float | None, places: int = 0) -> str:
-    """A share as a cell of a table; `-` where there is nothing."""
+    """Return a share as a cell of a table; `-` where there is nothing."""
     return "-" if share is None else f"{100 * share:.{places}f}%"
 
 
 def mean(rows: Sequence[Record], field: str) -> float | None:
-    """The mean of a field over the rows that have it; None where none has."""
+    """Return the mean of a field over the rows that have it; None where none has."""
     values = [row[field] for row in rows if row.get(field) is not None]
     return sum(values) / len(values) if values else None
 
 
 def markdown(table: Table) -> str:
-    """A Markdown table under a heading, numbers right-aligned."""
+    """Return a Markdown table under a heading, numbers right-aligned."""
     lines = [f"# {table.title}", "", "| " + " | ".join(table.header) + " |"]
     lines += ["|---|" + "---:|" * (len(table.header) - 1), *("| " + " | ".join(row) + " |" for row in table.cells)]
     return "\n".join([*lines, "", *table.notes]) + "\n"
 
 
 def show(table: Table) -> None:
-    """The same table in the terminal; where it is too wide, on its side, or else in parts."""
+    """Print the table; where the terminal is too narrow, on its side, or else in parts."""
     console = Console()
     rows = [table.header, *table.cells]
     columns = list(zip(*rows, strict=True))
@@ -196,12 +196,12 @@ def show(table: Table) -> None:
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:
-    """Characters that a table of these columns takes."""
+    """Return the characters that a table of these columns takes."""
     return sum(max(map(len, column)) + 3 for column in columns) + 1
 
 
 def _processor() -> str:
-    """The CPU's name; where Linux tells, with the family and model, as virtual machines give it a vague one."""
+    """Return the CPU's name; where Linux tells, with the family and model, as virtual machines give it a vague one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -219,7 +219,7 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> str | None:
-    """The commit of the working tree, marked when it has changes; None outside of git."""
+    """Return the commit of the working tree, marked when it has changes; None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         here = Path(__file__).resolve().parent

@@ -57,7 +57,7 @@ class Recording(struct.PyTreeNode):
 
     @property
     def counted(self) -> Bool[Array, "B T"]:
-        """Places of blocks: place 0 is prefill's."""
+        """Tell which places are of blocks: place 0 is prefill's."""
         place = jnp.arange(self.p.shape[1])
         return (place > 0) & (place < self.length[:, None])
 
@@ -65,7 +65,7 @@ class Recording(struct.PyTreeNode):
 def measure_regret(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None
 ) -> tuple[list[Record], list[Record]]:
-    """Losses and regrets a token, and tokens a block at temperature 0, of the config's rows that mix views.
+    """Measure losses and regrets a token, and tokens a block at temperature 0, of the config's rows that mix views.
 
     Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer of it.
     """
@@ -105,7 +105,7 @@ def _replayed(
     requests: Sequence[Request],
     answers: Sequence[Sequence[int]],
 ) -> dict[Variant, dict[str, np.ndarray]]:
-    """Sums over each answer, of every row's weighting and of the best fixed weights (`best_...`)."""
+    """Return sums over each answer, of every row's weighting and of the best fixed weights (`best_...`)."""
     found: dict[Variant, list[dict[str, np.ndarray]]] = {row: [] for row in rows}
     for start in range(0, len(requests), config.batch_size):
         some = slice(start, start + config.batch_size)
@@ -128,7 +128,7 @@ def _per_token(sums: dict[str, float]) -> Record:
 
 
 def record(engine: Engine, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> Recording:
-    """One pass of target and draft over each answer, on the caches that prefill left."""
+    """Run one pass of target and draft over each answer, on the caches that prefill left."""
     program = engine.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
@@ -158,7 +158,7 @@ def _record(program: Speculator, params: Params, state: Any, tokens: Array, leng
 
 @partial(jax.jit, static_argnums=(0, 1))
 def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float[Array, " B"]]:
-    """Sums over each answer of the losses, tokens and blocks that decoding at temperature 0 has with this rule."""
+    """Return each answer's sums of the losses, tokens and blocks that decoding at temperature 0 has with this rule."""
     p, q, length = recording.p, recording.view_probs, recording.length
     views, (batch, places, _) = len(q), p.shape
     real = jnp.zeros(batch)
@@ -196,7 +196,7 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
 
 @jax.jit
 def best_fixed(recording: Recording) -> dict[str, Float[Array, " B"]]:
-    """Each answer's least summed loss with one and the same weights for all its tokens, loss by loss."""
+    """Return each answer's least summed loss with one and the same weights for all its tokens, loss by loss."""
     views = len(recording.view_probs)
     grid = jnp.asarray(simplex_grid(views, HINDSIGHT_STEPS.get(views, 10)))
     return _sums(mixture_costs(("kl", "tvd", "misses"), recording.p, recording.view_probs, grid), recording)
@@ -210,8 +210,7 @@ def _sums(losses: Float[Array, "B T measures points"], recording: Recording) -> 
 def predict_heads(
     config: EvalConfig, plain: Engine, heads: Mapping[str, LoadedHead], gammas: Sequence[int]
 ) -> dict[tuple[str, int, str, int], float | None]:
-    """Tokens per target pass of heads over the config's sets, by (set, turn, head, draft length); `plain` is their
-    target alone."""
+    """Predict tokens per target pass of heads, by (set, turn, head, draft length); `plain` is their target alone."""
     found = {}
     work = len(config.sets) * len(config.turns) * (1 + len(heads))
     with tqdm(total=work, unit="run", desc="predicting", delay=1) as bar:
@@ -232,8 +231,7 @@ def predict_heads(
 
 
 def count_blocks(agrees: Bool[np.ndarray, "T J"], gamma: int) -> tuple[int, int]:
-    """The blocks of at most `gamma` drafted tokens in which an answer is decoded, and the tokens that they emit: all
-    but the first."""
+    """Count the blocks of at most `gamma` drafted tokens that decode an answer, and its tokens but the first."""
     at, steps, end = 0, 0, len(agrees) - 1
     while at < end:
         at += min(int(np.cumprod(agrees[at, :gamma]).sum()) + 1, end - at)
@@ -244,7 +242,7 @@ def count_blocks(agrees: Bool[np.ndarray, "T J"], gamma: int) -> tuple[int, int]
 def head_agreement(
     target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
 ) -> Bool[np.ndarray, "T J"]:
-    """Whether step s of a draft that begins at token t of the answer is the answer's token t + s + 1.
+    """Tell whether step s of a draft that begins at token t of the answer is the answer's token t + s + 1.
 
     Past the answer's end it is false. The answer, of T tokens, must be the target's greedy one.
     """
@@ -270,7 +268,7 @@ def _agreement(
     images: dict[str, Array] | None,
     prompts: HeadRows,
 ) -> Bool[Array, "1 L J"]:
-    """For every token of a row as the beginning of a draft."""
+    """Tell so for every token of a row as the beginning of a draft."""
     features = None if images is None else model.encode(params["target"], images)
     length = rows.tokens.shape[1]
     seen, cache = model.read(params["target"], model.embed(params["target"], rows, features), rows, length)

@@ -63,7 +63,7 @@ def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
 
 
 def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Params:
-    """Normal(0, 0.02) weights, norms at one, made on the device in that dtype: no second copy ever exists."""
+    """Make Normal(0, 0.02) weights, norms at one, on the device in that dtype: no second copy ever exists."""
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     return jax.tree.unflatten(tree, [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)])
@@ -75,7 +75,7 @@ def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 
 def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0, seed: int = 0) -> Params:
-    """The parameters with embedding and head that follow the cycle after a share `right` of its tokens.
+    """Return the parameters with embedding and head that follow the cycle after a share `right` of its tokens.
 
     Models of one vocabulary and seed have the same cycle.
     """

@@ -33,7 +33,7 @@ CALL_MS = 40.0
 
 
 def time_loops(calls: Mapping[str, Callable[[int], Any]], repeats: int, name: str | None = None) -> dict[str, float]:
-    """Least milliseconds of what `call(n)` does n times, each call in turn, so that all see the same machine.
+    """Return the least milliseconds of what `call(n)` does n times; calls are interleaved, to see the same machine.
 
     The least, because what else runs on a machine can only add: on an idle one it is next to the median.
 
@@ -75,7 +75,7 @@ class Passes:
         self.extend, self.params, self.state, self.batch = extend, params, state, batch
 
     def over(self, tokens: int) -> Callable[[int], Any]:
-        """`call(n)`: n passes over so many tokens a row, each from the same length on."""
+        """Return `call(n)`, which runs n passes over so many tokens a row, each from the same length on."""
         fed = jnp.ones((self.batch, tokens), jnp.int32)
         params = self.params(fed.size)
         held = Held(self.extend, mesh_of(params), params)
@@ -154,7 +154,7 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
 def time_members(
     collaboration: Collaboration, request: Request, widths: Sequence[int], repeats: int = 10
 ) -> dict[int, list[float]]:
-    """Milliseconds of a pass of each model over so many tokens, after the request's prompt."""
+    """Time a pass of each model over so many tokens, after the request's prompt, in milliseconds."""
     state = collaboration.prefill([request])
     members = [
         Passes(model.model.extend, model.loop_params, cache, len(cache.length))
