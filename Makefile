@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 # Greedy exactness, the law of sampling, parity of one family, a command, and that imports and documentation hold.
 CHECKS := \
   tests/decoding/test_greedy.py::test_speculation_writes_the_targets_tokens \
-    "tests/decoding/test_sampling_law.py::test_sequences_follow_the_targets_law[plain]" \
+  "tests/decoding/test_sampling_law.py::test_sequences_follow_the_targets_law[plain]" \
   tests/test_verification.py \
   tests/parity/test_qwen2.py \
   tests/test_cli.py::test_the_draft_changes_nothing \

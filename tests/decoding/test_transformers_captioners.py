@@ -138,7 +138,6 @@ def test_captions_are_those_of_transformers_alone(name: str, tmp_path: Path) -> 
         inputs = processor(images=image, **asked, return_tensors="pt")
         ids = model.generate(**inputs, num_beams=3, do_sample=False, max_new_tokens=NEW)
         assert caption.text == processor.decode(ids[0], skip_special_tokens=True).strip()
-        assert caption.ms > 0
 
 
 def test_the_model_must_be_of_its_kind(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from transformers import LlavaNextImageProcessorPil
 
@@ -77,9 +75,6 @@ def test_a_head_of_a_tiled_target_learns_from_its_answers_and_drafts_as_scored(t
         units=(6,),
     )
     config, params = train_kv_head(recipe, tmp_path, {"talk_t0": answers})
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "kv_head" / "metrics.jsonl").read_text().splitlines()]
-    assert len(losses) == 2
-    assert np.isfinite(losses).all()
     with pytest.raises(InputError, match=r"anchoring\.loss 'kl', and now it is 'ce'"):
         train_kv_head(replace(recipe, anchoring=Anchoring(4, loss="ce")), tmp_path, {"talk_t0": answers})
 

@@ -38,7 +38,9 @@ def test_each_stage_took_its_steps_once(runs: Path) -> None:
     for stage in ("tower", "target/tune", "draft/tune", "captioner/tune", "kv_head"):
         log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
         assert [entry["step"] for entry in log] == [1, 2]
-        assert all(np.isfinite(entry["loss"]) for entry in log)
+        if stage.endswith("tune"):  # decoders that begin at random, for whom all words are alike
+            config = json.loads(((runs / stage).parent / "hf" / "config.json").read_text())
+            assert log[0]["loss"] == pytest.approx(np.log(config["text_config"]["vocab_size"]), rel=0.1)
 
 
 def test_a_kv_head_lies_with_its_run_and_reports_as_drafts_do(runs: Path) -> None:
