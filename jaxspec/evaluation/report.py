@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table as Lines
 
 from jaxspec.errors import InputError
-from jaxspec.files import check_directory, whole_directory, write_text, writing
+from jaxspec.files import check_directory, sole, whole_directory, write_text, writing
 
 PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
@@ -48,7 +48,8 @@ class Table(NamedTuple):
 class Run:
     """A measurement that is being made: rows and records so far, and `folder`, where its files lie until its end.
 
-    As a context manager; at the end of the block the files take the place of those in `out`, and the tables are shown.
+    As a context manager: no other run writes into `out` then; at the end of the block the files take the place of
+    those there, and the tables are shown.
     """
 
     def __init__(self, preset: str, options: Mapping[str, Any], out: Path) -> None:
@@ -67,11 +68,18 @@ class Run:
         write_results(self.folder, self.about | about, self.rows, self.records, text)
 
     def __enter__(self) -> Run:
+        self._lock = sole(Path(f"{os.path.abspath(self.out)}.lock"))
+        self._lock.__enter__()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            return
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._lock.__exit__(None, None, None)
+
+    def _finish(self) -> None:
         names = sorted(file.name for file in self.folder.iterdir() if not file.name.startswith("."))
         finish(self.folder, self.out)
         for table in self.tables:

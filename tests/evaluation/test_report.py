@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.errors import InputError
 from jaxspec.evaluation.config import Variant
-from jaxspec.evaluation.report import Table, begin, describe_run, finish, show, write_results
+from jaxspec.evaluation.report import Run, Table, begin, describe_run, finish, show, write_results
 
 HEADER = ["view", "turn", *(f"set {i}" for i in range(9))]
 ROWS = [[view, turn, *(f"{view}{turn}.{i}0" for i in range(9))] for turn in "12" for view in "MTCP"]
@@ -59,6 +59,13 @@ def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
     assert (out / "table.md").read_text() == (out / "dial.png").read_text() == "second"
     assert (out / "README.md").read_text() == "mine"
     assert list(out.parent.iterdir()) == [out]
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with Run("tiny", {}, out), pytest.raises(InputError, match=r"out\.lock: held by process"), Run("tiny", {}, out):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
 def test_results_of_other_options_are_not_replaced(tmp_path: Path) -> None:
