@@ -18,7 +18,7 @@ from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.weighting import Static
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES
-from jaxspec.models.inputs import LlavaImages
+from jaxspec.models.llava import LlavaImages
 from jaxspec.models.support import support_line, support_table, with_table
 from tests.conftest import ROOT
 

@@ -29,12 +29,11 @@ from jaxspec.config import (
 from jaxspec.errors import InputError
 from jaxspec.models.anyres import LlavaNextImages, LlavaOnevisionImages
 from jaxspec.models.decoder import CausalLM
-from jaxspec.models.inputs import ImageInputs, LlavaImages, Pool, PromptRows, merge
+from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, merge
 from jaxspec.models.layers import apply
-from jaxspec.models.llava import Llava, LlavaNext
+from jaxspec.models.llava import Llava, LlavaImages, LlavaNext
 from jaxspec.models.opt import OPT
-from jaxspec.models.qwen_images import QwenImages
-from jaxspec.models.qwen_vl import QwenVL
+from jaxspec.models.qwen_vl import QwenImages, QwenVL
 from jaxspec.typing import Array, Float, Int, Params
 
 
@@ -151,44 +150,45 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(model_type: str) -> Family:
+    """Return the entry of a model type. Raises InputError where there is none."""
     if model_type not in FAMILIES:
         raise InputError(f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
     return FAMILIES[model_type]
 
 
 def build(config: ModelConfig) -> nn.Module:
-    """The (stateless, hashable) module of a configuration."""
+    """Return the (stateless, hashable) module of a configuration."""
     return family_of(config.model_type).module(config)
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Params:
-    """Random float32 parameters, normal(0, 0.02), norms at one."""
+    """Return random float32 parameters: normal(0, 0.02), norms at one."""
     tokens, images = jnp.zeros((1, 2), jnp.int32), image_zeros(config, 1, 1)
     return jax.jit(build(config).init)(key, tokens, **images)["params"]
 
 
 def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Params:
-    """Shapes and dtypes of the parameters; nothing is allocated."""
+    """Return shapes and dtypes of the parameters; nothing is allocated."""
     tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree)
 
 
 def text_params(config: ModelConfig, params: Params) -> Params:
-    """The decoder's parameters within a language model's or an LVLM's."""
+    """Return the decoder's parameters within a language model's or an LVLM's."""
     return params if isinstance(config, TextConfig) else params.get("language_model", params)
 
 
 def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:
-    """The parameters that image features are made with, and all others."""
+    """Return the parameters that image features are made with, and all others."""
     tower = re.compile(family_of(config.model_type).tower)
-    flat = flatten_dict(params, sep="/")
-    parts = ({k: v for k, v in flat.items() if bool(tower.match(k)) == inside} for inside in (True, False))
-    seen, rest = (unflatten_dict(part, sep="/") for part in parts)
-    return seen, rest
+    inside, rest = {}, {}
+    for path, leaf in flatten_dict(params, sep="/").items():
+        (inside if tower.match(path) else rest)[path] = leaf
+    return unflatten_dict(inside, sep="/"), unflatten_dict(rest, sep="/")
 
 
 def image_zeros(config: ModelConfig, batch: int, units: int) -> dict[str, Array]:
-    """Image inputs [B, U, ...] of blank units; none for a text model."""
+    """Return image inputs [B, U, ...] of blank units; none for a text model."""
     images = family_of(config.model_type).images
     shapes = images.shapes(config) if images else {}
     return {name: jnp.zeros((batch, units, *shape), dtype) for name, (shape, dtype) in shapes.items()}
@@ -207,21 +207,23 @@ class LanguageModel:
     @property
     def has_vision(self) -> bool:
         """Whether the model has a vision tower."""
-        return family_of(self.config.model_type).images is not None
+        return self._images is not None
 
     def blended(self, pool: Pool | None) -> int:
         """Return how many feature rows a prompt slot of an image blends; 0 for a text model."""
-        images = family_of(self.config.model_type).images
-        return images.blended(pool) if images else 0
+        return self._images.blended(pool) if self._images else 0
 
     @property
     def turns(self) -> bool:
         """Whether images take other rotary positions than slots (M-RoPE)."""
-        images = family_of(self.config.model_type).images
-        return images is not None and images.turns
+        return self._images is not None and self._images.turns
+
+    @property
+    def _images(self) -> type[ImageInputs] | None:
+        return family_of(self.config.model_type).images
 
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
-        """Tower features of every unit of every row's images."""
+        """Return tower features of every unit of every row's images."""
         return self._whole(params, "encode", **images)
 
     def embed(
@@ -231,7 +233,7 @@ class LanguageModel:
         features: Float[Array, "B U P E"] | None,
         pool: Pool | None = None,
     ) -> Float[Array, "B L D"]:
-        """Prompt embeddings; the slots of images show the features, projected (and pooled for view P)."""
+        """Return prompt embeddings; the slots of images show the features, projected (and pooled for view P)."""
         embeds = self._text(params, "embed", rows.tokens)
         if features is None or rows.sources is None:
             return embeds
@@ -245,7 +247,7 @@ class LanguageModel:
         slots: int,
         keep_hidden: bool = False,
     ) -> tuple[Float[Array, "B V"], KVCache]:
-        """Runs right-padded prompts: logits of what follows each, and a cache of `slots` that holds them.
+        """Run right-padded prompts: return the logits of what follows each, and a cache of `slots` that holds them.
 
         With `keep_hidden` the cache has a place for hidden states, and the prompts' in it.
         """
@@ -259,7 +261,7 @@ class LanguageModel:
     def read(
         self, params: Params, embeds: Float[Array, "B L D"], rows: PromptRows, slots: int
     ) -> tuple[Float[Array, "B L D"], KVCache]:
-        """Run right-padded prompts: the final-normed hidden state of every token, and a cache that holds them."""
+        """Run right-padded prompts: return the final-normed hidden state of every token, and their cache."""
         batch, width, _ = embeds.shape
         cache = init_cache(self.text, batch, slots, embeds.dtype)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
@@ -268,7 +270,7 @@ class LanguageModel:
         return hidden, cache.replace(length=rows.length, shift=shift)
 
     def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Scores of what follows, float32."""
+        """Return the scores of what follows, float32."""
         return self._text(params, "logits", hidden)
 
     def score(
@@ -278,7 +280,7 @@ class LanguageModel:
         features: Float[Array, "B U P E"] | None,
         pool: Pool | None = None,
     ) -> Float[Array, "B L V"]:
-        """Logits of what follows every token of right-padded rows, no cache: what training reads."""
+        """Return the logits of what follows every token of right-padded rows, without a cache: what training reads."""
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
@@ -287,7 +289,8 @@ class LanguageModel:
     def extend(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Appends T tokens, or nodes of a tree, to every row; logits of what follows each, and the longer cache."""
+        """Append T tokens, or nodes of a tree, to every row; return the logits of what follows each, and the longer
+        cache."""
         return self._text(params, "extend", tokens, cache, tree)
 
     def advance(

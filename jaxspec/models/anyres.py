@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.errors import InputError
-from jaxspec.models.inputs import NEWLINE, LlavaImages, Pool, Size, Slots, check_pixels
+from jaxspec.models.inputs import NEWLINE, Pool, Size, Slots
+from jaxspec.models.llava import LlavaImages, check_pixels
 
 
 class LlavaNextImages(LlavaImages):
@@ -47,17 +48,17 @@ class LlavaNextImages(LlavaImages):
         return out
 
     def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
-        """Tiles [U, 3, Y, X] of each image."""
+        """Return the tiles [U, 3, Y, X] of each image."""
         return [np.asarray(self.processor(images=[i], return_tensors="np")["pixel_values"])[0] for i in images]
 
     def _tiles(self, size: Size) -> Size:
-        """Rows and columns of tiles of an image's grid."""
+        """Return rows and columns of tiles of an image's grid."""
         height, width = best_resolution(size, self.config.image_grid_pinpoints)
         side = self.config.vision_config.image_size
         return height // side, width // side
 
     def _grid(self, size: Size) -> np.ndarray:
-        """Feature rows int32 [Y, X] of the grid's patches that show the image."""
+        """Return feature rows int32 [Y, X] of the grid's patches that show the image."""
         rows, columns = self._tiles(size)
         page, side = self.config.image_tokens, self.config.vision_config.side
         tiles = page + np.arange(rows * columns * page, dtype=np.int32).reshape(rows, columns, side, side)
@@ -104,7 +105,7 @@ class LlavaOnevisionImages(LlavaNextImages):
 
 
 def best_resolution(size: Size, pinpoints: Sequence[Size]) -> Size:
-    """The pinpoint in which an image keeps most of its pixels, and of several the one with least padding."""
+    """Return the pinpoint in which an image keeps most of its pixels, and of several the one with least padding."""
     original = size[0] * size[1]
 
     def merit(pinpoint: Size) -> tuple[int, int]:
@@ -123,7 +124,7 @@ def _too_thin(size: Size) -> InputError:
 
 
 def unpadded(grid: np.ndarray, size: Size) -> np.ndarray:
-    """A grid of patches less the rows or columns that are padding around an image of that size."""
+    """Return a grid of patches less the rows or columns that are padding around an image of that size."""
     height, width = grid.shape
     if size[1] / size[0] > width / height:
         padding = (height - int(round(size[0] * (width / size[1]), 7))) // 2
@@ -133,7 +134,8 @@ def unpadded(grid: np.ndarray, size: Size) -> np.ndarray:
 
 
 def bilinear(grid: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sources [height, width, 4] and weights that scale a grid, as PyTorch's `interpolate` without aligned corners."""
+    """Return sources [height, width, 4] and weights that scale a grid as PyTorch's `interpolate` with corners not
+    aligned."""
     (top, bottom, low), (left, right, near) = (
         _neighbours(length, scaled) for length, scaled in zip(grid.shape, (height, width), strict=True)
     )
@@ -143,7 +145,7 @@ def bilinear(grid: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.
 
 
 def _neighbours(length: int, scaled: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each of `scaled` samples of a line: the two places that it lies between, and how near it is to the second."""
+    """Return the two places that each of `scaled` samples of a line lies between, and how near it is to the second."""
     step = np.float32(length) / np.float32(max(scaled, 1))  # float32 throughout, as PyTorch
     at = np.maximum(step * (np.arange(scaled, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5), 0)
     first = at.astype(np.int32)

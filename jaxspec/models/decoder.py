@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral and Qwen2 as pure functions of (parameters, inputs, cache).
+"""The decoder of Llama, Mistral and Qwen2 as pure functions of (parameters, inputs, cache), and what LVLMs do with one.
 
 Parameter names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is `model.layers.0.self_attn.q_proj.weight`
 transposed.
@@ -7,68 +7,69 @@ transposed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, write
 from jaxspec.config import RotaryConfig
+from jaxspec.models.inputs import in_order, merge
 from jaxspec.models.layers import (
     INIT,
+    Dense,
     Embed,
     GatedMLP,
     RMSNorm,
     attend,
     call_layer,
-    dense,
     rotary_frequencies,
     rotate,
 )
 from jaxspec.typing import Array, Bool, Float, Int
 
 
+class Places(NamedTuple):
+    """Where T new tokens of each row stand, and what they read."""
+
+    slots: Int[Array, "B T"]
+    """Their indices in their rows: the cache slots that they are written to, and the last that they read."""
+    rotary: Int[Array, "B T"] | Int[Array, "B 3 T"]
+    """The positions that their angles are made of; for M-RoPE three a token, but where they are equal."""
+    seen: Bool[Array, "#B T tree"] | None = None
+    """Makes the tokens nodes of a tree, see `attend`."""
+    live: int | None = None
+    """No token's slot reaches it, so that only so many slots are read. Static."""
+
+
 class Attention(nn.Module):
     config: RotaryConfig
 
     @nn.compact
-    def __call__(
-        self,
-        x: Array,
-        positions: Array,
-        rotary: Array,
-        seen: Array | None,
-        cache: LayerCache | None,
-        live: int | None,
-    ) -> tuple[Array, LayerCache | None]:
+    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
         c = self.config
-        batch, count, _ = x.shape
 
-        def heads(name: str, n: int) -> Array:
-            proj = dense(n * c.head_dim, c.biases.qkv, name=name)
-            return proj(x).reshape(batch, count, n, c.head_dim)
+        def heads(name: str, count: int) -> Array:
+            return Dense(count * c.head_dim, c.biases.qkv, name=name)(x).reshape(*x.shape[:2], count, c.head_dim)
 
-        turns = rotary, rotary_frequencies(c), c.rope_scaling.attention_factor, c.rope_scaling.mrope_section
-        q = rotate(heads("q_proj", c.num_attention_heads), *turns)
-        k = rotate(heads("k_proj", c.num_key_value_heads), *turns)
-        v = heads("v_proj", c.num_key_value_heads)
-        out, cache = self.read(q, k, v, positions, seen, cache, live)
-        return dense(c.hidden_size, c.biases.output, name="o_proj")(out.reshape(batch, count, -1)), cache
+        angles = at.rotary, rotary_frequencies(c), c.rope_scaling.attention_factor, c.rope_scaling.mrope_section
+        q = rotate(heads("q_proj", c.num_attention_heads), *angles)
+        k = rotate(heads("k_proj", c.num_key_value_heads), *angles)
+        out, cache = self.read(q, k, heads("v_proj", c.num_key_value_heads), at, cache)
+        return Dense(c.hidden_size, c.biases.output, name="o_proj")(out.reshape(*x.shape[:2], -1)), cache
 
     def read(
         self,
         q: Float[Array, "B T N H"],
         k: Float[Array, "B T K H"],
         v: Float[Array, "B T K H"],
-        positions: Array,
-        seen: Array | None,
+        at: Places,
         cache: LayerCache | None,
-        live: int | None,
     ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
-        """Writes what is new to the cache, if there is one, and attends to all that the queries may read."""
-        k, v, cache = remember(cache, k, v, positions, live)
-        bias = () if cache is None else (leaf[:, :live] for leaf in cache[2:])
-        return attend(q, k, v, positions, seen, *bias), cache
+        """Write what is new to the cache, if there is one, and attend to all that the tokens may read."""
+        k, v, cache = remember(cache, k, v, at.slots, at.live)
+        bias = () if cache is None else (leaf[:, : at.live] for leaf in cache[2:])
+        return attend(q, k, v, at.slots, at.seen, *bias), cache
 
 
 class Layer(nn.Module):
@@ -76,36 +77,23 @@ class Layer(nn.Module):
     attention: type[Attention] = Attention
 
     @nn.compact
-    def __call__(
-        self,
-        x: Array,
-        positions: Array,
-        rotary: Array,
-        seen: Array | None,
-        cache: LayerCache | None,
-        live: int | None,
-    ) -> tuple[Array, LayerCache | None]:
+    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
         c = self.config
-        out, cache = self.attention(c, name="self_attn")(
-            RMSNorm(c.rms_norm_eps, name="input_layernorm")(x), positions, rotary, seen, cache, live
-        )
+        normed = RMSNorm(c.rms_norm_eps, name="input_layernorm")(x)
+        out, cache = self.attention(c, name="self_attn")(normed, at, cache)
         x = x + out
         mlp = GatedMLP(c.intermediate_size, c.biases.mlp, name="mlp")
         return x + mlp(RMSNorm(c.rms_norm_eps, name="post_attention_layernorm")(x)), cache
 
 
 def run_layers(
-    layers: Sequence[Callable[..., Any]],
-    x: Array,
-    places: tuple[Array | None, ...],
-    cache: KVCache | None,
-    live: int | None,
+    layers: Sequence[Callable[..., Any]], x: Array, at: Places, cache: KVCache | None
 ) -> tuple[Array, KVCache | None]:
-    """Layer after layer, each with its own pair of cache leaves; `places` is what a layer knows of positions."""
+    """Run layer after layer, each with its own pair of cache leaves."""
     keys, values = [], []
     bias = () if cache is None or cache.bias is None else (cache.bias,)
     for i, layer in enumerate(layers):
-        x, leaves = call_layer(layer, x, *places, cache and (cache.k[i], cache.v[i], *bias), live)
+        x, leaves = call_layer(layer, x, at, cache and (cache.k[i], cache.v[i], *bias))
         if leaves is not None:
             keys.append(leaves[0])
             values.append(leaves[1])
@@ -123,16 +111,8 @@ class Decoder(nn.Module):
         self.layers = [Layer(c) for _ in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
-    def __call__(
-        self,
-        embeds: Array,
-        positions: Array,
-        rotary: Array,
-        seen: Array | None,
-        cache: KVCache | None,
-        live: int | None,
-    ) -> tuple[Array, KVCache | None]:
-        x, cache = run_layers(self.layers, embeds, (positions, rotary, seen), cache, live)
+    def __call__(self, embeds: Array, at: Places, cache: KVCache | None) -> tuple[Array, KVCache | None]:
+        x, cache = run_layers(self.layers, embeds, at, cache)
         return self.norm(x), cache
 
 
@@ -144,10 +124,10 @@ class CausalLM(nn.Module):
     def setup(self) -> None:
         self.model = Decoder(self.config)
         if not self.config.tie_word_embeddings:
-            self.lm_head = dense(self.config.vocab_size, bias=False, widens=True)
+            self.lm_head = Dense(self.config.vocab_size, bias=False, widens=True)
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""
+        """Return token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""
         return self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
 
     def hidden(
@@ -159,18 +139,15 @@ class CausalLM(nn.Module):
         rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
         seen: Bool[Array, "#B T tree"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
-        """Final-normed hidden states of T tokens a row, and the cache with their keys and values written.
+        """Return the final-normed hidden states of T tokens a row, and the cache with their keys and values written.
 
-        `positions` are the tokens' indices in their rows: the slots that they are written to, and the last that
-        they read. `rotary` are the positions that their angles are made of, where those are others; for M-RoPE
-        three a token, but where they are equal. `seen` makes the tokens nodes of a tree, see `attend`.
-        `live` (static) says that no query's position reaches it, so that only so many slots are read. The
-        cache's `length` is left to the caller. Without a cache the T tokens attend to each other only.
+        `positions` are the `slots` of `Places`, `rotary` others than these for the angles; `live` and `seen` are told
+        there. The cache's `length` is left to the caller. Without a cache the tokens attend to each other only.
         """
-        return self.model(embeds, positions, positions if rotary is None else rotary, seen, cache, live)
+        return self.model(embeds, Places(positions, positions if rotary is None else rotary, seen, live), cache)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Scores of the next token, float32."""
+        """Return the scores of the next token, float32."""
         if self.config.tie_word_embeddings:
             return self.model.embed_tokens.attend(hidden).astype(jnp.float32)
         return self.lm_head(hidden).astype(jnp.float32)
@@ -178,7 +155,7 @@ class CausalLM(nn.Module):
     def extend(
         self, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Appends T tokens to every row at its length; logits of what follows each, and the longer cache.
+        """Append T tokens to every row at its length; return the logits of what follows each, and the longer cache.
 
         They follow one another, or are nodes of the `tree` that ends with them.
         """
@@ -202,6 +179,33 @@ class CausalLM(nn.Module):
         return self.logits(hidden), written.replace(length=cache.length + count)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Logits of a whole right-padded batch, no cache."""
+        """Return the logits of a whole right-padded batch, without a cache."""
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         return self.logits(self.hidden(self.embed(tokens), positions)[0])
+
+
+class Lvlm(nn.Module):
+    """What LVLMs share: `encode` makes tower features of images, `project` the table that prompt slots show of these,
+    and `language_model` reads the prompt."""
+
+    config: Any
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B L"],
+        *images: Array,
+        sources: Int[Array, "B L blended"] | None = None,
+        blend: Float[Array, "B L blended"] | None = None,
+        rotary: Int[Array, "B 3 L"] | None = None,
+        **named_images: Array,
+    ) -> Float[Array, "B L V"]:
+        """Return the logits of a whole right-padded batch, without a cache.
+
+        `sources`, `blend` and `rotary` are those of its `PromptRows`; without, the table's rows are shown in order.
+        """
+        if sources is None:
+            sources = in_order(tokens == self.config.image_token_index)
+        table = self.project(self.encode(*images, **named_images))
+        embeds = merge(self.language_model.embed(tokens), table, sources, blend)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        return self.language_model.logits(self.language_model.hidden(embeds, positions, rotary=rotary)[0])

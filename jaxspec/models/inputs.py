@@ -70,7 +70,7 @@ class Pool:
     """Where the projector's outputs are averaged, not its inputs."""
 
     def count(self, tokens: int) -> int:
-        """Tokens left of a page of `tokens`."""
+        """Return how many tokens are left of a page of `tokens`."""
         left = self.tokens
         if left is None:
             left = tokens // 4 if self.kind == "avg1d" else math.isqrt(tokens // 4) ** 2
@@ -83,7 +83,7 @@ class Pool:
         return left
 
     def matrix(self, tokens: int) -> np.ndarray:
-        """float32 [P', P] of averages; windows as those of PyTorch's adaptive pooling."""
+        """Return float32 [P', P] of averages; windows as those of PyTorch's adaptive pooling."""
         left = self.count(tokens)
         if self.kind == "avg1d":
             return _windows(tokens, left)
@@ -109,7 +109,7 @@ class ImageInputs(Protocol):
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
-        """Arrays of one unit."""
+        """Tell the arrays of one unit."""
         ...
 
     @staticmethod
@@ -118,59 +118,20 @@ class ImageInputs(Protocol):
         ...
 
     def units(self, size: Size, images: int = 1) -> int:
-        """Units of an image of that size, one of `images` in its prompt."""
+        """Return the units of an image of that size, one of `images` in its prompt."""
         ...
 
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
-        """What its prompt slots show, pooled for view P."""
+        """Return what its prompt slots show, pooled for view P."""
         ...
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """The units [U, ...] of each of a prompt's RGB PIL images."""
+        """Return the units [U, ...] of each of a prompt's RGB PIL images."""
         ...
-
-
-@dataclass(frozen=True)
-class LlavaImages:
-    """LLaVA-1.5: an image is one unit, scaled (and cropped) to the page that the tower reads."""
-
-    config: Any
-    processor: Any
-    turns: ClassVar = False
-
-    @staticmethod
-    def shapes(config: Any) -> Shapes:
-        vision = config.vision_config
-        return {"pixels": ((vision.image_size, vision.image_size, vision.num_channels), np.float32)}
-
-    @staticmethod
-    def blended(pool: Pool | None) -> int:
-        return 1
-
-    def units(self, size: Size, images: int = 1) -> int:
-        return 1
-
-    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
-        count = self.config.image_tokens if pool is None else pool.count(self.config.image_tokens)
-        return Slots(np.arange(count, dtype=np.int32)[:, None], count)
-
-    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        values = np.asarray(self.processor(images=list(images), return_tensors="np")["pixel_values"])
-        check_pixels(values.shape[1:], self.config.vision_config.image_size)
-        return [{"pixels": page[None]} for page in values.transpose(0, 2, 3, 1)]
-
-
-def check_pixels(shape: tuple[int, ...], size: int) -> None:
-    """Refuses an image processor that does not make what the tower reads."""
-    if shape != (3, size, size):
-        raise InputError(
-            f"image processor: gives {list(shape)} and the tower reads [3, {size}, {size}]; "
-            "use the preprocessor_config.json that belongs to the model"
-        )
 
 
 def in_order(shown: Array) -> Int[Array, "B L 1"]:
-    """Sources of prompts whose image slots show all feature rows of their row, one after the other."""
+    """Return the sources of prompts whose image slots show all feature rows of their row, one after the other."""
     return jnp.where(shown, jnp.cumsum(shown, axis=1) - 1, TEXT)[..., None]
 
 
@@ -180,7 +141,7 @@ def merge(
     sources: Int[Array, "B L blended"],
     blend: Float[Array, "B L blended"] | None,
 ) -> Float[Array, "B L D"]:
-    """Prompt embeddings in which the slots of images show them. NEWLINE is the table's last row."""
+    """Return prompt embeddings in which the slots of images show them. NEWLINE is the table's last row."""
     at = jnp.clip(jnp.where(sources == NEWLINE, table.shape[1] - 1, sources), 0, table.shape[1] - 1)
     shown = jnp.take_along_axis(table, at[..., 0, None], axis=1)
     if blend is not None:

@@ -32,9 +32,9 @@ from flax import struct
 from jaxspec.cache import KVCache, write
 from jaxspec.config import KVHeadConfig, ModelConfig, target_hash, text_config
 from jaxspec.errors import InputError
-from jaxspec.models.decoder import Attention, Layer
+from jaxspec.models.decoder import Attention, Layer, Places
 from jaxspec.models.inputs import Pool
-from jaxspec.models.layers import INIT, RMSNorm, apply, dense, wide
+from jaxspec.models.layers import INIT, Dense, RMSNorm, apply, wide
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 NEVER = np.iinfo(np.int32).max
@@ -111,12 +111,11 @@ class AnchoredAttention(Attention):
         q: Float[Array, "B A*J N H"],
         k: Float[Array, "B A*J K H"],
         v: Float[Array, "B A*J K H"],
-        positions: Array,
-        seen: Bool[Array, "B A S"] | None,
+        at: Places,
         cache: Any,
-        live: int | None,
     ) -> tuple[Float[Array, "B A*J N H"], None]:
         context: Context = cache
+        seen = at.seen
         assert seen is not None
         batch, _, heads, width = q.shape
         anchors, kv_heads = seen.shape[1], k.shape[2]
@@ -145,7 +144,7 @@ class KVHead(nn.Module):
         self.layers = [Layer(c.text_config, AnchoredAttention) for _ in range(c.text_config.num_hidden_layers)]
         self.norm = RMSNorm(c.text_config.rms_norm_eps)
         if c.reads_hidden:
-            self.fc = dense(c.text_config.hidden_size, bias=False)
+            self.fc = Dense(c.text_config.hidden_size, bias=False)
         if c.pools:
             self.kv_projector = KVProjector(c)
         if c.pools and c.slot_bias:
@@ -208,10 +207,10 @@ class KVHead(nn.Module):
         seen = context.since[:, None] < anchors[..., None]
 
         def read(embeds: Array, rotary: Array) -> Array:
-            places = rotary.reshape(rotary.shape[0], -1)
-            x = embeds.reshape(*places.shape, -1)
+            flat = rotary.reshape(rotary.shape[0], -1)
+            x = embeds.reshape(*flat.shape, -1)
             for layer in self.layers:
-                x, _ = layer(x, places, places, seen, context, None)  # pyright: ignore[reportArgumentType]
+                x, _ = layer(x, Places(flat, flat, seen), context)  # pyright: ignore[reportArgumentType]
             return self.norm(x).reshape(embeds.shape)
 
         if before is None:

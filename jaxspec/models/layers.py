@@ -31,7 +31,7 @@ _REMAT: ContextVar[bool] = ContextVar("remat", default=False)
 
 @contextmanager
 def remat_layers(on: bool) -> Iterator[None]:
-    """Within it, what is traced keeps only the inputs of layers for the gradient, and computes the rest anew."""
+    """Let what is traced within keep only the inputs of layers for the gradient, and compute the rest anew."""
     token = _REMAT.set(on)
     try:
         yield
@@ -40,7 +40,7 @@ def remat_layers(on: bool) -> Iterator[None]:
 
 
 def call_layer(layer: Callable[..., Any], x: Array, *rest: Any) -> Any:
-    """layer(x, *rest), with x split by rows over a mesh, and as `remat_layers` says."""
+    """Return layer(x, *rest), with x split by rows over a mesh, and as `remat_layers` says."""
     x = constrain(x, "batch", *[None] * (x.ndim - 1))
     if not _REMAT.get():
         return layer(x, *rest)
@@ -61,7 +61,7 @@ def apply(module: nn.Module, params: Params, *args: Any, method: str | None = No
 
 
 def wide(dtype: jnp.dtype) -> jnp.dtype:
-    """What is computed in: float32, or float64 where that is given."""
+    """Return what is computed in: float32, or float64 where that is given."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -86,14 +86,14 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        wide = x.astype(jnp.float32)
-        wide = wide - jnp.mean(wide, -1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        exact = x.astype(jnp.float32)
+        exact = exact - jnp.mean(exact, -1, keepdims=True)
+        exact = exact * jax.lax.rsqrt(jnp.mean(exact * exact, -1, keepdims=True) + self.eps)
         if self.affine:
             weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
             bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-            wide = wide * weight + bias
-        return wide.astype(x.dtype)
+            exact = exact * weight + bias
+        return exact.astype(x.dtype)
 
 
 class Embed(nn.Embed):
@@ -129,12 +129,8 @@ class Dense(nn.Module):
         return y
 
 
-def dense(features: int, bias: bool, widens: bool = False, name: str | None = None) -> Dense:
-    return Dense(features, bias, widens, name=name)
-
-
 def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
-    """Inverse frequencies [H/2] in radians per position, with `linear`, `llama3` or `yarn` stretching applied.
+    """Return inverse frequencies [H/2] in radians per position, with `linear`, `llama3` or `yarn` stretching applied.
 
     The last two keep the frequencies that turn often within the original context, divide by `factor` those that
     hardly turn, and interpolate between: `llama3` by the turns, YaRN (Peng et al. 2023, eq. 17 to 23) by the
@@ -157,7 +153,8 @@ def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
 
 
 def _yarn_kept(config: RotaryConfig) -> np.ndarray:
-    """How much of each frequency YaRN keeps, [H/2]: all up to `beta_fast`'s dimension, nothing from `beta_slow`'s."""
+    """Return the share [H/2] of each frequency that YaRN keeps: all up to `beta_fast`'s dimension, none from
+    `beta_slow`'s."""
     scaling, width = config.rope_scaling, config.head_dim
 
     def dimension(turns: float) -> float:
@@ -179,7 +176,7 @@ def rotate(
     scale: float = 1.0,
     sections: tuple[int, ...] = (),
 ) -> Float[Array, "B T N H"]:
-    """Rotary position embedding in the half-split order of Hugging Face's Llama, times `scale`.
+    """Return x turned by its positions in the half-split order of Hugging Face's Llama, times `scale`.
 
     With positions of A axes the frequencies go by `sections`: the first so many turn with the first axis, the next
     with the next (M-RoPE; Wang et al. 2024, "Qwen2-VL", section 2.1).
@@ -202,7 +199,7 @@ def attend(
     seen: Bool[Array, "#B T tree"] | None = None,
     bias: Float[Array, "B S"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Grouped attention in which the query at position p reads the slots 0..p.
+    """Return grouped attention in which the query at position p reads the slots 0..p.
 
     With `seen`, the queries are the last T of the A nodes of a token tree: they read all slots before the tree,
     and of the tree those that `seen` marks. `bias` is added to the scores of each slot.
@@ -245,11 +242,25 @@ def _attend_block(
 def _visible(
     slots: Int[Array, " S"], positions: Int[Array, "B T"], seen: Bool[Array, "#B T tree"]
 ) -> Bool[Array, "B T S"]:
-    """Which slots each node of a tree reads; the tree ends with the last of `positions`."""
+    """Mark the slots that each node of a tree reads; the tree ends with the last of `positions`."""
     size = seen.shape[-1]
     node = (slots - (positions[:, -1:] + 1 - size))[:, None]
     inside = jnp.take_along_axis(seen, jnp.clip(node, 0, size - 1), axis=-1)
     return (node < 0) | (inside & (node < size))
+
+
+def attend_freely(
+    q: Float[Array, "... Q N H"],
+    k: Float[Array, "... P N H"],
+    v: Float[Array, "... P N H"],
+    seen: Bool[Array, "... Q P"] | None = None,
+) -> Float[Array, "... Q N H"]:
+    """Return attention that knows no order, as in towers: to all keys, or to those that `seen` marks."""
+    scores = jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    if seen is not None:
+        scores = jnp.where(seen[..., None, :, :], scores, -jnp.inf)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("...NQP,...PNH->...QNH", probs, v)
 
 
 class GatedMLP(nn.Module):
@@ -260,6 +271,6 @@ class GatedMLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        gate = dense(self.width, self.bias, name="gate_proj")(x)
-        up = dense(self.width, self.bias, name="up_proj")(x)
-        return dense(x.shape[-1], self.bias, name="down_proj")(nn.silu(gate) * up)
+        gate = Dense(self.width, self.bias, name="gate_proj")(x)
+        up = Dense(self.width, self.bias, name="up_proj")(x)
+        return Dense(x.shape[-1], self.bias, name="down_proj")(nn.silu(gate) * up)

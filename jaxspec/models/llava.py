@@ -1,16 +1,22 @@
-"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: tower -> projector -> merge -> decoder."""
+"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: tower -> projector -> merge -> decoder; and how LLaVA-1.5 reads images."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.config import LlavaConfig
-from jaxspec.models.decoder import CausalLM
-from jaxspec.models.inputs import Pool, in_order, merge
-from jaxspec.models.layers import INIT, dense
+from jaxspec.errors import InputError
+from jaxspec.models.decoder import CausalLM, Lvlm
+from jaxspec.models.inputs import Pool, Shapes, Size, Slots
+from jaxspec.models.layers import INIT, Dense
 from jaxspec.models.vision import VisionTower
-from jaxspec.typing import Array, Float, Int
+from jaxspec.typing import Array, Float
 
 
 class Projector(nn.Module):
@@ -22,11 +28,11 @@ class Projector(nn.Module):
     def __call__(self, features: Float[Array, "... P E"]) -> Float[Array, "... P D"]:
         c = self.config
         width, bias = c.text_config.hidden_size, c.multimodal_projector_bias
-        h = nn.gelu(dense(width, bias, name="linear_1")(features), approximate=False)
-        return dense(width, bias, name="linear_2")(h)
+        h = nn.gelu(Dense(width, bias, name="linear_1")(features), approximate=False)
+        return Dense(width, bias, name="linear_2")(h)
 
 
-class Llava(nn.Module):
+class Llava(Lvlm):
     """Hugging Face's `LlavaForConditionalGeneration`."""
 
     config: LlavaConfig
@@ -37,7 +43,7 @@ class Llava(nn.Module):
         self.language_model = CausalLM(self.config.text_config)
 
     def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
-        """Tower features of every unit: the configured layer, without the class token unless `full`."""
+        """Return tower features of every unit: the configured layer, without the class token unless `full`."""
         batch, units = pixels.shape[:2]
         states, _ = self.vision_tower(pixels.reshape(batch * units, *pixels.shape[2:]))
         features = states[self.config.vision_feature_layer]
@@ -46,7 +52,7 @@ class Llava(nn.Module):
         return features.reshape(batch, units, *features.shape[1:])
 
     def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
-        """The table of feature rows that prompt slots may show, each unit's pooled for view P."""
+        """Return the table of feature rows that prompt slots may show, each unit's pooled for view P."""
         averages = None if pool is None else pool.matrix(features.shape[2]).astype(features.dtype)
         if pool is not None and not pool.after_projector:
             features = jnp.einsum("qP,BUPE->BUqE", averages, features)
@@ -54,20 +60,6 @@ class Llava(nn.Module):
         if pool is not None and pool.after_projector:
             projected = jnp.einsum("qP,BUPD->BUqD", averages, projected)
         return projected.reshape(projected.shape[0], -1, projected.shape[-1])
-
-    def __call__(
-        self,
-        tokens: Int[Array, "B L"],
-        pixels: Float[Array, "B U Y X 3"],
-        sources: Int[Array, "B L blended"] | None = None,
-        blend: Float[Array, "B L blended"] | None = None,
-    ) -> Float[Array, "B L V"]:
-        """Logits of a whole right-padded batch, no cache. Without `sources` the table's rows are shown in order."""
-        if sources is None:
-            sources = in_order(tokens == self.config.image_token_index)
-        embeds = merge(self.language_model.embed(tokens), self.project(self.encode(pixels)), sources, blend)
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        return self.language_model.logits(self.language_model.hidden(embeds, positions)[0])
 
 
 class LlavaNext(Llava):
@@ -81,7 +73,46 @@ class LlavaNext(Llava):
         self.image_newline = self.param("image_newline", INIT, (self.config.text_config.hidden_size,))
 
     def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
-        """The table of feature rows, with the end-of-line embedding as its last."""
+        """Return the table of feature rows, with the end-of-line embedding as its last."""
         table = super().project(features, pool)
         newline = jnp.broadcast_to(self.image_newline.astype(table.dtype), (table.shape[0], 1, table.shape[2]))
         return jnp.concatenate([table, newline], axis=1)
+
+
+@dataclass(frozen=True)
+class LlavaImages:
+    """LLaVA-1.5: an image is one unit, scaled (and cropped) to the page that the tower reads."""
+
+    config: Any
+    processor: Any
+    turns: ClassVar = False
+
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        vision = config.vision_config
+        return {"pixels": ((vision.image_size, vision.image_size, vision.num_channels), np.float32)}
+
+    @staticmethod
+    def blended(pool: Pool | None) -> int:
+        return 1
+
+    def units(self, size: Size, images: int = 1) -> int:
+        return 1
+
+    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
+        count = self.config.image_tokens if pool is None else pool.count(self.config.image_tokens)
+        return Slots(np.arange(count, dtype=np.int32)[:, None], count)
+
+    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        values = np.asarray(self.processor(images=list(images), return_tensors="np")["pixel_values"])
+        check_pixels(values.shape[1:], self.config.vision_config.image_size)
+        return [{"pixels": page[None]} for page in values.transpose(0, 2, 3, 1)]
+
+
+def check_pixels(shape: tuple[int, ...], size: int) -> None:
+    """Refuse an image processor that does not make what the tower reads."""
+    if shape != (3, size, size):
+        raise InputError(
+            f"image processor: gives {list(shape)} and the tower reads [3, {size}, {size}]; "
+            "use the preprocessor_config.json that belongs to the model"
+        )

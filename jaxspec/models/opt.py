@@ -8,10 +8,11 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, LayerCache, remember
+from jaxspec.cache import KVCache, LayerCache
 from jaxspec.config import OptConfig
-from jaxspec.models.decoder import CausalLM, run_layers
-from jaxspec.models.layers import INIT, Embed, LayerNorm, attend, dense
+from jaxspec.models import decoder
+from jaxspec.models.decoder import CausalLM, Places, run_layers
+from jaxspec.models.layers import INIT, Dense, Embed, LayerNorm
 from jaxspec.typing import Array, Float
 
 OFFSET = 2
@@ -22,22 +23,18 @@ def norm(config: OptConfig, name: str | None = None) -> LayerNorm:
     return LayerNorm(1e-5, config.layer_norm_elementwise_affine, name=name)
 
 
-class Attention(nn.Module):
+class Attention(decoder.Attention):
     config: OptConfig
 
     @nn.compact
-    def __call__(
-        self, x: Array, positions: Array, seen: Array | None, cache: LayerCache | None, live: int | None
-    ) -> tuple[Array, LayerCache | None]:
+    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
         c = self.config
-
-        def heads(name: str) -> Array:
-            return dense(c.hidden_size, c.enable_bias, name=name)(x).reshape(*x.shape[:2], -1, c.head_dim)
-
-        q, k, v = heads("q_proj"), heads("k_proj"), heads("v_proj")
-        k, v, cache = remember(cache, k, v, positions, live)
-        out = attend(q, k, v, positions, seen).reshape(x.shape)
-        return dense(c.hidden_size, c.enable_bias, name="out_proj")(out), cache
+        shape = (*x.shape[:2], -1, c.head_dim)
+        q, k, v = (
+            Dense(c.hidden_size, c.enable_bias, name=name)(x).reshape(shape) for name in ("q_proj", "k_proj", "v_proj")
+        )
+        out, cache = self.read(q, k, v, at, cache)
+        return Dense(c.hidden_size, c.enable_bias, name="out_proj")(out.reshape(x.shape)), cache
 
 
 class Layer(nn.Module):
@@ -46,17 +43,15 @@ class Layer(nn.Module):
     config: OptConfig
 
     @nn.compact
-    def __call__(
-        self, x: Array, positions: Array, seen: Array | None, cache: LayerCache | None, live: int | None
-    ) -> tuple[Array, LayerCache | None]:
+    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
         c = self.config
         attention_norm, mlp_norm = norm(c, "self_attn_layer_norm"), norm(c, "final_layer_norm")
         before = c.do_layer_norm_before
-        out, cache = Attention(c, name="self_attn")(attention_norm(x) if before else x, positions, seen, cache, live)
+        out, cache = Attention(c, name="self_attn")(attention_norm(x) if before else x, at, cache)
         x = x + out if before else attention_norm(x + out)
-        h = dense(c.intermediate_size, c.enable_bias, name="fc1")(mlp_norm(x) if before else x)
+        h = Dense(c.intermediate_size, c.enable_bias, name="fc1")(mlp_norm(x) if before else x)
         h = nn.relu(h) if c.activation_function == "relu" else nn.gelu(h, approximate=False)
-        out = dense(c.hidden_size, c.enable_bias, name="fc2")(h)
+        out = Dense(c.hidden_size, c.enable_bias, name="fc2")(h)
         return x + out if before else mlp_norm(x + out), cache
 
 
@@ -70,30 +65,24 @@ class Decoder(nn.Module):
         self.embed_tokens = Embed(c.vocab_size, c.word_embed_proj_dim, embedding_init=INIT)
         self.embed_positions = Embed(c.max_position_embeddings + OFFSET, c.hidden_size, embedding_init=INIT)
         if c.word_embed_proj_dim != c.hidden_size:
-            self.project_in = dense(c.hidden_size, bias=False)
-            self.project_out = dense(c.word_embed_proj_dim, bias=False)
+            self.project_in = Dense(c.hidden_size, bias=False)
+            self.project_out = Dense(c.word_embed_proj_dim, bias=False)
         self.layers = [Layer(c) for _ in range(c.num_hidden_layers)]
         if c.final_layer_norm:
             self.final_layer_norm = norm(c)
 
     def __call__(
-        self,
-        embeds: Float[Array, "B T embed"],
-        positions: Array,
-        rotary: Array,
-        seen: Array | None,
-        cache: KVCache | None,
-        live: int | None,
+        self, embeds: Float[Array, "B T embed"], at: Places, cache: KVCache | None
     ) -> tuple[Float[Array, "B T embed"], KVCache | None]:
-        """Learned positions are looked up by `rotary`, which counts as rotary angles do; slots are `positions`.
+        """Return the normed hidden states. Learned positions are looked up by `at.rotary`, as angles are elsewhere.
 
         Past the table its last row is read: drafts may look that far, and what follows must stay finite.
         """
         c = self.config
         projects = c.word_embed_proj_dim != c.hidden_size
-        rows = jnp.clip(rotary, 0, c.max_position_embeddings - 1) + OFFSET
+        rows = jnp.clip(at.rotary, 0, c.max_position_embeddings - 1) + OFFSET
         x = (self.project_in(embeds) if projects else embeds) + self.embed_positions(rows)
-        x, cache = run_layers(self.layers, x, (positions, seen), cache, live)
+        x, cache = run_layers(self.layers, x, at, cache)
         x = self.final_layer_norm(x) if c.final_layer_norm else x
         return self.project_out(x) if projects else x, cache
 
@@ -110,16 +99,8 @@ class Model(nn.Module):
     def embed_tokens(self) -> nn.Embed:
         return self.decoder.embed_tokens
 
-    def __call__(
-        self,
-        embeds: Array,
-        positions: Array,
-        rotary: Array,
-        seen: Array | None,
-        cache: KVCache | None,
-        live: int | None,
-    ) -> tuple[Array, KVCache | None]:
-        return self.decoder(embeds, positions, rotary, seen, cache, live)
+    def __call__(self, embeds: Array, at: Places, cache: KVCache | None) -> tuple[Array, KVCache | None]:
+        return self.decoder(embeds, at, cache)
 
 
 class OPT(CausalLM):
@@ -130,4 +111,4 @@ class OPT(CausalLM):
     def setup(self) -> None:
         self.model = Model(self.config)
         if not self.config.tie_word_embeddings:
-            self.lm_head = dense(self.config.vocab_size, bias=False, widens=True)
+            self.lm_head = Dense(self.config.vocab_size, bias=False, widens=True)

@@ -3,9 +3,16 @@
 Bai et al. 2025, "Qwen2.5-VL Technical Report". A unit is one attention window: a square of P patches (8 x 8 in the
 published models) in the order of their merge groups (2 x 2 patches, which become one token), padded at the image's
 right and lower edge. Windowed layers attend within the unit, the few full ones within the image.
+
+`QwenImages` reads images: of any size, resized to whole merge groups, cut into such windows.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,24 +20,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import QwenVisionConfig, QwenVLConfig
-from jaxspec.models.decoder import CausalLM
-from jaxspec.models.inputs import TEXT, Pool, merge
-from jaxspec.models.layers import INIT, QUERY_BLOCK, GatedMLP, RMSNorm, call_layer, dense, rotate
-from jaxspec.typing import Array, Float, Int
+from jaxspec.errors import InputError
+from jaxspec.models.decoder import CausalLM, Lvlm
+from jaxspec.models.inputs import Pool, Shapes, Size, Slots
+from jaxspec.models.layers import INIT, QUERY_BLOCK, Dense, GatedMLP, RMSNorm, attend_freely, call_layer, rotate
+from jaxspec.typing import Array, Bool, Float, Int
 
+MOST_STRETCHED = 200
+"""Longer sides over shorter ones that the processor takes."""
 EPSILON, ROPE_THETA = 1e-6, 10000.0
 """Constants of the tower's norms and rotary positions; no configuration names them."""
 
 
 def window_places(config: QwenVisionConfig) -> np.ndarray:
-    """int32 [2, P]: row and column of a window's patches, merge group by merge group."""
+    """Return int32 [2, P]: row and column of a window's patches, merge group by merge group."""
     groups, group = config.window_groups, config.spatial_merge_size
     places = np.indices((groups * group,) * 2, np.int32)
     return places.reshape(2, groups, group, groups, group).swapaxes(2, 3).reshape(2, -1)
 
 
 def window_contents(config: QwenVisionConfig, place: Int[Array, "B U 4"]) -> tuple[Array, Array]:
-    """Where a row's windows lie: rotary positions [B,U,2,P] of their patches, and the number [B,U,P] of the image
+    """Tell where a row's windows lie: rotary positions [B,U,2,P] of their patches, and the number [B,U,P] of the image
     that each patch belongs to, -1 where it is padding.
 
     `place` is row and column of a window's first patch, then its height and width in patches; an image's first
@@ -70,29 +80,29 @@ class VisionAttention(nn.Module):
         head = width // c.num_heads
         spread = np.arange(0, head // 2, 2) / (head // 2)
         inverse = np.tile(ROPE_THETA**-spread, 2).astype(np.float32)
-        qkv = dense(3 * width, bias=True, name="qkv")(x).reshape(batch * units, patches, 3, c.num_heads, head)
+        qkv = Dense(3 * width, bias=True, name="qkv")(x).reshape(batch * units, patches, 3, c.num_heads, head)
         places = rotary.reshape(batch * units, 2, patches)
         q, k = (rotate(qkv[:, :, i], places, inverse, sections=(head // 4,) * 2) for i in range(2))
         q, k, v = (part.reshape(batch, units, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
-        out = self._within_images(q, k, v, image) if self.full else _attend(q, k, v, image, image)
-        return dense(width, bias=True, name="proj")(out.reshape(x.shape))
+        out = self._within_images(q, k, v, image) if self.full else attend_freely(q, k, v, _same(image, image))
+        return Dense(width, bias=True, name="proj")(out.reshape(x.shape))
 
     @staticmethod
     def _within_images(q: Array, k: Array, v: Array, image: Array) -> Array:
-        """Queries go in blocks of about `QUERY_BLOCK`: five large images never hold a square of scores."""
+        """Attend within images. Queries go in blocks of about `QUERY_BLOCK`: five large images never hold a square of
+        scores."""
         keys, values, owners = (part.reshape(part.shape[0], -1, *part.shape[3:]) for part in (k, v, image))
         block = max(1, QUERY_BLOCK // q.shape[2])
         units = jnp.moveaxis(q, 1, 0), jnp.moveaxis(image, 1, 0)
-        out = jax.lax.map(lambda unit: _attend(unit[0], keys, values, unit[1], owners), units, batch_size=block)
+        out = jax.lax.map(
+            lambda unit: attend_freely(unit[0], keys, values, _same(unit[1], owners)), units, batch_size=block
+        )
         return jnp.moveaxis(out, 0, 1)
 
 
-def _attend(q: Array, k: Array, v: Array, mine: Array, theirs: Array) -> Array:
-    """Patches read those of the same image (padding reads padding, so that no softmax is empty)."""
-    scores = jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-    same = mine[..., None, :, None] == theirs[..., None, None, :]
-    probs = jax.nn.softmax(jnp.where(same, scores, -jnp.inf), axis=-1).astype(v.dtype)
-    return jnp.einsum("...NQP,...PNH->...QNH", probs, v)
+def _same(mine: Int[Array, "... Q"], theirs: Int[Array, "... P"]) -> Bool[Array, "... Q P"]:
+    """Mark the patches of the same image (padding reads padding, so that no softmax is empty)."""
+    return mine[..., :, None] == theirs[..., None, :]
 
 
 class Block(nn.Module):
@@ -116,8 +126,8 @@ class PatchMerger(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.ln_q = RMSNorm(EPSILON)
-        self.mlp_0 = dense(c.hidden_size * c.spatial_merge_size**2, bias=True)
-        self.mlp_2 = dense(c.out_hidden_size, bias=True)
+        self.mlp_0 = Dense(c.hidden_size * c.spatial_merge_size**2, bias=True)
+        self.mlp_2 = Dense(c.out_hidden_size, bias=True)
 
     def __call__(self, features: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
         c = self.config
@@ -144,7 +154,7 @@ class VisionTower(nn.Module):
         return x
 
 
-class QwenVL(nn.Module):
+class QwenVL(Lvlm):
     """Hugging Face's `Qwen2_5_VLForConditionalGeneration`."""
 
     config: QwenVLConfig
@@ -155,25 +165,122 @@ class QwenVL(nn.Module):
         nn.share_scope(self, self.language_model)  # the files hold `model` and `lm_head` beside `visual`
 
     def encode(self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
-        """Tower features of every patch of every unit."""
+        """Return tower features of every patch of every unit."""
         return self.visual(patches, place)
 
     def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
-        """The merged tokens of all units, window by window. View P blends them: `pool` changes nothing here."""
+        """Return the merged tokens of all units, window by window. View P blends them: `pool` changes nothing here."""
         return self.visual.merger(features)
 
-    def __call__(
-        self,
-        tokens: Int[Array, "B L"],
-        patches: Float[Array, "B U P pixels"],
-        place: Int[Array, "B U 4"],
-        sources: Int[Array, "B L 1"] | None = None,
-        rotary: Int[Array, "B 3 L"] | None = None,
-    ) -> Float[Array, "B L V"]:
-        """Logits of a whole right-padded batch, no cache. `sources` and `rotary` are those of its `PromptRows`;
-        without them no slot shows an image."""
-        table = self.project(self.encode(patches, place))
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        sources = jnp.full((*tokens.shape, 1), TEXT) if sources is None else sources
-        embeds = merge(self.language_model.embed(tokens), table, sources, None)
-        return self.language_model.logits(self.language_model.hidden(embeds, positions, rotary=rotary)[0])
+
+@dataclass(frozen=True)
+class QwenImages:
+    """Qwen2.5-VL: a unit is an attention window of the tower; as many as the image is large.
+
+    Grids are counted in merge groups, which are the image's tokens: [Y, X] of them for an image.
+    """
+
+    config: Any
+    processor: Any
+    turns: ClassVar = True
+
+    @staticmethod
+    def shapes(config: Any) -> Shapes:
+        vision = config.vision_config
+        return {"patches": ((vision.window_patches, vision.patch_values), np.float32), "place": ((4,), np.int32)}
+
+    @staticmethod
+    def blended(pool: Pool | None) -> int:
+        return 1 if pool is None else 4
+
+    def grid(self, size: Size) -> tuple[int, int]:
+        """Return rows and columns of merge groups after the processor's resizing: sides are rounded to whole groups, or
+        scaled so that the image has at least the fewest pixels and at most the most."""
+        height, width = size
+        if max(size) > MOST_STRETCHED * min(size):
+            raise InputError(
+                f"image of {width}x{height}: one side is over {MOST_STRETCHED} times the other; crop or scale it"
+            )
+        vision, limits = self.config.vision_config, self.processor.size
+        side = vision.patch_size * vision.spatial_merge_size
+        rows, columns = round(height / side), round(width / side)
+        if rows * columns * side**2 > limits["longest_edge"]:
+            shrink = math.sqrt(height * width / limits["longest_edge"])
+            rows, columns = (max(1, math.floor(x / shrink / side)) for x in size)
+        elif rows * columns * side**2 < limits["shortest_edge"]:
+            grow = math.sqrt(limits["shortest_edge"] / (height * width))
+            rows, columns = (math.ceil(x * grow / side) for x in size)
+        return rows, columns
+
+    def units(self, size: Size, images: int = 1) -> int:
+        rows, columns = self.grid(size)
+        return self._windows(rows) * self._windows(columns)
+
+    def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
+        """Return the merged tokens row by row, at M-RoPE positions (0, row, column).
+
+        View P shows averages of squares of 2x2 of them (fewer at an odd edge), at the positions of the smaller grid.
+        """
+        rows, columns = grid = self.grid(size)
+        row, column = np.indices(grid)
+        source = self._source(row, column, columns)
+        known = {"rows": self.units(size) * self.config.vision_config.window_groups**2}
+        if pool is None:
+            return Slots(source.reshape(-1, 1), positions=_positions(grid), **known)
+        if pool.tokens is not None or pool.kind != "avg2d":
+            raise InputError(
+                "view P: images of Qwen2.5-VL have as many tokens as they are large, pooled in squares of 2x2; "
+                "give P without a number and without -1d"
+            )
+        pooled = -(-rows // 2), -(-columns // 2)
+        padded = np.full((2 * pooled[0], 2 * pooled[1]), -1, np.int32)
+        padded[:rows, :columns] = source
+        squares = padded.reshape(pooled[0], 2, pooled[1], 2).swapaxes(1, 2).reshape(-1, 4)
+        there = squares >= 0
+        blend = (there / there.sum(axis=1, keepdims=True)).astype(np.float32)
+        return Slots(np.where(there, squares, squares[:, :1]), blend=blend, positions=_positions(pooled), **known)
+
+    def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+        out = self.processor(images=list(images), return_tensors="np")
+        patches, sizes = np.asarray(out["pixel_values"]), np.asarray(out["image_grid_thw"])
+        merge = self.config.vision_config.spatial_merge_size
+        grids = [self.grid((image.height, image.width)) for image in images]
+        expected = [[1, rows * merge, columns * merge] for rows, columns in grids]
+        if sizes.tolist() != expected or patches.shape[1] != self.config.vision_config.patch_values:
+            raise InputError(
+                f"image processor: gives patches {list(patches.shape)} in grids {sizes.tolist()}, and the tower reads "
+                f"{self.config.vision_config.patch_values} values in {expected}; "
+                "use the preprocessor_config.json that belongs to the model"
+            )
+        pieces = np.split(patches, np.cumsum(sizes.prod(axis=1))[:-1])
+        return [self._cut(piece, *grid) for piece, grid in zip(pieces, grids, strict=True)]
+
+    def _cut(self, patches: np.ndarray, rows: int, columns: int) -> dict[str, np.ndarray]:
+        """Return an image's patches window by window; the processor gives them merge group by merge group."""
+        vision = self.config.vision_config
+        side, group = vision.window_groups, vision.spatial_merge_size
+        down, across = self._windows(rows), self._windows(columns)
+        padded = np.zeros((down * side, across * side, group**2, patches.shape[1]), np.float32)
+        padded[:rows, :columns] = patches.reshape(rows, columns, group**2, -1)
+        windows = padded.reshape(down, side, across, side, *padded.shape[2:]).swapaxes(1, 2)
+        first = np.indices((down, across)).reshape(2, -1).T * side
+        extent = np.minimum((rows, columns) - first, side)
+        return {
+            "patches": windows.reshape(down * across, -1, patches.shape[1]),
+            "place": (np.concatenate([first, extent], axis=1) * group).astype(np.int32),
+        }
+
+    def _windows(self, groups: int) -> int:
+        return -(-groups // self.config.vision_config.window_groups)
+
+    def _source(self, row: np.ndarray, column: np.ndarray, columns: int) -> np.ndarray:
+        """Return the feature row that shows the token in that place of a grid."""
+        side = self.config.vision_config.window_groups
+        window = row // side * self._windows(columns) + column // side
+        return (window * side**2 + row % side * side + column % side).astype(np.int32)
+
+
+def _positions(grid: tuple[int, int]) -> np.ndarray:
+    """Return int32 [3, P]: time, row and column of a still image's tokens."""
+    places = np.indices(grid, np.int32).reshape(2, -1)
+    return np.concatenate([np.zeros_like(places[:1]), places])

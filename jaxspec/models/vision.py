@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import VisionConfig
-from jaxspec.models.layers import INIT, LayerNorm, call_layer, dense
+from jaxspec.models.layers import INIT, Dense, LayerNorm, attend_freely, call_layer
 from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
@@ -65,8 +65,8 @@ class SelfAttention(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
         c = self.config
-        q, k, v = (dense(c.hidden_size, bias=True, name=name)(x) for name in ("q_proj", "k_proj", "v_proj"))
-        return dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
+        q, k, v = (Dense(c.hidden_size, bias=True, name=name)(x) for name in ("q_proj", "k_proj", "v_proj"))
+        return Dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
 
 
 def _attend(
@@ -76,16 +76,10 @@ def _attend(
     split = tuple(x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
     devices = shard_count("batch", len(q))
     if len(q) <= PAGE_BLOCK * devices:
-        return _attend_block(*split).reshape(q.shape)
+        return attend_freely(*split).reshape(q.shape)
     pages = tuple(jnp.swapaxes(x.reshape(devices, -1, *x.shape[1:]), 0, 1) for x in split)
-    out = jax.lax.map(lambda page: _attend_block(*page), pages, batch_size=PAGE_BLOCK)
+    out = jax.lax.map(lambda page: attend_freely(*page), pages, batch_size=PAGE_BLOCK)
     return jnp.swapaxes(out, 0, 1).reshape(q.shape)
-
-
-def _attend_block(q: Array, k: Array, v: Array) -> Array:
-    scores = jnp.einsum("BQNH,BPNH->BNQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("BNQP,BPNH->BQNH", probs, v)
 
 
 class MLP(nn.Module):
@@ -94,8 +88,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c = self.config
-        h = dense(c.intermediate_size, bias=True, name="fc1")(x)
-        return dense(c.hidden_size, bias=True, name="fc2")(_ACTIVATIONS[c.hidden_act](h))
+        h = Dense(c.intermediate_size, bias=True, name="fc1")(x)
+        return Dense(c.hidden_size, bias=True, name="fc2")(_ACTIVATIONS[c.hidden_act](h))
 
 
 class Encoder(nn.Module):
@@ -136,7 +130,7 @@ class ProbeAttention(nn.Module):
         bias = self.param("in_proj_bias", nn.initializers.zeros, (3 * c.hidden_size,))
         sides = zip((queries, x, x), jnp.split(weight, 3), jnp.split(bias, 3), strict=True)
         q, k, v = (y @ w.T + b for y, w, b in sides)
-        return dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
+        return Dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
 
 
 class VisionTransformer(nn.Module):

@@ -24,7 +24,7 @@ from jaxspec.decoding.requests import IMAGE_BUCKETS
 from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool
-from jaxspec.models.qwen_images import QwenImages
+from jaxspec.models.qwen_vl import QwenImages
 
 CONFIG = QwenVLConfig.from_hf({"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4})
 """Qwen2.5-VL-7B's geometry: patches of 14, merge groups of 28, windows of 112 pixels."""
