@@ -86,7 +86,7 @@ def converse(config: EvalConfig, engine: Engine, samples: Sequence[Sample]) -> l
 
 
 def _turn(result: Result, engine: Engine) -> Turn:
-    drafts, timed = isinstance(engine.program, Speculator), not isinstance(engine.target, RecordedTarget)
+    drafts, timed = isinstance(engine.program, Speculator), not isinstance(engine.lead, RecordedTarget)
     return Turn(
         text=result.text,
         tokens=result.tokens,

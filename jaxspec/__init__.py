@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
     from jaxspec.decoding.engine import Engine
-    from jaxspec.decoding.engine_config import EngineConfig
+    from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
     from jaxspec.decoding.loading import LoadedModel
     from jaxspec.decoding.requests import Request, Result
     from jaxspec.errors import InputError
 
 _HOMES = {
-    "Collaboration": "jaxspec.decoding.collaboration",
-    "CollaborationConfig": "jaxspec.decoding.collaboration",
+    "CollaborationConfig": "jaxspec.decoding.engine_config",
     "Engine": "jaxspec.decoding.engine",
     "EngineConfig": "jaxspec.decoding.engine_config",
     "InputError": "jaxspec.errors",
@@ -30,7 +28,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "Collaboration",
     "CollaborationConfig",
     "Engine",
     "EngineConfig",

@@ -90,11 +90,11 @@ def pictures(world: Path, *names: str) -> list[str]:
     return [part for name in names for part in ("--image", str(world / f"{name}.png"))]
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *args: str | Path) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *args: str | Path, command: str = "generate") -> str:
     """The one line that bad input gives."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        main(["generate", *map(str, args)])
+        main([command, *map(str, args)])
     out, err = capsys.readouterr()
     assert stop.value.code == 2
     assert out == ""
@@ -376,8 +376,8 @@ def test_refused_before_a_model_is_read(
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = ["--collaborate", f"{world / 'target'},{world / 'draft'}", "--combine", "weighted:0.6,0.4"]
-    main(["generate", *both, "--gammas", "1,2", "--prompt", "Hi", "--max-new-tokens", str(NEW), "--json"])
+    both = ["--models", f"{world / 'target'},{world / 'draft'}", "--combine", "weighted:0.6,0.4"]
+    main(["collaborate", *both, "--gammas", "1,2", "--prompt", "Hi", "--max-new-tokens", str(NEW), "--json"])
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert len(told["tokens"]) == NEW
@@ -389,18 +389,14 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "--target: no model is named"),
-        (["--collaborate", "{}/target"], "1 model; give 2 or more"),
-        (["--collaborate", "{0}/target,{0}/draft", "--target", "{}/target"], "--target: has no part in"),
-        (["--collaborate", "{0}/target,{0}/draft", "--adaptive-gamma"], "--adaptive-gamma: has no part in"),
-        (["--target", "{}/target", "--proposer", "1"], "--proposer: is about models that write together"),
-        (["--collaborate", "{0}/target,{0}/nothing"], "nothing': no such directory"),
-        (["--collaborate", "{0}/target,{0}/draft", "--combine", "weighted:0.6,0.5"], "sum to 1.1"),
-        (["--collaborate", "{0}/target,{0}/draft", "--combine", "contrast"], "did you mean 'contrastive'"),
-        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
-        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is no list of whole numbers"),
-        (["--collaborate", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "no list of whole numbers"),
-        (["--collaborate", "{0}/target,{0}/draft", "--proposer", "2"], "2 of 2 models"),
+        (["--models", "{}/target"], "1 model; give 2 or more"),
+        (["--models", "{0}/target,{0}/nothing"], "nothing': no such directory"),
+        (["--models", "{0}/target,{0}/draft", "--combine", "weighted:0.6,0.5"], "sum to 1.1"),
+        (["--models", "{0}/target,{0}/draft", "--combine", "contrast"], "did you mean 'contrastive'"),
+        (["--models", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
+        (["--models", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is no list of whole numbers"),
+        (["--models", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "no list of whole numbers"),
+        (["--models", "{0}/target,{0}/draft", "--proposer", "2"], "2 of 2 models"),
     ],
 )
 def test_refused_collaborations(
@@ -411,7 +407,7 @@ def test_refused_collaborations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("jaxspec.cli.collaborate.LoadedModel", None)
-    assert words in refusal(capsys, *(part.format(world) for part in args), "--prompt", "Hi")
+    assert words in refusal(capsys, *(part.format(world) for part in args), "--prompt", "Hi", command="collaborate")
 
 
 def test_prompt_over_the_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

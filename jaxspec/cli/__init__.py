@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             {
                 "demo": demo.Demo,
                 "generate": generate.Generate,
+                "collaborate": collaborate.Collaborate,
                 "export": export.Export,
                 "inspect": inspect.Inspect,
             },
@@ -41,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not getattr(command, "cache", True):
             jax.config.update("jax_enable_compilation_cache", False)
         if isinstance(command, generate.Generate):
-            (collaborate if command.collaborate is not None else generate).run(command)
+            generate.run(command)
+        elif isinstance(command, collaborate.Collaborate):
+            collaborate.run(command)
         elif isinstance(command, demo.Demo):
             demo.run(command)
         elif isinstance(command, export.Export):

@@ -1,76 +1,67 @@
-"""`jaxspec generate --collaborate`: answers a prompt as several models do together."""
+"""`jaxspec collaborate`: answers a prompt as several models do together."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import jax
+from typing import Any
 
 from jaxspec.checkpoints import directories
-from jaxspec.cli.generate import ALONE, Generate, computes_in, encoded, refuse, request_of, told
-from jaxspec.cli.terminal import progress, say
-from jaxspec.data.images import load_image
-from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
-from jaxspec.decoding.engine_config import capped_gamma
-from jaxspec.decoding.loading import LoadedModel
-from jaxspec.errors import InputError
+from jaxspec.cli.ask import Ask, answer, numbers
+from jaxspec.cli.terminal import progress
+from jaxspec.decoding.engine import CollaborationConfig, Engine, LoadedModel, Result
+from jaxspec.decoding.engine_config import Method, capped_gamma
 from jaxspec.evaluation.metrics import collaboration_metrics
 
 
-def run(args: Generate) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Collaborate(Ask):
+    """Answers a prompt about images as several models of one vocabulary do together."""
+
+    models: str
+    """Directories or hub ids of the models, comma-separated; the same one may stand there twice."""
+    combine: str = "weighted"
+    """What they write from: weighted:0.6,0.4, contrastive:mu=0.1, contrastive:beta=0.5, or logits:1.5,-0.5."""
+    method: Method = "alternating"
+    """Who proposes: all by turns, one model (naive; speculative, with a bonus token), or none (standard)."""
+    gammas: str | None = None
+    """The draft length of each model, as 5,1; by default 1 each."""
+    proposer: int = 0
+    """Which model proposes first and after rejections, from 0."""
+    views: str | None = None
+    """How each model is shown images, comma-separated: M (as they are), T (a line break for each), P (pooled); by
+    default M to all that see."""
+
+
+def run(args: Collaborate) -> None:
     """Print the answer. All that can be checked without the models is checked before they are read."""
-    assert args.collaborate is not None
-    refuse(args, ALONE, "has no part in --collaborate, which names all models; leave it out")
-    names = args.collaborate.split(",")
-    config = CollaborationConfig(
-        args.combine,
-        args.method,
-        None if args.gammas is None else _gammas(args.gammas, args.max_new_tokens),
-        args.proposer,
-        None if args.views is None else tuple(args.views.split(",")),
-        batch_size=1,
+    names = args.models.split(",")
+    gammas = args.gammas and tuple(
+        capped_gamma("--gammas", gamma, args.max_new_tokens) for gamma in numbers("--gammas", args.gammas, int)
     )
+    views = args.views and tuple(args.views.split(","))
+    config = CollaborationConfig(args.combine, args.method, gammas or None, args.proposer, views or None, batch_size=1)
     config.checked(len(names))
-    images = [load_image(path) for path in args.image]
-    request = request_of(args)
+    images, request = args.pictures(), args.request()
     paths = [directories.locate(name) for name in names]
-    dtype = computes_in(args)
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:
         if path not in loaded:
             progress(f"loading {path}")
             first = next(iter(loaded.values()), None)
-            loaded[path] = LoadedModel.load(path, dtype, tiles=args.tiles, beside=first, panels=args.panels)
-    collaboration = Collaboration([loaded[path] for path in paths], config)
-    request = replace(request, prompt=encoded(args, collaboration.encoder, images))
-    say(collaboration.memory_report([request]))
-    progress("compiling and decoding")
-    result = collaboration.generate([request])[0]
-    stats = {
-        **collaboration_metrics([result.stats]),
-        "combine": args.combine,
-        "method": args.method,
-        "gammas": config.gammas or (1,) * len(names),
-        "proposer": args.proposer,
-        "views": [view.name for view in collaboration.views],
-        "prefill_ms": result.prefill_ms,
-        "decode_tokens_per_second": 1e3 * result.stats.emitted / result.decode_ms,
-        "temperature": request.temperature,
-        "dtype": str(jax.tree.leaves(collaboration.lead.params)[0].dtype),
-        "device": jax.devices()[0].device_kind,
-        "batch": result.batch,
-        "seed": request.seed,
-    }
-    calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
-    pace = stats["decode_tokens_per_second"]
-    say(f"done: {len(result.tokens)} tokens, {calls} passes of each model a token, {pace:.2f} tokens/s")
-    print(told(args, result, stats))
+            loaded[path] = LoadedModel.load(path, args.computes_in, tiles=args.tiles, beside=first, panels=args.panels)
+    engine = Engine([loaded[path] for path in paths], config=config)
 
+    def describe(result: Result) -> dict[str, Any]:
+        stats = collaboration_metrics([result.stats])
+        calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
+        return stats | {
+            "combine": args.combine,
+            "method": args.method,
+            "gammas": config.gammas or (1,) * len(names),
+            "proposer": args.proposer,
+            "views": [form.view.name for form in engine.assembly.forms],
+            "told": f"{calls} passes of each model a token",
+        }
 
-def _gammas(text: str, max_new_tokens: int) -> tuple[int, ...]:
-    try:
-        given = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--gammas: {text!r} is no list of whole numbers; separate them by commas") from None
-    return tuple(capped_gamma("--gammas", gamma, max_new_tokens) for gamma in given)
+    answer(args, engine, request, images, describe)

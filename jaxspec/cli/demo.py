@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL.Image import Image
@@ -78,7 +78,7 @@ def _drawn(image: Image) -> Text:
     return page
 
 
-def _write(console: Console, answer: Iterator[Result[Any]]) -> None:
+def _write(console: Console, answer: Iterator[Result]) -> None:
     """Print an answer while it is written, drafted tokens in colour; and how many these are."""
     shown, places = 0, []
     for result in answer:
@@ -93,7 +93,7 @@ def _write(console: Console, answer: Iterator[Result[Any]]) -> None:
     console.print(f"\n\n[{DRAFTED}]Drafted[/], and kept by the target: {drafted} of {shown} tokens.")
 
 
-def _table(plain: Result[Any], drafted: Result[Any], plain_ms: float, drafted_ms: float) -> str:
+def _table(plain: Result, drafted: Result, plain_ms: float, drafted_ms: float) -> str:
     """Return what drafting was worth: tokens a pass, over what a pass costs, is how much faster it is."""
     passes = plain.stats.steps, drafted.stats.steps
     each = [ms / max(steps, 1) for ms, steps in zip((plain_ms, drafted_ms), passes)]

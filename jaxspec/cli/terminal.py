@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from jaxspec.decoding.requests import Result
 
@@ -36,7 +35,7 @@ def say(words: object) -> None:
     print(words, file=sys.stderr)
 
 
-def show(answer: Iterator[Result[Any]]) -> Result[Any]:
+def show(answer: Iterator[Result]) -> Result:
     """Print an answer while it is written; return the whole."""
     shown, result = 0, None
     for result in answer:

@@ -14,7 +14,6 @@ import jax
 from jax.sharding import Mesh
 
 from jaxspec.sharding import on_mesh
-from jaxspec.typing import Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +22,7 @@ class Held:
 
     program: Any
     mesh: Mesh | None
-    params: Params
+    params: Any
     """Or what else the program reads first."""
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The host edge: encode, bucket, place, compile once, run, decode.
+"""The engine: reads requests, sizes and places them, prefills, decodes and collects, for any program.
 
 Everything inside a bucket (prompt length, images, new tokens, batch) is one compiled program; lengths,
 temperatures, limits, weights and keys are traced.
@@ -7,31 +7,25 @@ temperatures, limits, weights and keys are traced.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, overload
 
-import jax
 import numpy as np
 
-from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.data.prompts import bucket
-from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, gammas_up_to, init_gamma, measure_costs, update_prior
-from jaxspec.decoding.compile_cache import Held, timed
-from jaxspec.decoding.drafters import make_drafter
-from jaxspec.decoding.engine_config import EngineConfig
-from jaxspec.decoding.growth import grow, rooms
-from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, image_inputs, same_tower
+from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, init_gamma, measure_costs, update_prior
+from jaxspec.decoding.assembly import collaboration, speculation
+from jaxspec.decoding.compile_cache import Held, executable, timed
+from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
+from jaxspec.decoding.loading import LoadedModel, image_inputs
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
-from jaxspec.decoding.refill import refill_rows, take_in
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.requests import (
-    BATCH_BUCKETS,
     EncodedRequest,
     Request,
     Result,
-    RowStats,
     decoded_images,
     each,
     encode,
@@ -41,409 +35,324 @@ from jaxspec.decoding.requests import (
     prompt_row,
     sampling_options,
 )
+from jaxspec.decoding.running import STRIDE, RunningBatch, grow, refill_rows, rooms, run_decode, run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.state import STRIDE, DecodeState, Pause, PromptBatch, place, rewound, whereabouts
-from jaxspec.decoding.trace import trace_record
-from jaxspec.decoding.tree import parse_tree
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, rewound, snapshot
 from jaxspec.decoding.views import (
-    VIEWS,
     Caption,
     Captioner,
-    Row,
     needs_captioner,
     parse_views,
     parse_weights,
-    prompt_views,
     stack_rows,
     which_image,
 )
-from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
-from jaxspec.sharding import mesh_of, on_mesh, put, small_sharding
+from jaxspec.sharding import mesh_of
 from jaxspec.typing import Params
 
-__all__ = ["Engine", "EngineConfig", "LoadedModel", "Request", "Result", "RowStats"]
-
-Program = Autoregressive | Speculator
-
-
-@partial(jax.jit, static_argnames=("program", "new_slots"))
-def run_prefill(program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
-    return place(program.prefill(params, batch, options, new_slots))
-
-
-@partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
-def run_decode(
-    program: Program, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
-) -> DecodeState:
-    return place(program.decode(params, state, options, pause))
+__all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
 
 
 @dataclass
 class Engine:
-    """Decodes requests with a target, and a draft where one is given. The output is the target's own.
+    """Decodes requests with a target, and a draft where one is given; or as several models write together.
 
-    It runs where the target lies: on one device, or on the mesh that it was loaded onto, with the draft on each.
+    The output is the target's own, or that of the models' combination. It runs where the (first) target lies: on one
+    device, or on the mesh that it was loaded onto, with the draft on each.
 
-    Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft lacks.
+    Raises InputError if the models do not share a tokeniser, or a view needs what its model lacks.
     """
 
-    target: LoadedModel
+    target: LoadedModel | Sequence[LoadedModel]
+    """Several write together."""
     draft: LoadedModel | None = None
-    config: EngineConfig = field(default_factory=EngineConfig)
+    config: Any = None
+    """An `EngineConfig`, or for several models a `CollaborationConfig`; the default is either's."""
     captioner: Captioner | None = None
     """For view C. It runs before prefill, on all images of a call at once: how long the captions are decides the
     bucket, and with it the size of the target's cache, so that no pass of the target can start before."""
 
     def __post_init__(self) -> None:
-        check_vocabulary("target", self.target, spare=0)
-        views = parse_views(self.config.views)
-        self._views = prompt_views(views)
-        if not self._views:
-            self.draft = None
-        self._captioned = self.draft is not None and needs_captioner(views, self.captioner)
-        self.encoder = prompt_encoder(self.target)
-        self.params = {"target": self.target.params}
+        self._captioned = False
+        if isinstance(self.target, LoadedModel):
+            self.config = self.config or EngineConfig()
+            self.assembly = speculation(self.target, self.draft, self.config)
+            drafts = len(self.assembly.forms) > 1
+            self._captioned = drafts and needs_captioner(parse_views(self.config.views), self.captioner)
+        else:
+            self.config = self.config or CollaborationConfig()
+            self.assembly = collaboration(self.target, self.config)
+        self.lead = self.assembly.lead
+        """The model whose tokens and template prompts are written with: the target."""
+        self.program, self.params = self.assembly.program, self.assembly.params
+        self.encoder = prompt_encoder(self.lead)
+        self.mesh = mesh_of(self.lead.params)
         self._known: dict[int, tuple[Held, Held]] = {}
-        self.mesh = mesh_of(self.target.params)
-        target = self.target.model
-        head = self._take_head() if len(views) > len(self._views) else None
-        shares, reader = False, head and head.text_config
-        if self.draft is not None:
-            shares, reader = self._take_draft(self.draft), self.draft.config
-        if reader is None:
-            self.program: Program = Autoregressive(target)
-            return
-        tree = None if self.config.tree is None else parse_tree(self.config.tree, self.config.gamma)
-        reader, size = LanguageModel(reader), target.text.vocab_size
-        if tree is not None and tree.width > size:
-            raise InputError(f"tree: {self.config.tree!r} branches {tree.width} times, and there are {size} tokens")
-        drafter = make_drafter(reader, self._views, self.config.gamma, size, tree, self.config.context, head)
-        weighting = parse_weighting(self.config.weighting)
-        if isinstance(self.target, RecordedTarget) and not weighting.hard_labels:
-            raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
-        self.program = Speculator(
-            target,
-            drafter,
-            weighting,
-            shares,
-            gammas_up_to(self.config.gamma) if self.config.adaptive_gamma else (),
-            self.config.trace,
-        )
         self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
         self._earlier = NOTHING
 
-    @property
-    def _refills(self) -> bool:
-        """Whether rows take in other requests; those of recorded answers cannot."""
-        return self.config.refill and not isinstance(self.target, RecordedTarget)
-
-    @property
-    def _grows(self) -> bool:
-        """Whether caches do."""
-        config = self.config
-        fixed = config.refill or config.adaptive_gamma or isinstance(self.target, RecordedTarget)
-        return config.grow and not fixed
-
-    @property
-    def _block(self) -> int:
-        """The most tokens that one block may give a row."""
-        return self.config.gamma + 1 if isinstance(self.program, Speculator) else 1
-
-    def _take_draft(self, draft: LoadedModel) -> bool:
-        """Checks the draft and takes its parameters; whether it reads the target's image features."""
-        check_pair(self.target, draft, self._views)
-        draft = replace(draft, params=put(draft.params, small_sharding(self.target.params)))
-        self.draft = draft = draft.sharing_tower(self.target)
-        shares = same_tower(self.target, draft)
-        # With a shared tower the features come from the target's.
-        self.params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
-        return shares
-
-    def _take_head(self) -> KVHeadConfig:
-        """The target's KV head, for the view that it is; takes its parameters."""
-        head = self.target.head
-        if head is None:
-            raise InputError("view kv: the target has no KV head; give one, or leave the view out")
-        if self._views and self.draft is None:
-            raise InputError(f"views: {','.join(self.config.views)} shows prompts, and there is no draft; use kv alone")
-        self.params["head"] = put(head.params, small_sharding(self.target.params))
-        return head.config
-
     @overload
-    def generate(self, requests: Request | str) -> Result[RowStats]: ...
+    def generate(self, requests: Request | str) -> Result: ...
     @overload
-    def generate(self, requests: Sequence[Request | str]) -> list[Result[RowStats]]: ...
+    def generate(self, requests: Sequence[Request | str]) -> list[Result]: ...
     def generate(self, requests: Request | str | Sequence[Request | str]) -> Any:
         """Decode requests, or questions, batching those of one bucket; results in the order given, or one of one."""
         if isinstance(requests, Request | str):
             return self.generate([requests])[0]
-        read, captions, rows = self._read(requests)
-        results: dict[int, Result[RowStats]] = {}
-        every = each(self._sizes, read, rows)
-        for sizes, chosen in in_batches(every, len(read) if self._refills else self.config.batch_size):
-            *_, done = self._run(sizes, [read[i] for i in chosen], [rows[i] for i in chosen])
+        read = self._read(requests)
+        results: dict[int, Result] = {}
+        most = len(read) if self._refills else self.config.batch_size
+        for chosen in in_batches([request.sizes for request in read], most):
+            *_, done = self._run([read[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
-        spent = [sum(caption.ms for caption in told) for told in captions]
-        return [replace(results[i], caption_ms=spent[i]) for i in range(len(read))]
+        return [results[i] for i in range(len(read))]
 
-    def stream(self, request: Request | str) -> Iterator[Result[RowStats]]:
+    def stream(self, request: Request | str) -> Iterator[Result]:
         """Yield the answer as far as it is written, every few tokens, and last the whole, as `generate` gives it.
 
-        A text begins with the one before: a letter is held back until it is whole. Who stops reading stops decoding.
+        A text begins with the one before: a letter is held back until it is whole, and so is what may become a string
+        to stop at. Who stops reading stops decoding.
         """
-        (read,), (told,), (rows,) = self._read([request])
-        text, whole, spent = "", None, sum(caption.ms for caption in told)
-        for (found,) in self._run(self._sizes(read, rows), [read], [rows], STRIDE):
-            text = self.encoder.continued(text, found.tokens)
-            whole = replace(found, caption_ms=spent)
-            yield replace(whole, text=text)
+        (read,) = self._read([request])
+        text, whole = "", None
+        for (whole,) in self._run([read], STRIDE):
+            longer = self.encoder.continued(text, whole.tokens)
+            begun = (n for stop in read.stop for n in range(1, len(stop)) if longer.endswith(stop[:n]))
+            text = longer[: max(len(longer) - max(begun, default=0), len(text))]
+            yield replace(whole, text=text) if len(text) < len(whole.text) else whole
         assert whole is not None
         yield whole
 
+    def samples(self, request: Request | str, count: int) -> list[Result]:
+        """Draw several answers to one prompt, which is read once; sample i is that of the request with seed + i."""
+        (read,) = self._read([request])
+        if read.temperature == 0:
+            raise InputError("temperature: 0 gives every sample the same answer; give more than 0")
+        most = min(count, BATCH_BUCKETS[-1])
+        seeds = [replace(read, seed=(read.seed + i) % 2**32) for i in range(count)]
+        parts = (seeds[start : start + most] for start in range(0, count, most))
+        return [result for part in parts for *_, done in [self._run(part, prompts=1)] for result in done]
+
     def check(self, request: Request) -> None:
         """Raises InputError where the request is too long for the target or the buckets, or an image is none."""
-        (read,), _, (rows,) = self._read([request])
-        decoded_images([read], 0)
-        self._sizes(read, rows)
+        decoded_images(self._read([request]), 0)
 
     def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
         """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
-        read, _, rows = self._read(requests)
-        sizes = self._largest(read, rows)
+        read = self._read(requests)
+        sizes = self._largest(read)
         held = Held(self.program, self.mesh, self._params(read))
-        return timed(run_prefill, held, *self._inputs(read, rows, sizes), static=(sizes.new,))[0]
+        return timed(run_prefill, held, *self._inputs(read, sizes), static=(sizes.new,))[0]
+
+    def warmup(self, requests: Sequence[Request | str]) -> None:
+        """Compile all that requests like these need, so that none of their kind waits for it later."""
+        read = self._read(requests)
+        for chosen in in_batches([request.sizes for request in read], self.config.batch_size):
+            some = [read[i] for i in chosen]
+            held, loop = self._held(some)
+            room, *larger = self._rooms(some[0].sizes)
+            state, options, _ = self._start(some[0].sizes, held, some, 1, room)
+            pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
+            executable(run_decode, loop, state, options, pause)
+            for size in larger:
+                state, _ = timed(grow, Held(size - room, self.mesh, state))
+                executable(run_decode, loop, state, options, pause)
+                room = size
 
     def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
         """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
-        read, _, rows = self._read(requests)
-        sizes = self._largest(read, rows)
-        batch = bucket(min(len(requests), self.config.batch_size), BATCH_BUCKETS, "batch")
-        rows = self._rows_of_a_pass(batch)
-        panels = sum(model.panel_bytes(rows) for model in self._loaded().values())
-        waits = self._refills and len(requests) > self.config.batch_size
-        fresh = bucket(refill_rows(self.config.batch_size), BATCH_BUCKETS, "batch") if waits else 0
-        before = rooms(sizes.new, self._block)[:-1] if self._grows else []
-        return plan_memory(self.program, self.params, batch, sizes, panels, fresh, max(before, default=0))
+        read = self._read(requests)
+        sizes, most = self._largest(read), self.config.batch_size
+        batch = bucket(min(len(read), most), BATCH_BUCKETS, "batch")
+        waits = self._refills and len(read) > most
+        fresh = bucket(refill_rows(most), BATCH_BUCKETS, "batch") if waits else 0
+        smaller = max(self._rooms(sizes)[:-1], default=0)
+        panels = self.assembly.panel_bytes(batch)
+        return plan_memory(self.program, self.params, batch, sizes, panels, fresh, smaller)
 
-    def _largest(self, requests: list[EncodedRequest], rows: list[list[Row]]) -> Sizes:
-        sizes = each(self._sizes, requests, rows)
-        if not sizes:
-            raise InputError("requests: none are given; give one or more")
-        return Sizes(*(max(column) for column in zip(*sizes, strict=True)))
+    def loop_params(self, batch: int) -> Params:
+        """The parameters as the loop reads them for so many rows."""
+        return self.assembly.loop_params(self.params, batch)
 
-    def _read(
-        self, requests: Sequence[Request | str]
-    ) -> tuple[list[EncodedRequest], list[list[Caption]], list[list[Row]]]:
-        """The requests as they will be decoded, the captions of each one's images, and its prompt in each form."""
-        checked = each(self._checked, encode(self.encoder, requests))
-        images = [image for request in checked for image in request.prompt.images]
-        if self._captioned:
-            assert self.captioner is not None
-            made = iter(self.captioner.caption([image for own in decoded_images(checked, 0) for image in own]))
-        else:
-            made = iter([Caption("")] * len(images))
-        captions = [list(islice(made, len(request.prompt.images))) for request in checked]
-        return checked, captions, each(self._rows, checked, captions)
+    @property
+    def _recorded(self) -> RecordedTarget | None:
+        return self.target if isinstance(self.target, RecordedTarget) else None
 
-    def _checked(self, request: EncodedRequest) -> EncodedRequest:
-        """The request; to a recorded target, for no more tokens than the recorded answer has."""
-        if isinstance(self.target, RecordedTarget):
-            if request.temperature > 0:
-                raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
-            known = len(self.target.answer(request.prompt))
-            request = replace(request, max_new_tokens=min(request.max_new_tokens, known))
-        return request
+    @property
+    def _refills(self) -> bool:
+        """Whether rows take other requests; those of recorded answers cannot."""
+        return self.config.refill and self._recorded is None
 
-    def _rows(self, request: EncodedRequest, captions: list[Caption]) -> list[Row]:
-        """The prompt as the target reads it, then in each view."""
-        forms = [(self.target, VIEWS["M" if self.target.images else "T"])]
-        if self.draft is not None:
-            forms += [(self.draft, view) for view in self._views]
-        told = [caption.text for caption in captions]
-        rows = [prompt_row(self.encoder, model, view, request.prompt, told) for model, view in forms]
-        self._check_context(request, rows)
-        return rows
-
-    def _check_context(self, request: EncodedRequest, rows: list[Row]) -> None:
-        limit = text_config(self.target.config).max_position_embeddings
-        need = len(rows[0]) + request.max_new_tokens
-        if need > limit:
-            raise InputError(
-                f"prompt: {len(rows[0])} tokens and {request.max_new_tokens} new ones are over the target's context "
-                f"of {limit}; shorten the prompt, give fewer images or lower max_new_tokens"
-            )
-        if self.draft is None or self.config.context != "error":
-            return
-        limit = text_config(self.draft.config).max_position_embeddings
-        for view, row in zip(self._views, rows[1:], strict=True):
-            if len(row) + request.max_new_tokens + self.config.gamma > limit:
-                raise InputError(
-                    f"view {view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the "
-                    f"draft's {limit} trained positions; leave the view out or use context 'drop_view' or 'extrapolate'"
-                )
-
-    def _sizes(self, request: EncodedRequest, rows: list[Row]) -> Sizes:
-        sizes = Sizes(
-            length=bucket(max(len(row) for row in rows), self.config.prompt_buckets, "prompt tokens"),
-            units=image_units(self.target, request.prompt, self.config.image_buckets),
-            view_units=image_units(self.draft, request.prompt, self.config.image_buckets),
-            new=bucket(request.max_new_tokens, self.config.new_buckets, "max_new_tokens"),
-        )
-        if not isinstance(self.program, Speculator) or self.program.drafter.head is None:
-            return sizes
-        text = len(reads_as_text(self.program.drafter.head, self._shown(request, rows[0])))
-        return sizes._replace(
-            text=bucket(text, self.config.prompt_buckets, "prompt tokens"),
-            images=bucket(len(request.prompt.images), self.config.image_buckets, "images of one prompt"),
-        )
-
-    def _shown(self, request: EncodedRequest, row: Row) -> np.ndarray:
-        """Which image each slot of the target's row shows, -1 for text."""
-        images, reader = request.prompt.images, self.target.images
-        slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
-        return which_image(row, [len(part.sources) for part in slots])
+    def _rooms(self, sizes: Sizes) -> list[int]:
+        """Room for new tokens that caches begin with, and those that they grow to."""
+        config = self.config
+        fixed = config.refill or getattr(config, "adaptive_gamma", False) or self._recorded is not None
+        return rooms(sizes.new, self.program.most_tokens) if config.grow and not fixed else [sizes.new]
 
     def _run(
-        self, sizes: Sizes, requests: list[EncodedRequest], rows: list[list[Row]], stride: int | None = None
-    ) -> Iterator[list[Result[RowStats]]]:
-        """Decodes requests of one bucket, `batch_size` at once; if there are more, the next take free rows.
+        self, requests: list[EncodedRequest], stride: int | None = None, prompts: int | None = None
+    ) -> Iterator[list[Result]]:
+        """Decode requests of one bucket, or samples of the first `prompts` of them.
 
         Yields their results; with a stride, results so far each time that the longest answer has so many tokens more.
         """
-        most = self.config.batch_size
-        batch, options = self._inputs(requests[:most], rows[:most], sizes)
-        width = len(options.temperature)
-        held = self._held(self._params(requests[:most]), width)
+        sizes, most = requests[0].sizes, len(requests) if prompts else self.config.batch_size
+        held, loop = self._held(requests[:most])
+        start = partial(self._start, sizes, held, prompts=prompts)
+        batch = RunningBatch(requests, most, loop, start, self._rooms(sizes), self.program.most_tokens)
+        while batch.busy:
+            batch.decode(self.encoder, stride)
+            if stride or not (batch.busy or batch.waiting):
+                yield batch.results()
+            batch.refill()
+            batch.grow()
+        if batch.state.gamma is not None:
+            self._earlier = update_prior(self._earlier, batch.state.gamma)
+
+    def _read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
+        """Return the requests as they will be decoded: with captions, their prompts in each form, and sizes."""
+        read = each(self._limited, encode(self.encoder, requests))
+        images = [image for request in read for image in request.prompt.images]
+        if self._captioned:
+            assert self.captioner is not None
+            made = iter(self.captioner.caption([image for own in decoded_images(read, 0) for image in own]))
+        else:
+            made = iter([Caption("")] * len(images))
+        captions = [list(islice(made, len(request.prompt.images))) for request in read]
+        return each(self._written, read, captions)
+
+    def _limited(self, request: EncodedRequest) -> EncodedRequest:
+        """The request; to a recorded target, for no more tokens than the recorded answer has."""
+        if self._recorded is None:
+            return request
+        if request.temperature > 0:
+            raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
+        known = len(self._recorded.answer(request.prompt))
+        return replace(request, max_new_tokens=min(request.max_new_tokens, known))
+
+    def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
+        """The request with its prompt in each form, and the bucket that all of them fit in."""
+        config, told, rows = self.config, [caption.text for caption in captions], []
+        for form in self.assembly.forms:
+            rows.append(prompt_row(self.encoder, form.model, form.view, request.prompt, told))
+            form.check_context(request, rows[-1])
+        sizes = Sizes(
+            length=bucket(max(map(len, rows)), config.prompt_buckets, "prompt tokens"),
+            units=tuple(image_units(model, request.prompt, config.image_buckets) for model in self.assembly.towers),
+            new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
+        )
+        request = replace(request, rows=tuple(rows), caption_ms=sum(caption.ms for caption in captions))
+        if isinstance(self.program, Speculator) and self.program.drafter.head is not None:
+            text = len(reads_as_text(self.program.drafter.head, self._shown(request)))
+            sizes = sizes._replace(
+                text=bucket(text, config.prompt_buckets, "prompt tokens"),
+                images=bucket(len(request.prompt.images), config.image_buckets, "images of one prompt"),
+            )
+        return replace(request, sizes=sizes)
+
+    def _largest(self, requests: list[EncodedRequest]) -> Sizes:
+        if not requests:
+            raise InputError("requests: none are given; give one or more")
+        length, units, *rest = zip(*(request.sizes for request in requests), strict=True)
+        return Sizes(max(length), tuple(map(max, zip(*units, strict=True))), *map(max, rest))
+
+    def _shown(self, request: EncodedRequest) -> np.ndarray:
+        """Which image each slot of the target's row shows, -1 for text."""
+        images, reader = request.prompt.images, self.lead.images
+        slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
+        return which_image(request.rows[0], [len(part.sources) for part in slots])
+
+    def _held(self, requests: list[EncodedRequest]) -> tuple[Held, Held]:
+        """The program with the parameters as prefill reads them, and as the loop does."""
+        params, batch = self._params(requests), bucket(len(requests), BATCH_BUCKETS, "batch")
+        known = self._known.get(batch)
+        if known is None or known[0].params is not params:
+            hold = partial(Held, self.program, self.mesh)
+            known = self._known[batch] = hold(params), hold(self.assembly.loop_params(params, batch))
+        return known
+
+    def _params(self, requests: list[EncodedRequest]) -> Params:
+        """The parameters; those of a recorded target are the answers to these requests."""
+        if self._recorded is None:
+            return self.params
+        batch = bucket(len(requests), BATCH_BUCKETS, "batch")
+        return {**self.params, "target": self._recorded.table([request.prompt for request in requests], batch)}
+
+    def _start(
+        self,
+        sizes: Sizes,
+        held: Held,
+        requests: Sequence[EncodedRequest],
+        least: int,
+        room: int,
+        prompts: int | None = None,
+    ) -> tuple[DecodeState, Sampling, float]:
+        """Prefill requests: the state, their options, and milliseconds."""
+        batch, options = self._inputs(requests, sizes, least, prompts)
         if batch.gamma is not None:
-            costs = self._measured_costs(sizes, held, batch, options)
-            batch = batch.replace(gamma=init_gamma(costs, width, self._earlier))
-        room, *larger = rooms(sizes.new, self._block) if self._grows else [sizes.new]
-        prefill = partial(timed, run_prefill, held[0], static=(room,))
-        state, prefill_ms = prefill(batch, options)
-        decode_ms, found, longest, few = 0.0, {}, 1, refill_rows(most)
-        busy = {row: row for row in range(min(most, len(requests)))}  # the request that each row decodes
-        waiting = list(range(len(busy), len(requests)))
-        while busy:
-            until = min(width - len(busy) + few, width) if waiting else width
-            full = room - self._block + 1 if larger else room + 1
-            pause = Pause(*np.asarray([until, min(full, longest + (stride or sizes.new))], np.int32))
-            state, ms = timed(run_decode, held[1], state, options, pause)
-            decode_ms += ms
-            told = jax.tree.map(np.asarray, (state.done, state.tokens, state.count, state.stats, state.trace))
-            free = [row for row in busy if told[0][row]]
-            found |= {busy.pop(row): self._result(row, *told[1:]) for row in free}
-            if stride or not (busy or waiting):
-                known = found | {i: self._result(row, *told[1:]) for row, i in busy.items()}
-                times = {"prefill_ms": prefill_ms, "decode_ms": decode_ms, "batch": len(requests)}
-                yield [Result(**known[i], **times) for i in sorted(known)]
-            for places in (free[start : start + few] for start in range(0, min(len(free), len(waiting)), few)):
-                taken, waiting = waiting[: len(places)], waiting[len(places) :]
-                fresh, its_options = self._inputs([requests[i] for i in taken], [rows[i] for i in taken], sizes, few)
-                ready, ms = prefill(fresh, its_options)
-                prefill_ms += ms
-                busy |= dict(zip(places, taken))
-                nowhere = [width] * (len(ready.count) - len(taken))
-                put = np.asarray(places[: len(taken)] + nowhere, np.int32)
-                with on_mesh(self.mesh):
-                    state, options = take_in(state, options, ready, its_options, put)
-            longest = max((int(told[2][row]) for row in busy), default=0)
-            if longest >= full:
-                state, ms = timed(grow, Held(larger[0] - room, self.mesh, state))
-                decode_ms += ms
-                room, *larger = larger
-        if state.gamma is not None:
-            self._earlier = update_prior(self._earlier, state.gamma)
+            costs = self._measured_costs(sizes, batch, options)
+            batch = batch.replace(gamma=init_gamma(costs, len(options.temperature), self._earlier))
+        state, ms = timed(run_prefill, held, batch, options, static=(room,))
+        return state, options, ms
 
-    def _result(self, row: int, tokens: Any, count: Any, stats: Any, trace: Any) -> dict[str, Any]:
-        """What a row has come to, of a `Result`."""
-        said = tokens[row, : count[row]].tolist()
-        counts = (stats.drafted_at[row], stats.accepted_at[row], stats.histogram[row])
-        return {
-            "text": self.encoder.decode(said),
-            "tokens": tuple(said),
-            "stats": RowStats(int(stats.steps[row]), int(stats.emitted[row]), *counts),
-            "trace": trace and trace_record(trace, row, count[row], self.encoder.pieces(said)),
-        }
+    def _inputs(
+        self, requests: Sequence[EncodedRequest], sizes: Sizes, least: int = 1, prompts: int | None = None
+    ) -> tuple[PromptBatch, Sampling]:
+        """The requests as numpy arrays, padded to the sizes and to `least` rows with rows that emit nothing.
 
-    def _measured_costs(
-        self, sizes: Sizes, held: tuple[Held, Held], batch: PromptBatch, options: Sampling
-    ) -> np.ndarray:
+        Where they are samples of the first `prompts` of them, only those are read.
+        """
+        width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
+        options = sampling_options(requests, self.lead.config, width)
+        if prompts:
+            requests = requests[:prompts]
+        count = prompts or width
+        padded = [*requests, *[requests[-1]] * (count - len(requests))]
+        rows = stack_rows([list(request.rows) for request in padded], sizes.length)
+        pictures = decoded_images(requests, count - len(requests))
+        images = [
+            None if model is None else partial(image_inputs, model, pictures, units)
+            for model, units in zip(self.assembly.towers, sizes.units, strict=True)
+        ]
+        batch = PromptBatch(rows[0], images[0] and images[0]())
+        if isinstance(self.program, Autoregressive):
+            return batch, options
+        if not isinstance(self.program, Speculator):
+            others = tuple(Prompts(form, read and read()) for form, read in zip(rows[1:], images[1:], strict=True))
+            return batch.replace(others=others), options
+        weights = parse_weights(self.config.weights, len(self.config.views))
+        gammas, head = self.program.gammas, self.program.drafter.head
+        batch = batch.replace(
+            views=rows[1:],
+            view_images=images[1]() if self.program.reads_images and images[1] else None,
+            weights=np.tile(np.asarray(weights, np.float32), (count, 1)),
+            gamma=init_gamma(np.ones(len(gammas)), width) if gammas else None,
+            head=head and head_rows(head, [self._shown(request) for request in padded], sizes.text, sizes.images),
+        )
+        return batch, options
+
+    def _measured_costs(self, sizes: Sizes, batch: PromptBatch, options: Sampling) -> np.ndarray:
         """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
-        key = sizes, len(options.temperature)
+        width = len(options.temperature)
+        key = sizes, width
         if key not in self._costs:
             assert isinstance(self.program, Speculator)
-            assert batch.gamma is not None
-            few = min(sizes.new, BLOCKS * (self.config.gamma + 1))
+            held, loop = self._known[width]
+            few = min(sizes.new, BLOCKS * self.program.most_tokens)
             limits = np.full_like(options.max_new_tokens, few)
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
-
-            state, _ = timed(run_prefill, held[0], batch, endless, static=(sizes.new,))
-            start = whereabouts(state)
-
-            never = Pause(*np.asarray([key[1], few + 1], np.int32))
+            state, _ = timed(run_prefill, held, batch, endless, static=(sizes.new,))
+            start = snapshot(state)
+            never = Pause(*np.asarray([width, few + 1], np.int32))
 
             def run(costs: np.ndarray) -> tuple[float, int]:
                 nonlocal state
-                given = rewound(state, start).replace(gamma=init_gamma(costs, key[1]))
-                state, spent = timed(run_decode, held[1], given, endless, never)
+                given = rewound(state, start).replace(gamma=init_gamma(costs, width))
+                state, spent = timed(run_decode, loop, given, endless, never)
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.gammas, run)
         return self._costs[key]
-
-    def _held(self, params: Params, batch: int) -> tuple[Held, Held]:
-        """The program with the parameters as prefill reads them, and as the loop does."""
-        known = self._known.get(batch)
-        if known is None or known[0].params is not params:
-            hold = partial(Held, self.program, self.mesh)
-            known = self._known[batch] = hold(params), hold(self.loop_params(params, batch))
-        return known
-
-    def loop_params(self, params: Params, batch: int) -> Params:
-        """The engine's parameters as its loop reads them, which has passes over a block of each row."""
-        rows = self._rows_of_a_pass(batch)
-        return {**params, **{name: model.loop_params(rows) for name, model in self._loaded().items()}}
-
-    def _loaded(self) -> dict[str, LoadedModel]:
-        """The models whose weights the loop reads."""
-        models = {"target": self.target, "drafter": self.draft}
-        return {n: m for n, m in models.items() if m is not None and not isinstance(m, RecordedTarget)}
-
-    def _rows_of_a_pass(self, batch: int) -> int:
-        return batch * max(self.program.spare_slots, 1)
-
-    def _params(self, requests: list[EncodedRequest]) -> Params:
-        """The parameters; those of a recorded target are the answers to these requests."""
-        if not isinstance(self.target, RecordedTarget):
-            return self.params
-        batch = bucket(len(requests), BATCH_BUCKETS, "batch")
-        return self.params | {"target": self.target.table([request.prompt for request in requests], batch)}
-
-    def _inputs(
-        self, requests: list[EncodedRequest], rows: list[list[Row]], sizes: Sizes, least: int = 1
-    ) -> tuple[PromptBatch, Sampling]:
-        """The requests as numpy arrays, padded to the sizes and to `least` rows with rows that emit nothing."""
-        spare = bucket(max(len(rows), least), BATCH_BUCKETS, "batch") - len(rows)
-        rows = rows + [rows[-1]] * spare
-        pictures = decoded_images(requests, spare)
-        prompts = stack_rows(rows, sizes.length)
-        batch = PromptBatch(prompts[0], image_inputs(self.target, pictures, sizes.units))
-        if isinstance(self.program, Speculator):
-            gammas, own = self.program.gammas, self.program.reads_images
-            weights = parse_weights(self.config.weights, len(self.config.views))
-            batch = batch.replace(
-                views=prompts[1:],
-                view_images=image_inputs(self.draft, pictures, sizes.view_units) if own and self.draft else None,
-                weights=np.tile(np.asarray(weights, np.float32), (len(rows), 1)),
-                gamma=init_gamma(np.ones(len(gammas)), len(rows)) if gammas else None,
-            )
-            if self.program.drafter.head is not None:
-                shown = [self._shown(request, row[0]) for request, row in zip(requests, rows)]
-                shown += shown[-1:] * spare
-                head = head_rows(self.program.drafter.head, shown, sizes.text, sizes.images)
-                batch = batch.replace(head=head)
-        return batch, sampling_options(requests, self.target.config, len(rows))

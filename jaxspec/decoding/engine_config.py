@@ -4,19 +4,51 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
+from jaxspec.decoding.combination import Combination, parse_combination
 from jaxspec.decoding.drafters import ContextPolicy
-from jaxspec.decoding.requests import IMAGE_BUCKETS, NEW_BUCKETS, PROMPT_BUCKETS, check_batch_size
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.views import parse_views, parse_weights
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
 
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+Method = Literal["alternating", "naive", "speculative", "standard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How requests run together. Each bucket is a compiled program, and requests are padded to the next."""
+
+    batch_size: int = 8
+    """Most requests in one program."""
+    refill: bool = False
+    """Where rows are done, the next requests of their bucket take their places, see `jaxspec.decoding.running`. It pays
+    where a block takes long against the milliseconds that the host needs for it."""
+    grow: bool = True
+    """Begin with caches for few new tokens, and enlarge them where answers get longer, see `jaxspec.decoding.running`.
+    With `refill`, `adaptive_gamma` or recorded answers they are as large as they may have to be from the start."""
+    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
+    image_buckets: tuple[int, ...] = IMAGE_BUCKETS
+    """Buckets of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
+    new_buckets: tuple[int, ...] = NEW_BUCKETS
+
+    def __post_init__(self) -> None:
+        if self.batch_size not in range(1, BATCH_BUCKETS[-1] + 1):
+            raise InputError(f"batch_size: {self.batch_size}; give 1 to {BATCH_BUCKETS[-1]}")
+        for name in ("prompt_buckets", "image_buckets", "new_buckets"):
+            if not getattr(self, name):
+                raise InputError(f"{name}: there are none; give one or more")
+
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """How an engine decodes; the views and what follows matter only with a draft."""
+class EngineConfig(Batching):
+    """How a target decodes; the views and what follows matter only with a draft or a KV head."""
 
     views: tuple[str, ...] = ("M",)
     weights: tuple[float, ...] | None = None
@@ -34,27 +66,12 @@ class EngineConfig:
     on the clock and on those answers: greedy answers do not change, sampled ones differ from run to run."""
     context: ContextPolicy = "extrapolate"
     """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
-    batch_size: int = 8
-    """Most requests in one program."""
-    refill: bool = False
-    """Where rows are done, the next requests of their bucket take their places, see `jaxspec.decoding.refill`. It pays
-    where a block takes long against the milliseconds that the host needs for it."""
-    grow: bool = True
-    """Begin with caches for few new tokens, and enlarge them where answers get longer, see `jaxspec.decoding.growth`.
-    With `refill`, `adaptive_gamma` or recorded answers they are as large as they may have to be from the start."""
-    prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
-    image_buckets: tuple[int, ...] = IMAGE_BUCKETS
-    """Buckets of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
-    new_buckets: tuple[int, ...] = NEW_BUCKETS
     trace: bool = False
     """Tell of each token where it came from, in `Result.trace`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(gamma=self.gamma)
-        check_batch_size(self.batch_size)
-        for name in ("prompt_buckets", "image_buckets", "new_buckets"):
-            if not getattr(self, name):
-                raise InputError(f"{name}: there are none; give one or more")
         if self.context not in get_args(ContextPolicy):
             raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
         if self.tree is not None:
@@ -65,6 +82,45 @@ class EngineConfig:
             raise InputError("refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma")
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
+
+
+@dataclass(frozen=True)
+class CollaborationConfig(Batching):
+    """How models write together (CoS)."""
+
+    combine: str | Combination = "weighted"
+    """What they draw from: `weighted:0.6,0.4`, `contrastive:mu=0.1`, `logits:1.5,-0.5`, as `parse_combination` reads
+    it, or a combination of one's own."""
+    method: Method = "alternating"
+    """`alternating` is CoS. `naive`: one model proposes; `speculative`: likewise with a bonus token; `standard`: no
+    proposals. All write the same, at another pace."""
+    gammas: tuple[int, ...] | None = None
+    """Draft length of each model; of one proposer, its own alone counts. None: 1 each, which is never slower than
+    `standard` where a pass over a few tokens takes as long as one over one (Corollary 3.7)."""
+    proposer: int = 0
+    """The default proposer, or the only one."""
+    views: tuple[str, ...] | None = None
+    """How each model is shown images; None shows them to all that see. See `jaxspec.decoding.views`, but for C."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method not in get_args(Method):
+            raise InputError(f"method: {self.method!r} is unknown; use {', '.join(get_args(Method))}")
+        if self.gammas is not None and (not self.gammas or min(self.gammas) < 1):
+            raise InputError(f"gammas: {self.gammas} drafted tokens; give each model 1 or more")
+
+    def checked(self, models: int) -> tuple[Combination, tuple[int, ...]]:
+        """The combination and the draft lengths of so many models; InputError where something does not fit them."""
+        if models < 2:
+            raise InputError(f"collaboration: {models} model; give 2 or more, the same one twice if need be")
+        if not 0 <= self.proposer < models:
+            raise InputError(f"proposer: {self.proposer} of {models} models; give 0 to {models - 1}")
+        for name, given in (("gammas", self.gammas), ("views", self.views)):
+            if given is not None and len(given) != models:
+                shown = ",".join(map(str, given))
+                raise InputError(f"{name}: {shown} are {len(given)} for {models} models; give one a model")
+        combine = self.combine
+        return parse_combination(combine, models) if isinstance(combine, str) else combine, self.gammas or (1,) * models
 
 
 def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:

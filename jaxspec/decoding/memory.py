@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.cache import KVCache
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.decoding.adaptive_gamma import init_gamma
-from jaxspec.decoding.alternating import Alternating
-from jaxspec.decoding.collaborative import MemberPrompts, OneProposer
-from jaxspec.decoding.speculative import Autoregressive
-from jaxspec.decoding.state import PromptBatch
-from jaxspec.decoding.views import VIEWS
+from jaxspec.decoding.collaborative import Program
+from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts, map_caches
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.kv_head import no_rows
@@ -28,19 +27,14 @@ from jaxspec.sampling import Sampling
 from jaxspec.sharding import cache_sharding, mesh_of
 from jaxspec.typing import Array, Params
 
-if TYPE_CHECKING:
-    from jaxspec.decoding.speculative import Speculator
-
 
 class Sizes(NamedTuple):
     """What one compiled program holds for each row."""
 
     length: int
     """Prompt tokens."""
-    units: int
-    """Image units of the target's tower."""
-    view_units: int
-    """Image units of the draft's tower."""
+    units: tuple[int, ...]
+    """Image units of each tower: the target's and the draft's, or those of all models that write."""
     new: int
     """New tokens."""
     text: int = 0
@@ -49,43 +43,22 @@ class Sizes(NamedTuple):
     """Images that it reads."""
 
 
-class MemberSizes(NamedTuple):
-    """Sizes of a batch for a program of several models."""
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes that decoding holds on each device, by use.
 
-    length: int
-    units: tuple[int, ...]
-    """Image units of each model's tower."""
-    new: int
-
-
-class _Bytes:
-    """Bytes of one device by use: the fields of a dataclass.
-
-    Weights, panels, caches and inputs are exact; `working` estimates one pass's activations.
+    Weights, panels, caches and inputs are exact; `working` estimates one pass's activations, on a mesh what one device
+    would need alone.
     """
 
-    @property
-    def total(self) -> int:
-        return sum(self._uses().values())
-
-    def _uses(self) -> dict[str, int]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-
-    def __str__(self) -> str:
-        parts = [f"{name.replace('_', ' ')} {human_bytes(held)}" for name, held in self._uses().items()]
-        return f"memory {human_bytes(self.total)}: " + ", ".join(parts)
-
-
-@dataclass(frozen=True)
-class MemoryReport(_Bytes):
-    """What a target and its draft hold on each device. On a mesh `working` is what one device would need alone."""
-
     target_weights: int
+    """Those of all models that write; arrays that several of them share count once."""
     draft_weights: int
     panels: int
     """The decoders' matrices once more, as a loop on a CPU reads them (`jaxspec.models.panels`)."""
     target_cache: int
     draft_cache: int
+    """Of alternating proposers, what each model said of the proposals that are not yet verified."""
     weighting: int
     """What the weighting remembers of all rows."""
     inputs: int
@@ -96,31 +69,34 @@ class MemoryReport(_Bytes):
     growth: int = 0
     """Smaller caches, while the largest are made from them."""
 
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
 
-@dataclass(frozen=True)
-class MembersReport(_Bytes):
-    """What models that write together hold."""
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.target_weights + self.draft_weights + self.panels,
+            "caches": self.target_cache + self.draft_cache + self.refill + self.growth,
+            "working": self.weighting + self.inputs + self.working,
+        }
+        told = ", ".join(f"{name} {human_bytes(held)}" for name, held in parts.items())
+        room = device_memory()
+        left = "" if room is None else f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
+        return f"memory {human_bytes(self.total)}: {told}{left}"
 
-    weights: int
-    """Arrays that several models share count once."""
-    panels: int
-    caches: int
-    pending: int
-    """What each model said of the proposals that are not yet verified."""
-    inputs: int
-    working: int
+
+def device_memory() -> int | None:
+    """Return the bytes of a device, of this machine where that is its processor; None where neither is told."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def plan_memory(
-    program: Autoregressive | Speculator,
-    params: Params,
-    batch: int,
-    sizes: Sizes,
-    panels: int = 0,
-    fresh: int = 0,
-    smaller: int = 0,
+    program: Program, params: Params, batch: int, sizes: Sizes, panels: int = 0, fresh: int = 0, smaller: int = 0
 ) -> MemoryReport:
-    """The report for B rows of these sizes.
+    """Return what B rows of these sizes will hold.
 
     Args:
       params: may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
@@ -132,100 +108,65 @@ def plan_memory(
     before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
-    draft_cache, whole_cache = _bytes(state.drafter), _bytes(state.target)
-    keys, mesh = (state.target.k, state.target.v), mesh_of(params["target"])
-    kept = whole_cache - _bytes(keys)
+    written = params.get("target", params.get("models"))
+    mesh = mesh_of(written)
+    split = state.target
     if mesh is not None:
-        keys = jax.tree.map(lambda leaf: leaf.update(sharding=cache_sharding(mesh, leaf.shape)), keys)
-    weighting = _bytes(state.weighting)
+
+        def placed(cache: KVCache) -> KVCache:
+            keys = jax.tree.map(lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v))
+            return cache.replace(k=keys[0], v=keys[1])
+
+        split = map_caches(placed, state.target)
+    caches, draft_cache, weighting = _bytes(split), _bytes(state.drafter), _bytes(state.weighting)
     return MemoryReport(
-        target_weights=_bytes(params["target"]),
+        target_weights=_bytes({id(leaf): leaf for leaf in jax.tree.leaves(written)}),
         draft_weights=_bytes((params.get("drafter", {}), params.get("head", {}))),
-        target_cache=kept + _bytes(keys),
-        draft_cache=draft_cache,
         panels=panels,
+        target_cache=caches,
+        draft_cache=draft_cache,
         weighting=weighting,
-        inputs=_bytes((inputs, options)) + _bytes(state) - draft_cache - whole_cache - weighting,
-        working=_working(program, state.target.k[0].dtype.itemsize, batch, sizes, state.target.slots),
+        inputs=_bytes((inputs, options)) + _bytes(state) - _bytes(state.target) - draft_cache - weighting,
+        working=_working(program, state, batch, sizes),
         refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs if beside else 0,
         growth=before.target_cache + before.draft_cache if before else 0,
     )
 
 
-def plan_members(
-    program: Alternating | OneProposer, params: Params, batch: int, sizes: MemberSizes, panels: int = 0
-) -> MembersReport:
-    """Return the plan for models that write together."""
-    prompts, options = abstract_member_inputs(program, batch, sizes)
-    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, prompts, options)
-    caches, pending = _bytes(state.caches), _bytes(state.pending)
-    models = [member.model for member in program.members]
-    step = (len(models) + 4) * batch * program.spare_slots * models[0].text.vocab_size * 4
-    held = [
-        working
-        for model, units, cache in zip(models, sizes.units, state.caches, strict=True)
-        for itemsize in (cache.k[0].dtype.itemsize,)
-        for working in (
-            _prefill(model.text, batch, sizes.length, cache.slots, itemsize),
-            _tower(model.config, batch, units, itemsize),
-        )
-    ]
-    return MembersReport(
-        weights=_bytes({id(leaf): leaf for leaf in jax.tree.leaves(params)}),
-        panels=panels,
-        caches=caches,
-        pending=pending,
-        inputs=_bytes((prompts, options)) + _bytes(state) - caches - pending,
-        working=max(step, *held),
-    )
-
-
-def abstract_member_inputs(
-    program: Alternating | OneProposer, batch: int, sizes: MemberSizes
-) -> tuple[tuple[MemberPrompts, ...], Sampling]:
-    """Shapes of the inputs of models that write together."""
-
-    def prompts(model: LanguageModel, pool: Pool | None, units: int) -> MemberPrompts:
-        rows = _rows(model, pool, batch, sizes.length, units > 0, units > 0 and model.turns)
-        return MemberPrompts(rows, _images(model, batch, units))
-
-    def make() -> tuple[tuple[MemberPrompts, ...], Sampling]:
-        both = zip(program.members, sizes.units, strict=True)
-        return tuple(prompts(member.model, member.pool, units) for member, units in both), _options(batch)
-
-    return jax.eval_shape(make)
-
-
-def abstract_inputs(
-    program: Autoregressive | Speculator, batch: int, sizes: Sizes
-) -> tuple[PromptBatch, Sampling]:
+def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
     """Shapes of the inputs, for planning and for compiling ahead of time."""
 
+    def prompts(model: LanguageModel, pool: Pool | None, units: int) -> Prompts:
+        rows = _rows(model, pool, batch, sizes.length, units > 0, units > 0 and model.turns)
+        return Prompts(rows, _images(model, batch, units))
+
     def make() -> tuple[PromptBatch, Sampling]:
-        rows = partial(_rows, batch=batch, length=sizes.length)
-        target, seen = program.target, sizes.units > 0
-        inputs = PromptBatch(
-            rows(target, VIEWS["M"].pool, shown=seen, turning=seen and target.turns),
-            _images(target, batch, sizes.units),
-        )
-        if not isinstance(program, Autoregressive):
-            drafter = program.drafter
-            shown = [view.reads_images and sizes.view_units > 0 for view in drafter.views]
-            turning = any(shown) and drafter.model.turns
-            inputs = inputs.replace(
-                views=tuple(
-                    rows(drafter.model, view.pool, shown=show, turning=turning)
-                    for view, show in zip(drafter.views, shown, strict=True)
-                ),
-                view_images=_images(drafter.model, batch, sizes.view_units) if program.reads_images else None,
-                weights=jnp.zeros((batch, drafter.width)),
-                gamma=init_gamma(np.ones(len(program.gammas)), batch) if program.gammas else None,
-            )
-            if drafter.head is not None:
-                inputs = inputs.replace(head=jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, *sizes[-2:])))
-        return inputs, _options(batch)
+        if isinstance(program, Autoregressive | Speculator):
+            first, *others = [prompts(program.target, None, sizes.units[0])]
+        else:
+            both = zip(program.members, sizes.units, strict=True)
+            first, *others = [prompts(member.model, member.pool, units) for member, units in both]
+        inputs = PromptBatch(first.rows, first.images, others=tuple(others))
+        return _drafted(program, inputs, batch, sizes) if isinstance(program, Speculator) else inputs, _options(batch)
 
     return jax.eval_shape(make)
+
+
+def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes) -> PromptBatch:
+    """The inputs with what drafting reads."""
+    drafter, units = program.drafter, sizes.units[1]
+    shown = [view.reads_images and units > 0 for view in drafter.views]
+    turning = any(shown) and drafter.model.turns
+    return inputs.replace(
+        views=tuple(
+            _rows(drafter.model, view.pool, batch, sizes.length, show, turning)
+            for view, show in zip(drafter.views, shown, strict=True)
+        ),
+        view_images=_images(drafter.model, batch, units) if program.reads_images else None,
+        weights=jnp.zeros((batch, drafter.width)),
+        gamma=init_gamma(np.ones(len(program.gammas)), batch) if program.gammas else None,
+        head=drafter.head and jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, sizes.text, sizes.images)),
+    )
 
 
 def _rows(model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, turning: bool) -> PromptRows:
@@ -249,18 +190,24 @@ def _options(batch: int) -> Sampling:
     return Sampling(real, whole, real, whole, jnp.zeros(1, jnp.int32), jnp.zeros((batch, 2), jnp.uint32))
 
 
-def _working(program: Autoregressive | Speculator, itemsize: int, batch: int, sizes: Sizes, slots: int) -> int:
-    """The largest of a tower's and of prefill's activations and a step's distributions, in bytes.
+def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> int:
+    """The largest of the towers' and of prefill's activations and a step's distributions, in bytes.
 
-    A step holds p, q and logits, before and after temperature and filters.
+    A step holds the models' logits, before and after temperature and filters, and what is drawn from.
     """
-    text = program.target.text
-    prefill = _prefill(text, batch, sizes.length, slots, itemsize)
-    step = 6 * batch * program.spare_slots * text.vocab_size * 4
-    towers = [(program.target.config, sizes.units)]
-    if not isinstance(program, Autoregressive) and not program.shares_tower:
-        towers.append((program.drafter.model.config, sizes.view_units))
-    return max(prefill, step, *(_tower(config, batch, units, itemsize) for config, units in towers))
+    if isinstance(program, Autoregressive | Speculator):
+        readers, caches = [program.target], [state.target]
+        towers = [program.target]
+        if isinstance(program, Speculator) and not program.shares_tower:
+            towers.append(program.drafter.model)
+    else:
+        readers = towers = [member.model for member in program.members]
+        caches = state.target
+    itemsize = caches[0].k[0].dtype.itemsize
+    step = (len(readers) + 5) * batch * program.spare_slots * readers[0].text.vocab_size * 4
+    prefills = (_prefill(m.text, batch, sizes.length, c.slots, itemsize) for m, c in zip(readers, caches))
+    encodes = (_tower(model.config, batch, units, itemsize) for model, units in zip(towers, sizes.units))
+    return max(step, *prefills, *encodes)
 
 
 def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: int) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL.Image import Image
@@ -22,14 +21,7 @@ from jaxspec.errors import InputError, check_counts
 from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
 
-Stats = TypeVar("Stats")
-Size = TypeVar("Size", bound=Hashable)
 Made = TypeVar("Made")
-
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 LARGEST = 2**31 - 1
 """The largest int32."""
@@ -51,6 +43,8 @@ class Request:
     top_p: float = 1.0
     """1 keeps all tokens."""
     seed: int = 0
+    stop: Sequence[str] = ()
+    """Strings that end the answer; its text ends before the first of them."""
     images: Sequence[Any] = ()
     """Images of a question, PIL's or uint8 arrays [Y, X, 3]; they stand where it says `<image>`, or in front of it."""
 
@@ -67,24 +61,21 @@ class Request:
             raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or a whole number")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
+        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+            raise InputError(f"stop: {self.stop!r}; give a list of strings that are not empty")
         if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
 
 
-def check_batch_size(size: int) -> None:
-    """Raises InputError for batches of no row, and of more than there are programs for."""
-    if size not in range(1, BATCH_BUCKETS[-1] + 1):
-        raise InputError(f"batch_size: {size}; give 1 to {BATCH_BUCKETS[-1]}")
-
-
 @dataclass(frozen=True)
-class Result(Generic[Stats]):
+class Result:
     """What one request gave."""
 
     text: str
     tokens: tuple[int, ...]
-    """New tokens, EOS included where it was reached."""
-    stats: Stats
+    """New tokens, EOS included where it was reached, or what makes a string to stop at whole."""
+    stats: Any
+    """Counts of the request: `DecodeStats`, or `CollaborationStats` of models that write together."""
     prefill_ms: float
     """Milliseconds of all requests that ran together; compilation not counted."""
     decode_ms: float
@@ -100,28 +91,17 @@ class Result(Generic[Stats]):
 
 
 @dataclass(frozen=True)
-class RowStats:
-    """Counts of one request, as numpy; see `DecodeStats` for what they mean."""
-
-    steps: int
-    emitted: int
-    drafted_at: np.ndarray
-    accepted_at: np.ndarray
-    histogram: np.ndarray
-
-    @property
-    def tokens_per_pass(self) -> float:
-        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only token."""
-        return self.emitted / self.steps if self.steps else math.nan
-
-
-@dataclass(frozen=True)
 class EncodedRequest(Request):
     """A request as it will be decoded: its prompt is token ids and images of known size."""
 
     prompt: Prompt
     name: str = ""
     """Which of several it is, for errors."""
+    rows: tuple[Row, ...] = ()
+    """The prompt in each form that the program's models read."""
+    sizes: Any = None
+    """`Sizes` of its bucket."""
+    caption_ms: float = 0.0
 
 
 def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[EncodedRequest]:
@@ -164,14 +144,14 @@ def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[
     return each(lambda request: [picture.rgb() for picture in request.prompt.images], requests) + [[]] * spare
 
 
-def in_batches(sizes: Sequence[Size], most: int) -> Iterator[tuple[Size, list[int]]]:
-    """The requests of these sizes by batches of one size: (size, which requests)."""
-    groups: dict[Size, list[int]] = defaultdict(list)
+def in_batches(sizes: Sequence[Hashable], most: int) -> Iterator[list[int]]:
+    """Yield which of the requests of these sizes run together: those of one size, so many at most."""
+    groups: dict[Hashable, list[int]] = defaultdict(list)
     for i, size in enumerate(sizes):
         groups[size].append(i)
-    for size, members in groups.items():
+    for members in groups.values():
         for start in range(0, len(members), most):
-            yield size, members[start : start + most]
+            yield members[start : start + most]
 
 
 def prompt_row(
@@ -198,8 +178,10 @@ def prompt_encoder(model: LoadedModel) -> PromptEncoder:
 
 
 def image_units(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
-    """The bucket of the units that the prompt's images are to the model; of no model and of a text model, 0."""
-    reader = model and model.images
+    """The bucket of the units that the prompt's images are to the model; of no model 0, of a text model that of 0."""
+    if model is None:
+        return 0
+    reader = model.images
     count = sum(reader.units((x.height, x.width), len(prompt.images)) for x in prompt.images) if reader else 0
     return bucket(count, buckets, "image units of one prompt")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jaxspec.cache import KVCache, keep_path
 from jaxspec.decoding.drafters import Drafter
 from jaxspec.decoding.state import (
     DecodeState,
+    DecodeStats,
     Pause,
     PromptBatch,
     commit,
@@ -42,11 +44,18 @@ class Autoregressive:
         """Cache slots past the last new token that a step may write to."""
         return 0
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that one step of the loop may give a row."""
+        return 1
+
     def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
         """Runs the prompts; the state holds each row's first new token. `new_slots` bounds what a row may add."""
         slots = batch.target.tokens.shape[1] + new_slots
-        first, _, cache = prefill_target(self.target, params["target"], batch, options, slots)
-        return init_state(first, cache, None, None, options, new_slots, gamma=0)
+        logits, _, cache = prefill_target(self.target, params["target"], batch, slots)
+        logits, cache = copied((logits, cache), batch, options)
+        first = first_token(logits, options)
+        return init_state(first, cache, DecodeStats.zeros(len(first), 0), options, new_slots)
 
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
@@ -91,6 +100,11 @@ class Speculator:
         """Cache slots past the last new token that a block may write to."""
         return max(self.drafter.nodes, self.drafter.reads) + 1
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that one block may give a row."""
+        return self.drafter.gamma + 1
+
     def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
         """Runs the prompts through target and draft; the target gives the first token.
 
@@ -99,16 +113,16 @@ class Speculator:
         """
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         head = self.drafter.head
-        first, features, cache = prefill_target(
-            self.target, params["target"], batch, options, slots, head is not None and head.reads_hidden
+        logits, features, cache = prefill_target(
+            self.target, params["target"], batch, slots, head is not None and head.reads_hidden
         )
-        shared = features if self.shares_tower else None
-        drafter = self.drafter.prefill(params, batch, shared, cache, slots)
-        assert batch.weights is not None
-        weighting = self.weighting.init(batch.weights)
-        state = init_state(first, cache, drafter, weighting, options, new_slots, self.drafter.gamma)
+        drafter = self.drafter.prefill(params, batch, features if self.shares_tower else None, cache, slots)
+        logits, cache, drafter, weights = copied((logits, cache, drafter, batch.weights), batch, options)
+        first, weighting = first_token(logits, options), self.weighting.init(weights)
+        stats = DecodeStats.zeros(len(first), self.drafter.gamma)
+        state = init_state(first, cache, stats, options, new_slots, drafter, weighting)
         state = state.replace(gamma=batch.gamma)
-        return state.replace(trace=init_trace(batch.weights, new_slots)) if self.traces else state
+        return state.replace(trace=init_trace(weights, new_slots)) if self.traces else state
 
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
@@ -206,18 +220,34 @@ class Speculator:
         return jax.lax.cond(jnp.all(greedy), lambda: match(argmax(logits), draft), drawn)
 
 def prefill_target(
-    model: LanguageModel,
-    params: Params,
-    batch: PromptBatch,
-    options: Sampling,
-    slots: int,
-    keep_hidden: bool = False,
-) -> tuple[Int[Array, " B"], Float[Array, "B U P E"] | None, KVCache]:
-    """Runs the prompts: the first new tokens, the image features, and a cache of `slots`."""
+    model: LanguageModel, params: Params, batch: PromptBatch, slots: int, keep_hidden: bool = False
+) -> tuple[Float[Array, "B V"], Float[Array, "B U P E"] | None, KVCache]:
+    """Run the prompts: logits of what follows them, the image features, and a cache of `slots`."""
     rows = batch.target
     features = None if batch.images is None else model.encode(params, batch.images)
     logits, cache = model.prefill(params, model.embed(params, rows, features), rows, slots, keep_hidden)
-    return next_token(logits, jnp.zeros_like(rows.length), options), features, cache
+    return logits, features, cache
+
+
+def copied(tree: Any, batch: PromptBatch, options: Sampling) -> Any:
+    """Return the tree with n rows for each prompt, where the options are those of n samples of each.
+
+    Leaves are [B, ...], or view-major [R*B, ...]: with n = 2 the rows a b become a a b b, in every view.
+    """
+    rows = len(batch.target.length)
+    copies = len(options.temperature) // rows
+
+    def repeat(leaf: Array) -> Array:
+        return jnp.repeat(leaf.reshape(-1, rows, *leaf.shape[1:]), copies, axis=1).reshape(-1, *leaf.shape[1:])
+
+    return tree if copies == 1 else jax.tree.map(repeat, tree)
+
+
+def first_token(logits: Float[Array, "B V"], options: Sampling) -> Int[Array, " B"]:
+    """Return the token after the prompt of each row."""
+    return next_token(logits, jnp.zeros(len(logits), jnp.int32), options)
+
+
 def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
     """One token a row from the model's own distribution."""
     return draw_next(lambda: argmax(logits), lambda: distribution(logits, options), count, options)

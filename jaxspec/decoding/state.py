@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,14 @@ from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import Verdict
 
 
+class Prompts(struct.PyTreeNode):
+    """Prompts of B requests as one model reads them."""
+
+    rows: PromptRows
+    images: dict[str, Float[Array, "B U ..."]] | None = None
+    """The units of each row's images; None where no row has any."""
+
+
 class PromptBatch(struct.PyTreeNode):
     """Prompts of B requests, as the target reads them and in R views for the draft."""
 
@@ -36,10 +45,12 @@ class PromptBatch(struct.PyTreeNode):
     """What the first block's length is chosen by, for programs that choose it."""
     head: HeadRows | None = None
     """What a KV head reads of the target's rows; None without one."""
+    others: tuple[Prompts, ...] = ()
+    """Those of the models that write together with the first, whose are `target` and `images`."""
 
 
 class DecodeStats(struct.PyTreeNode):
-    """Counts of each row. A step is one target pass of the loop; the token that prefill gives is in no step."""
+    """Counts of each row, or of one request. A step is one target pass; the token that prefill gives is in none."""
 
     steps: Int[Array, " B"]
     emitted: Int[Array, " B"]
@@ -51,49 +62,77 @@ class DecodeStats(struct.PyTreeNode):
     histogram: Int[Array, "B J+1"]
     """Steps by the number of drafted tokens that they accepted."""
 
+    @classmethod
+    def zeros(cls, batch: int, gamma: int) -> DecodeStats:
+        none, per_place = jnp.zeros(batch, jnp.int32), jnp.zeros((batch, gamma), jnp.int32)
+        return cls(none, none, per_place, per_place, jnp.zeros((batch, gamma + 1), jnp.int32))
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only token."""
+        return float(self.emitted / self.steps) if self.steps else math.nan
+
 
 class DecodeState(struct.PyTreeNode):
-    """The carry of the decode loop. The cache holds all committed tokens but the newest one."""
+    """The carry of every decode loop. Caches hold all committed tokens but the newest one."""
 
     tokens: Int[Array, "B C"]
-    """New tokens; slots from `count` on are rubbish."""
+    """New tokens; from `count` on proposals of models that write together, or rubbish."""
     count: Int[Array, " B"]
     """New tokens committed."""
     done: Bool[Array, " B"]
-    target: KVCache
+    target: Any
+    """The target's `KVCache`; of models that write together a tuple with one each."""
     drafter: Any
+    """What the drafter carries; of alternating proposers their `Pending` proposals."""
     weighting: Any
-    stats: DecodeStats
+    stats: Any
+    """`DecodeStats`, or `CollaborationStats` of models that write together."""
     gamma: AdaptiveGamma | None = None
     """What programs that choose how many tokens to draft go by."""
     trace: Trace | None = None
     """Where each token came from, in programs that keep it."""
 
 
+def map_caches(change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Array], Any] = lambda leaf: leaf) -> Any:
+    """Return the tree with its caches changed, and its other leaves by `rest`."""
+
+    def changed(part: Any) -> Any:
+        return change(part) if isinstance(part, KVCache) else rest(part)
+
+    return jax.tree.map(changed, tree, is_leaf=lambda part: isinstance(part, KVCache))
+
+
 def place(state: DecodeState) -> DecodeState:
     """On a mesh: the target's cache split as its heads are, all else whole on every device."""
-    target = state.target
-    k, v = ([constrain(leaf, *CACHE_AXES) for leaf in leaves] for leaves in (target.k, target.v))
-    state = jax.tree.map(constrain, state.replace(target=target.replace(k=(), v=())))
-    return state.replace(target=state.target.replace(k=tuple(k), v=tuple(v)))
+
+    def split(cache: KVCache) -> KVCache:
+        k, v = (tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v))
+        return jax.tree.map(constrain, cache.replace(k=(), v=())).replace(k=k, v=v)
+
+    rest = jax.tree.map(constrain, state.replace(target=None))
+    return rest.replace(target=map_caches(split, state.target, constrain))
 
 
 def init_state(
-    first: Int[Array, " B"], target: KVCache, drafter: Any, weighting: Any, options: Sampling, slots: int, gamma: int
+    first: Int[Array, " B"],
+    target: Any,
+    stats: Any,
+    options: Sampling,
+    slots: int,
+    drafter: Any = None,
+    weighting: Any = None,
 ) -> DecodeState:
     """The state after prefill: one new token, drawn by the target. Rows that may emit nothing start out done."""
-    batch = first.shape[0]
-    zeros = jnp.zeros(batch, jnp.int32)
-    per_place = jnp.zeros((batch, gamma), jnp.int32)
     ended = jnp.any(first[:, None] == options.eos, axis=1)
     return DecodeState(
-        tokens=jnp.zeros((batch, slots), jnp.int32).at[:, 0].set(first),
+        tokens=jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first),
         count=jnp.minimum(1, options.max_new_tokens),
         done=ended | (options.max_new_tokens <= 1),
         target=target,
         drafter=drafter,
         weighting=weighting,
-        stats=DecodeStats(zeros, zeros, per_place, per_place, jnp.zeros((batch, gamma + 1), jnp.int32)),
+        stats=stats,
     )
 
 
@@ -102,7 +141,7 @@ def rewound(after: Any, before: Any) -> Any:
     return jax.tree.map(lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before)
 
 
-def whereabouts(state: DecodeState) -> DecodeState:
+def snapshot(state: DecodeState) -> DecodeState:
     """What `rewound` takes of a state, as numpy, so that it outlives a loop that takes the state over."""
     return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x), state)
 
@@ -123,10 +162,6 @@ class Pause(struct.PyTreeNode):
     """So many are done."""
     count: Int[Array, ""]
     """A row that is not done has so many tokens."""
-
-
-STRIDE = 8
-"""Tokens between two pauses of an answer that is streamed: a block or two."""
 
 
 def keep_decoding(state: DecodeState, pause: Pause | None = None) -> Array:
@@ -167,41 +202,43 @@ def cut(
     return jnp.where(ended, jnp.argmax(ends, axis=1) + 1, emitted), ended
 
 
-def commit(
-    state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
+def append(
+    state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, wanted: Int[Array, " B"], options: Sampling
 ) -> tuple[DecodeState, Int[Array, " B"]]:
-    """Appends the accepted drafts and the next token, cut behind the first EOS or at the row's limit.
+    """Append the first `wanted` of the accepted drafts and the next token, cut behind the first EOS or at the limit.
 
-    Returns the state with tokens, count, done, stats and the target's length advanced, and the number of tokens
-    that each row emitted (0 for rows that were done).
+    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `wanted` 3 takes all that stands. Returns the state
+    with tokens, count, done and the lengths of the target's caches advanced, and what each row emitted.
     """
     places = jnp.arange(drafted.shape[1] + 1)
     padded = jnp.pad(drafted, ((0, 0), (0, 1)))
     block = jnp.where(places == verdict.count[:, None], verdict.next_token[:, None], padded)
-    room = options.max_new_tokens - state.count
-    emitted, ended = cut(block, verdict.count + 1, room, options)
-    emitted = jnp.where(state.done, 0, emitted)
+    emitted, ended = cut(block, wanted, options.max_new_tokens - state.count, options)
+    slots = jnp.where(places < emitted[:, None], state.count[:, None] + places, state.tokens.shape[1])
+    count = state.count + emitted
+    state = state.replace(
+        tokens=state.tokens.at[jnp.arange(len(count))[:, None], slots].set(block, mode="drop"),
+        count=count,
+        done=state.done | ended | (count >= options.max_new_tokens),
+        target=map_caches(lambda cache: cache.replace(length=cache.length + emitted), state.target),
+    )
+    return state, emitted
 
-    rows = jnp.arange(block.shape[0])[:, None]
-    fresh = places < emitted[:, None]
-    slots = jnp.where(fresh, state.count[:, None] + places, state.tokens.shape[1])
-    live = ~state.done
-    accepted = jnp.minimum(verdict.count, emitted)
-    stats = state.stats
-    width = drafted.shape[1]  # of this block; others may be longer
+
+def commit(
+    state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
+) -> tuple[DecodeState, Int[Array, " B"]]:
+    """Append what stands of a block to every row that is not done, and count it; see `append`."""
+    live, room = ~state.done, (options.max_new_tokens - state.count)[:, None]
+    state, emitted = append(state, drafted, verdict, jnp.where(live, verdict.count + 1, 0), options)
+    accepted = jnp.minimum(verdict.count, emitted)[:, None]
+    width, stats = drafted.shape[1], state.stats  # of this block; others may be longer
+    places = jnp.arange(width + 1)
     stats = DecodeStats(
         steps=stats.steps + live,
         emitted=stats.emitted + emitted,
-        drafted_at=stats.drafted_at.at[:, :width].add(live[:, None] & (places[:-1] < room[:, None])),
-        accepted_at=stats.accepted_at.at[:, :width].add(places[:-1] < accepted[:, None]),
-        histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted[:, None])),
+        drafted_at=stats.drafted_at.at[:, :width].add(live[:, None] & (places[:-1] < room)),
+        accepted_at=stats.accepted_at.at[:, :width].add(places[:-1] < accepted),
+        histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted)),
     )
-    count = state.count + emitted
-    state = state.replace(
-        tokens=state.tokens.at[rows, slots].set(block, mode="drop"),
-        count=count,
-        done=state.done | ended | (count >= options.max_new_tokens),
-        target=state.target.replace(length=state.target.length + emitted),
-        stats=stats,
-    )
-    return state, emitted
+    return state.replace(stats=stats), emitted

@@ -181,7 +181,7 @@ def parse_view(name: str) -> View:
     return VIEWS[name]
 
 
-def needs_captioner(views: Sequence[View], captioner: Captioner | None) -> bool:
+def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
     """Whether a view shows captions. Raises InputError if so and there is no captioner."""
     wanted = any(view.reads_captions for view in views)
     if wanted and captioner is None:

@@ -63,7 +63,7 @@ def compare(
                 [plain, *engines.values()], requests, config.repeats, bar
             )
             for (name, engine), results, rate in zip(engines.items(), answers, rates, strict=True):
-                if name not in passes and not isinstance(engine.target, RecordedTarget):
+                if name not in passes and not isinstance(engine.lead, RecordedTarget):
                     passes[name] = time_passes(engine, requests[: config.batch_size])
                 place = {"dataset": dataset, "turn": turn} | engine_fields(name, engine.config, config)
                 place |= {"temperature": config.temperature}

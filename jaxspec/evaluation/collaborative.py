@@ -21,9 +21,10 @@ from tqdm import tqdm
 from jaxspec.cache import KVCache
 from jaxspec.data.prompts import pad_rows
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.collaboration import Collaboration, MemberCounts, Method
-from jaxspec.decoding.collaborative import Member
+from jaxspec.decoding.collaborative import Alternating, Member, OneProposer
 from jaxspec.decoding.combination import Combination, greedy_token, parse_combination
+from jaxspec.decoding.engine import Engine
+from jaxspec.decoding.engine_config import Method
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import Request, Result
 from jaxspec.evaluation.block_efficiency import first_prompt
@@ -104,11 +105,11 @@ class _Measurement:
         rows, records = self.methods(programs, references, samples[: config.limit])
         return rows, self.sweep(references, samples[: config.limit]), records
 
-    def program(self, method: Method, gammas: tuple[int, ...], combine: str | None = None) -> Collaboration:
-        return Collaboration(self.models, self.config.collaboration(self.pairing, method, gammas, combine))
+    def program(self, method: Method, gammas: tuple[int, ...], combine: str | None = None) -> Engine:
+        return Engine(self.models, config=self.config.collaboration(self.pairing, method, gammas, combine))
 
     def methods(
-        self, programs: dict[str, Collaboration], references: References, samples: Sequence[Sample]
+        self, programs: dict[str, Engine], references: References, samples: Sequence[Sample]
     ) -> tuple[list[Record], list[Record]]:
         requests, answers, rates = self.answers(programs, samples)
         combination = programs["standard"].params["combination"]
@@ -180,8 +181,8 @@ class _Measurement:
         return rows
 
     def answers(
-        self, programs: dict[Any, Collaboration], samples: Sequence[Sample]
-    ) -> tuple[list[Request], dict[str, list[Result[MemberCounts]]], dict[str, float]]:
+        self, programs: dict[Any, Engine], samples: Sequence[Sample]
+    ) -> tuple[list[Request], dict[str, list[Result]], dict[str, float]]:
         """Return the requests, each program's answers, and its tokens of the loop a second in its fastest run."""
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
@@ -194,9 +195,9 @@ class _Measurement:
         answers, rates = interleaved(list(programs.values()), requests, config.repeats, self.bar)
         return requests, dict(zip(programs, answers)), dict(zip(programs, rates.max(axis=1).tolist()))
 
-    def place(self, row: str, program: Collaboration) -> Record:
+    def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that say what was run."""
-        given, pairing = program.config, self.pairing
+        given, pairing = engine.config, self.pairing
         return {
             "dataset": self.dataset,
             "turn": 1,
@@ -207,7 +208,7 @@ class _Measurement:
             "method": given.method,
             "gammas": list(given.checked(len(pairing.models))[1]),
             "proposer": given.proposer,
-            "views": [view.name for view in program.views],
+            "views": [form.view.name for form in engine.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,
             "device": jax.devices()[0].device_kind,
@@ -216,19 +217,19 @@ class _Measurement:
         }
 
 
-def _scoring_widths(program: Collaboration) -> list[int]:
+def _scoring_widths(engine: Engine) -> list[int]:
     """Return how many tokens each model reads in a pass that scores."""
-    _, gammas = program.config.checked(len(program.models))
-    method = program.config.method
+    _, gammas = engine.config.checked(len(engine.assembly.forms))
+    method = engine.config.method
     if method == "alternating":
         return [sum(gammas) - gamma + 1 for gamma in gammas]
-    run = 1 if method == "standard" else gammas[program.config.proposer] + (method == "speculative")
+    run = 1 if method == "standard" else gammas[engine.config.proposer] + (method == "speculative")
     return [run] * len(gammas)
 
 
-def _predicted_calls(program: Collaboration, alphas: Sequence[float]) -> Calls:
+def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
     """Return what the theory says at these mean chances of acceptance."""
-    config, models = program.config, len(alphas)
+    config, models = engine.config, len(alphas)
     _, gammas = config.checked(models)
     if config.method == "standard":
         return Calls(np.ones(models), np.zeros(models))
@@ -287,21 +288,21 @@ class References:
         return float(-np.log(np.maximum(probs[np.arange(len(self.tokens)), self.tokens], 1e-30)).mean())
 
 
-def read_references(program: Collaboration, samples: Sequence[Sample], most: int) -> References:
+def read_references(engine: Engine, samples: Sequence[Sample], most: int) -> References:
     """Show all models the samples' first questions and the first `most` tokens of their reference answers."""
     starts = range(0, len(samples), REFERENCE_BATCH)
-    logits, tokens = zip(*(_read(program, samples[at : at + REFERENCE_BATCH], most) for at in starts))
+    logits, tokens = zip(*(_read(engine, samples[at : at + REFERENCE_BATCH], most) for at in starts))
     return References(np.concatenate(logits, axis=1), np.concatenate(tokens))
 
 
-def _read(program: Collaboration, samples: Sequence[Sample], most: int) -> tuple[np.ndarray, np.ndarray]:
-    encoder = program.encoder
+def _read(engine: Engine, samples: Sequence[Sample], most: int) -> tuple[np.ndarray, np.ndarray]:
+    encoder = engine.encoder
     prompts = [first_prompt(encoder, sample) for sample in samples]
     answers = [
         np.asarray([*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][:most], np.int32)
         for s in samples
     ]
-    state = program.prefill([Request(prompt, most) for prompt in prompts])
+    state = engine.prefill([Request(prompt, most) for prompt in prompts])
     padding = [np.zeros(0, np.int32)] * (state.count.shape[0] - len(answers))
     # The last token of the prompt is read again, for what follows it.
     fed, length = pad_rows(
@@ -309,7 +310,8 @@ def _read(program: Collaboration, samples: Sequence[Sample], most: int) -> tuple
     )
     real = np.arange(most) < length[:, None]
     targets, _ = pad_rows([*answers, *padding], most)
-    members = zip(program.program.members, program.params["models"], state.caches, strict=True)
+    assert isinstance(engine.program, OneProposer | Alternating)
+    members = zip(engine.program.members, engine.params["models"], state.target, strict=True)
     logits = [np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members]
     return np.stack(logits), targets[real]
 

@@ -19,12 +19,17 @@ from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import MMSPEC, SETS, check_names, evaluation_set
 from jaxspec.decoding.captioners import check_captioner, load_captioner
-from jaxspec.decoding.collaboration import CollaborationConfig, Method
-from jaxspec.decoding.engine_config import EngineConfig, capped_gamma
+from jaxspec.decoding.engine_config import (
+    IMAGE_BUCKETS,
+    PROMPT_BUCKETS,
+    CollaborationConfig,
+    EngineConfig,
+    Method,
+    capped_gamma,
+)
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.replay import PREFIX as REPLAY
 from jaxspec.decoding.replay import RecordedTarget
-from jaxspec.decoding.requests import IMAGE_BUCKETS, PROMPT_BUCKETS
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts, nearest

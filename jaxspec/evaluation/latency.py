@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafters import ChainDrafter
-from jaxspec.decoding.engine import run_prefill
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.running import run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
 from jaxspec.decoding.views import VIEWS

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.decoding.collaboration import MemberCounts
+from jaxspec.decoding.collaborative import CollaborationStats
 from jaxspec.decoding.engine_config import EngineConfig
-from jaxspec.decoding.requests import RowStats
+from jaxspec.decoding.state import DecodeStats
 from jaxspec.decoding.tree import parse_tree
 
 
@@ -31,14 +31,14 @@ def block_fields(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def acceptance_metrics(rows: Sequence[RowStats]) -> dict[str, Any]:
+def acceptance_metrics(rows: Sequence[DecodeStats]) -> dict[str, Any]:
     """Return the acceptance fields of a record. Rates without a single trial are None."""
-    steps = sum(row.steps for row in rows)
+    steps, emitted = (int(sum(getattr(row, name) for row in rows)) for name in ("steps", "emitted"))
     drafted = np.sum([row.drafted_at for row in rows], axis=0)
     accepted = np.sum([row.accepted_at for row in rows], axis=0)
     reached = np.concatenate([drafted[:1], np.minimum(accepted[:-1], drafted[1:])])
     return {
-        "mean_acceptance_length": _ratio(sum(row.emitted for row in rows), steps),
+        "mean_acceptance_length": _ratio(emitted, steps),
         "draft_acceptance_rate": _ratio(accepted.sum(), drafted.sum()),
         "acceptance_rate_per_position": [_ratio(a, d) for a, d in zip(accepted, drafted, strict=True)],
         "conditional_acceptance_rate_per_position": [_ratio(a, r) for a, r in zip(accepted, reached, strict=True)],
@@ -63,7 +63,7 @@ def predicted_speedup(
     return mean_acceptance_length / (gamma * draft_ms / target_ms + verify_ms / target_ms)
 
 
-def collaboration_metrics(rows: Sequence[MemberCounts]) -> dict[str, Any]:
+def collaboration_metrics(rows: Sequence[CollaborationStats]) -> dict[str, Any]:
     """Return the fields of a record of collaborative decoding; lists are of models. Rates without a trial are None.
 
     `alpha` is the mean chance that a model's tested proposals had, of which `acceptance_rate` is what became of them.

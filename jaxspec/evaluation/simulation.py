@@ -220,7 +220,7 @@ def predict_heads(
                 bar.update()
                 for name, head in heads.items():
                     agrees = [
-                        head_agreement(plain.target, head, prompt, answer.tokens, max(gammas))
+                        head_agreement(plain.lead, head, prompt, answer.tokens, max(gammas))
                         for prompt, answer in zip(prompts, answers, strict=True)
                     ]
                     for gamma in gammas:

@@ -18,7 +18,6 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxspec.config import TextConfig
-from jaxspec.decoding.collaboration import Collaboration
 from jaxspec.decoding.compile_cache import Held, executable
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.speculative import Speculator
@@ -102,8 +101,8 @@ def _run_passes(
 
 def interleaved(
     programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm | None = None
-) -> tuple[list[list[Result[Any]]], np.ndarray]:
-    """Run engines (or collaborations) on the same requests by turns, so that what else runs slows all alike.
+) -> tuple[list[list[Result]], np.ndarray]:
+    """Run engines on the same requests by turns, so that what else runs slows all alike.
 
     Args:
       bar: of progress; a run is a unit of it.
@@ -140,7 +139,7 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     program = engine.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
-    params = engine.loop_params(engine.params, len(state.count))
+    params = engine.loop_params(len(state.count))
     target = Passes(program.target.extend, lambda _: params["target"], state.target, len(state.count))
     draft = Passes(program.drafter.extend, lambda _: params, state.drafter, len(state.count))
     calls = {
@@ -152,13 +151,13 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
 
 
 def time_members(
-    collaboration: Collaboration, request: Request, widths: Sequence[int], repeats: int = 10
+    engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10
 ) -> dict[int, list[float]]:
     """Time a pass of each model over so many tokens, after the request's prompt, in milliseconds."""
-    state = collaboration.prefill([request])
+    state = engine.prefill([request])
     members = [
-        Passes(model.model.extend, model.loop_params, cache, len(cache.length))
-        for model, cache in zip(collaboration.models, state.caches, strict=True)
+        Passes(form.model.model.extend, form.model.loop_params, cache, len(cache.length))
+        for form, cache in zip(engine.assembly.forms, state.target, strict=True)
     ]
     calls = {f"{width} {m}": model.over(width) for width in set(widths) for m, model in enumerate(members)}
     found = time_loops(calls, repeats)

@@ -125,7 +125,7 @@ def _members(work: Regeneration, chunk: int) -> range:
 
 def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> list[dict[str, Any]]:
     """One row a sample: its answered turns, all samples' first turns decoded together, then all second ones."""
-    eos = text_config(engine.target.config).eos_token_id
+    eos = text_config(engine.lead.config).eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos or ())
     rows: dict[int, dict[str, Any]] = {
         i: {"sample": i, "id": sample.id, "turns": [], "cut": False, "refused": None} for i, sample in samples.items()

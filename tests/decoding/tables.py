@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache, write
-from jaxspec.decoding.collaborative import Member, MemberPrompts
+from jaxspec.decoding.collaborative import Member
+from jaxspec.decoding.state import PromptBatch, Prompts
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array
@@ -66,10 +67,11 @@ def tables(count: int, vocabulary: int, seed: int = 0) -> np.ndarray:
     return (rng.normal(size=shape) + 1.2 * rng.normal(size=(count, *shape))).astype(np.float32)
 
 
-def prompts(count: int, contexts: np.ndarray) -> tuple[MemberPrompts, ...]:
+def prompts(count: int, contexts: np.ndarray) -> PromptBatch:
     """The same prompts [B, ORDER] for every member."""
     tokens = jnp.asarray(contexts, jnp.int32)
-    return (MemberPrompts(PromptRows(tokens, jnp.full(len(tokens), ORDER, jnp.int32))),) * count
+    rows = PromptRows(tokens, jnp.full(len(tokens), ORDER, jnp.int32))
+    return PromptBatch(rows, None, others=(Prompts(rows),) * (count - 1))
 
 
 def options(temperature: np.ndarray, new: int, seed: int, **fields: Any) -> Sampling:

@@ -19,9 +19,9 @@ from jaxspec.decoding.adaptive_gamma import (
     measure_costs,
     update_prior,
 )
-from jaxspec.decoding.engine import run_decode, run_prefill
 from jaxspec.decoding.engine_config import EngineConfig
-from jaxspec.decoding.state import Pause, rewound, whereabouts
+from jaxspec.decoding.running import run_decode, run_prefill
+from jaxspec.decoding.state import Pause, rewound, snapshot
 from jaxspec.errors import InputError
 from tests import tiny
 
@@ -172,7 +172,7 @@ def test_a_loop_can_pause_and_start_again_from_where_its_rows_were(length):
         return run_decode(program, params, state, options, Pause(jnp.int32(3), jnp.int32(count)))
 
     state = run_prefill(program, params, batch, options, NEW)
-    start = whereabouts(state)
+    start = snapshot(state)
     first = decode(state)
     answers, steps = tiny.outputs(first), np.array(first.stats.steps)
     assert state.count.is_deleted()

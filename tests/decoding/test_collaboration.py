@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from jaxspec.data.prompts import Prompt
-from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
+from jaxspec.decoding.engine import CollaborationConfig, Engine
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.memory import abstract_member_inputs
+from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
 from jaxspec.evaluation.exactness import forward_logits
@@ -46,12 +46,12 @@ def models(seeing: LoadedModel, reading: LoadedModel) -> list[LoadedModel]:
     return [seeing, replace(seeing, params=jax.device_put(tiny.noisy(seeing.params, 0.1))), reading]
 
 
-def requests(collaboration: Collaboration) -> list[Request]:
+def requests(engine: Engine) -> list[Request]:
     """A greedy one and two sampled ones, with one image each."""
     pages = [np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8) for i in range(3)]
     heat = ((0.0, 1.0), (0.8, 0.9), (1.0, 1.0))
     return [
-        Request(collaboration.encoder.prompt("What?", [Image.fromarray(page)]), NEW - i, t, top_p=p, seed=i)
+        Request(engine.encoder.prompt("What?", [Image.fromarray(page)]), NEW - i, t, top_p=p, seed=i)
         for i, (page, (t, p)) in enumerate(zip(pages, heat, strict=True))
     ]
 
@@ -62,8 +62,8 @@ def test_who_proposes_does_not_matter(
 ) -> None:
     """Greedy rows are those of standard collaborative decoding; rows are the same beside others."""
     chosen = models if config is THREE else [models[0]] * 2
-    plain = Collaboration(chosen, replace(config, method="standard"))
-    quick = Collaboration(chosen, replace(config, gammas=gammas))
+    plain = Engine(chosen, config=replace(config, method="standard"))
+    quick = Engine(chosen, config=replace(config, gammas=gammas))
     asked = requests(plain)
     (standard, *_), together = plain.generate(asked), quick.generate(asked)
     assert together[0].tokens == standard.tokens
@@ -81,25 +81,24 @@ def test_who_proposes_does_not_matter(
 @pytest.mark.parametrize("config", [VISUAL, THREE], ids=["visual", "three"])
 def test_memory_is_planned_from_the_shapes_that_run(config: CollaborationConfig, models: list[LoadedModel]) -> None:
     chosen = models if config is THREE else [models[0]] * 2
-    collaboration = Collaboration(chosen, config)
-    asked = requests(collaboration)
-    read, rows = collaboration._read(asked)
-    sizes = collaboration._sizes(read[0], rows[0])
-    given = collaboration._inputs(read, rows, sizes)
-    planned = abstract_member_inputs(collaboration.program, 4, sizes)
+    engine = Engine(chosen, config=config)
+    asked = requests(engine)
+    read = engine._read(asked)
+    given = engine._inputs(read, read[0].sizes)
+    planned = abstract_inputs(engine.program, 4, read[0].sizes)
     assert jax.tree.map(jnp.shape, planned[0]) == jax.tree.map(jnp.shape, given[0])
 
-    report = collaboration.memory_report(asked)
-    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(collaboration.params)}
-    assert report.weights == sum(arrays.values())
-    one = collaboration.memory_report(asked[:1])
-    assert (report.caches, report.pending) == (4 * one.caches, 4 * one.pending)
+    report = engine.memory_report(asked)
+    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(engine.params["models"])}
+    assert report.target_weights == sum(arrays.values())
+    one = engine.memory_report(asked[:1])
+    assert (report.target_cache, report.draft_cache) == (4 * one.target_cache, 4 * one.draft_cache)
     text = models[0].model.text
-    assert report.pending == 4 * 4 * text.vocab_size * len(chosen) * (len(chosen) - 1) + 4 * 4 * 2
+    assert report.draft_cache == 4 * 4 * text.vocab_size * len(chosen) * (len(chosen) - 1) + 4 * 4 * 2
     assert str(report).startswith("memory ")
 
 
-def check_contrast(model: LoadedModel, plain: Collaboration, request: Request, answer: Sequence[int]) -> None:
+def check_contrast(model: LoadedModel, plain: Engine, request: Request, answer: Sequence[int]) -> None:
     """Each token is the argmax of twice the logits with the image less those without, in full passes of the model."""
     newline = model.tokenizer.encode("\n", add_special_tokens=False)[-1]
     blind = Prompt(np.where(request.prompt.tokens == plain.encoder.image_token, newline, request.prompt.tokens))
@@ -115,16 +114,16 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
     seeing, _, reading = models
     wider = replace(tiny.CONFIG.text_config, vocab_size=tiny.CONFIG.text_config.vocab_size + 1)
     with pytest.raises(InputError, match=r"model 2 vocabulary: 105 tokens and model 1's 104"):
-        Collaboration([seeing, loaded(tiny.random_params(wider), wider)])
+        Engine([seeing, loaded(tiny.random_params(wider), wider)])
     other = loaded(reading.params, reading.config, tiny.tokenizer(tiny.CHARACTERS[::-1]))
     with pytest.raises(InputError, match=r"model 2 tokeniser: differs from model 1's"):
-        Collaboration([seeing, other])
+        Engine([seeing, other])
     marked = replace(tiny.CONFIG, image_token_index=3)
     with pytest.raises(InputError, match=r"image_token_index \[3, 4\] differ"):
-        Collaboration([seeing, loaded(seeing.params, marked)])
+        Engine([seeing, loaded(seeing.params, marked)])
     short = replace(reading.config, max_position_embeddings=16)
-    both = Collaboration([seeing, loaded(reading.params, short)], CONFIG)
-    with pytest.raises(InputError, match=r"over the context of model 2, 16"):
+    both = Engine([seeing, loaded(reading.params, short)], config=CONFIG)
+    with pytest.raises(InputError, match=r"over model 2's context of 16"):
         both.generate(requests(both))
 
 
@@ -148,12 +147,12 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
 )
 def test_refusals(fields: dict[str, Any], words: str, models: list[LoadedModel]) -> None:
     with pytest.raises(InputError, match=words) as refused:
-        Collaboration([models[0], models[2]], replace(CONFIG, **fields))
+        Engine([models[0], models[2]], config=replace(CONFIG, **fields))
     assert "\n" not in str(refused.value)
 
 
 def test_three_models_have_no_amateur(models: list[LoadedModel]) -> None:
     with pytest.raises(InputError, match="here are 3 models; give 2"):
-        Collaboration(models, replace(CONFIG, combine="contrastive"))
+        Engine(models, config=replace(CONFIG, combine="contrastive"))
     with pytest.raises(InputError, match="1 model; give 2 or more"):
-        Collaboration(models[:1])
+        Engine(models[:1])

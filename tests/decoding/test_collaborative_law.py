@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.decoding.alternating import Alternating
-from jaxspec.decoding.collaborative import CollaborationStats, CollaborativeState, OneProposer
+from jaxspec.decoding.collaborative import Alternating, CollaborationStats, OneProposer
 from jaxspec.decoding.combination import parse_combination
+from jaxspec.decoding.state import DecodeState
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
 from tests.decoding import tables
@@ -46,7 +46,7 @@ COMBINATIONS: dict[str, Callable[[float], Law]] = {
 
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options={"xla_backend_optimization_level": "2"})
-def run(program: Program, params: Params, batch: Any, chosen: Sampling, new: int) -> CollaborativeState:
+def run(program: Program, params: Params, batch: Any, chosen: Sampling, new: int) -> DecodeState:
     return program.decode(params, program.prefill(params, batch, chosen, new), chosen)
 
 
@@ -145,10 +145,10 @@ def check_greedy(tokens: np.ndarray, text: str, models: int, vocabulary: int) ->
 
 def check_statistics(program: Program, stats: CollaborationStats, new: int) -> None:
     """Counts add up, and proposals were accepted as often as their distributions said."""
-    totals = {name: np.asarray(value, float).sum(0) for name, value in vars(stats).items() if name != "passes"}
+    totals = {name: np.asarray(value, float).sum(0) for name, value in vars(stats).items()}
     rows = SAMPLED + GREEDY
     assert totals["emitted"] == rows * (new - 1)
-    assert (np.asarray(stats.calls).max(0) <= np.asarray(stats.passes)).all()
+    assert (np.asarray(stats.calls) <= np.asarray(stats.passes)).all()
     tested, accepted, overlap = totals["tested"], totals["accepted"], totals["overlap"]
     assert (accepted <= tested).all()
     used = tested > 0
@@ -169,18 +169,18 @@ def passes_of(program: OneProposer) -> list[int]:
 class MissingContext(Alternating):
     """The suspected mistake of the released code: a run after an acceptance is extended without the accepted tokens."""
 
-    def turn(self, model: int, params: Params, options: Sampling, state: CollaborativeState) -> CollaborativeState:
+    def turn(self, model: int, params: Params, options: Sampling, state: DecodeState) -> DecodeState:
         BEFORE.append(state.count)
         return super().turn(model, params, options, state)
 
     def _propose(
-        self, model: int, params: Params, options: Sampling, state: CollaborativeState, *args: Any
-    ) -> tuple[CollaborativeState, tuple[Array, ...]]:
-        whole = state.caches
+        self, model: int, params: Params, options: Sampling, state: DecodeState, *args: Any
+    ) -> tuple[DecodeState, tuple[Array, ...]]:
+        whole = state.target
         stale = [c.replace(length=c.length - (state.count - BEFORE[-1])) for c in whole]
-        state, rings = super()._propose(model, params, options, state.replace(caches=tuple(stale)), *args)
-        kept = [c.replace(length=w.length) for c, w in zip(state.caches, whole, strict=True)]
-        return state.replace(caches=tuple(kept)), rings
+        state, rings = super()._propose(model, params, options, state.replace(target=tuple(stale)), *args)
+        kept = [c.replace(length=w.length) for c, w in zip(state.target, whole, strict=True)]
+        return state.replace(target=tuple(kept)), rings
 
 
 BEFORE: list[Array] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.adaptive_gamma import init_gamma
-from jaxspec.decoding.engine import run_decode, run_prefill
+from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
 

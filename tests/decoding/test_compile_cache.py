@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import Collaboration, CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
+from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding import compile_cache
 from jaxspec.decoding.compile_cache import Held
 from jaxspec.sharding import make_mesh, shardings
@@ -32,7 +32,7 @@ def moved(model: LoadedModel, device: Any) -> LoadedModel:
     return replace(model, params=jax.device_put(model.params, device))
 
 
-def tokens(engine: Engine | Collaboration) -> list[tuple[int, ...]]:
+def tokens(engine: Engine) -> list[tuple[int, ...]]:
     return [result.tokens for result in engine.generate(REQUESTS)]
 
 
@@ -53,8 +53,8 @@ def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedM
 
 def test_models_write_together_on_any_device(target: LoadedModel, draft: LoadedModel) -> None:
     config = CollaborationConfig(gammas=(2, 2))
-    first = Collaboration([target, draft], config)
-    second = Collaboration([moved(model, jax.devices()[1]) for model in (target, draft)], config)
+    first = Engine([target, draft], config=config)
+    second = Engine([moved(model, jax.devices()[1]) for model in (target, draft)], config=config)
     assert tokens(first) == tokens(second)
 
 

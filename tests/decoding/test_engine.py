@@ -24,7 +24,7 @@ from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.data.prompts import Prompt
-from jaxspec.decoding import compile_cache
+from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.compile_cache import timed
@@ -119,10 +119,10 @@ def test_a_row_that_is_done_takes_in_the_next_request(
 def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight requests of one length in four rows: two rounds of the loop, all rows at work in both."""
     decodes = []
-    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
+    monkeypatch.setattr(running, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
     engine = Engine(target, config=replace(CONFIG, refill=True, batch_size=4))
     engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
-    assert decodes.count(engine_module.run_decode) == 2
+    assert decodes.count(running.run_decode) == 2
 
 
 def test_chosen_lengths_start_out_with_what_earlier_answers_accepted(
@@ -196,7 +196,7 @@ def test_the_compiled_programs_move_nothing_but_their_inputs_between_host_and_de
 
     monkeypatch.setattr(compile_cache, "executable", watched)
     engine.generate([request_of(engine, "Hi", images=1)])
-    assert guarded == [engine_module.run_prefill, engine_module.run_decode]
+    assert guarded == [running.run_prefill, running.run_decode]
 
 
 def test_a_shared_tower_gives_what_two_towers_give(
@@ -369,7 +369,7 @@ def test_panels_can_be_left_out(target: LoadedModel) -> None:
     lean = replace(wide, panels=False)
     assert lean.panel_bytes(1) == 0
     assert Engine(lean).memory_report(["Hi"]).panels == 0
-    assert Engine(lean).loop_params(lean.params, 1)["target"] is lean.params
+    assert Engine(lean).loop_params(1)["target"] is lean.params
 
 
 def test_the_api_is_set_up_as_the_command_line_is(tmp_path: Path, target: LoadedModel) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec.decoding import engine as engine_module
-from jaxspec.decoding import growth
+from jaxspec.decoding import running
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.growth import rooms
 from jaxspec.decoding.loading import LoadedHead
+from jaxspec.decoding.running import rooms
 from jaxspec.models import LanguageModel
 from tests import tiny
 
@@ -32,7 +31,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "FIRST", 8)
+    monkeypatch.setattr(running, "FIRST", 8)
 
 
 def requests_of(engine: Engine, temperature: float) -> list[Request]:
@@ -75,14 +74,14 @@ def test_only_what_answers_need_is_compiled(
         steps.append(step)
         return timed(step, *args, **options)
 
-    monkeypatch.setattr(engine_module, "timed", watched)
+    monkeypatch.setattr(running, "timed", watched)
     engine = Engine(target, draft, CHAIN)
     requests = requests_of(engine, 0.0)
     engine.generate(requests[1:2])
-    assert steps.count(growth.grow) == 0
+    assert steps.count(running.grow) == 0
     (answer,) = engine.generate(requests[:1])
     assert len(answer.tokens) > 8
-    assert steps.count(growth.grow) == 1
+    assert steps.count(running.grow) == 1
     report = engine.memory_report(requests)
     assert 0 < report.growth < report.target_cache + report.draft_cache
 

@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
-from jaxspec.decoding import growth
+from jaxspec.decoding import running
 from jaxspec.sharding import make_mesh
 from tests import tiny
 
@@ -35,7 +35,7 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
     assert alone.mesh is None
     mesh = make_mesh(model=2)
     target = LoadedModel.load(pair[0], mesh=mesh)
-    monkeypatch.setattr(growth, "FIRST", 8)  # caches grow once
+    monkeypatch.setattr(running, "FIRST", 8)  # caches grow once
     engine, tokens = decode(target, draft)
     assert tokens == expected
     assert engine.mesh == mesh

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding import compile_cache, growth
+from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
@@ -33,7 +33,7 @@ def asked(engine: Engine, temperature: float = 0.0) -> Request:
 def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
     config: EngineConfig | None, first: int, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growth, "FIRST", first)
+    monkeypatch.setattr(running, "FIRST", first)
     monkeypatch.setattr(compile_cache, "_EXECUTABLES", {})
     engine = Engine(target, config and draft, config or CONFIG)
     for temperature in (0.0, 1.0):
@@ -56,9 +56,10 @@ def test_who_stops_reading_stops_the_decoding(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, decodes = Engine(target, config=CONFIG), []
-    monkeypatch.setattr(engine_module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
+    for module in (engine_module, running):
+        monkeypatch.setattr(module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
     part = next(engine.stream(asked(engine)))
-    assert decodes == [engine_module.run_prefill, engine_module.run_decode]
+    assert decodes == [running.run_prefill, running.run_decode]
     assert 1 < len(part.tokens) < NEW
 
 

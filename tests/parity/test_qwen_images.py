@@ -20,7 +20,7 @@ from transformers.vision_utils import get_vision_window_index
 
 from jaxspec.config import QwenVLConfig
 from jaxspec.data.prompts import bucket
-from jaxspec.decoding.requests import IMAGE_BUCKETS
+from jaxspec.decoding.engine_config import IMAGE_BUCKETS
 from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool

@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from jaxspec.data.picturebook import SYNTHETIC_SETS, test_set
 from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.collaboration import Collaboration, CollaborationConfig
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import PRESETS, RULES
 from jaxspec.sharding import make_mesh, shardings
@@ -118,9 +117,9 @@ def try_settings(
             engine: Any = Engine(placed[setting.devices], draft, setting.engine, captioner)
         else:
             models = [target, target]  # shown the prompt in two ways; the draft's context is too short for these
-            engine = Collaboration(models, setting.together)
+            engine = Engine(models, config=setting.together)
             standard = replace(setting.together, method="standard", gammas=None, batch_size=8)
-            reference = _answers(Collaboration(models, standard), requests)
+            reference = _answers(Engine(models, config=standard), requests)
         apart = [
             i for i, (want, got) in enumerate(zip(reference, _answers(engine, requests), strict=True)) if want != got
         ]

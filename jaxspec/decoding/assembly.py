@@ -1,0 +1,182 @@
+"""What an engine runs: the program that its models make, their parameters, and the forms in which they read prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from jaxspec.config import LvlmConfig, text_config
+from jaxspec.decoding.adaptive_gamma import gammas_up_to
+from jaxspec.decoding.collaborative import Alternating, Member, OneProposer, Program
+from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
+from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, check_words, same_tower
+from jaxspec.decoding.replay import RecordedTarget
+from jaxspec.decoding.requests import EncodedRequest
+from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.decoding.tree import parse_tree
+from jaxspec.decoding.views import VIEWS, Row, View, parse_view, parse_views, prompt_views
+from jaxspec.decoding.weighting import parse_weighting
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel, split_tower
+from jaxspec.sharding import put, small_sharding
+from jaxspec.typing import Params
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a model of the program reads a prompt."""
+
+    model: LoadedModel
+    view: View
+    name: str
+    """Whose context an error calls too short."""
+    spare: int | None = 0
+    """Tokens past the last new one that the context has to hold; None where longer prompts are allowed."""
+
+    def check_context(self, request: EncodedRequest, row: Row) -> None:
+        """Raises InputError for a prompt that is, with its answer, over the model's context."""
+        limit = text_config(self.model.config).max_position_embeddings
+        if self.spare is None or len(row) + request.max_new_tokens + self.spare <= limit:
+            return
+        if self.spare:
+            raise InputError(
+                f"view {self.view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the "
+                f"draft's {limit} trained positions; leave the view out or use context 'drop_view' or 'extrapolate'"
+            )
+        raise InputError(
+            f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over {self.name}'s context of "
+            f"{limit}; shorten the prompt, give fewer images or lower max_new_tokens"
+        )
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A program with all that its inputs are made by."""
+
+    program: Program
+    params: Params
+    forms: tuple[Form, ...]
+    """The target's, then the draft's in each view; or one of each model that writes."""
+    towers: tuple[LoadedModel | None, ...]
+    """The models whose image units a prompt is counted in: target and draft, or all that write."""
+    lead: LoadedModel
+    """The model whose tokens and template prompts are written with."""
+    models: dict[str, Any] = field(default_factory=dict)
+    """The models whose weights the loop reads, by their place in `params`."""
+
+    def loop_params(self, params: Params, batch: int) -> Params:
+        """The parameters as the loop reads them, which has passes over a block of each row."""
+        rows = self.rows_of_a_pass(batch)
+        return {**params, **jax.tree.map(lambda model: model.loop_params(rows), self.models)}
+
+    def panel_bytes(self, batch: int) -> int:
+        """What `loop_params` holds besides the parameters."""
+        models = {id(model): model for model in jax.tree.leaves(self.models)}
+        return sum(model.panel_bytes(self.rows_of_a_pass(batch)) for model in models.values())
+
+    def rows_of_a_pass(self, batch: int) -> int:
+        return batch * max(self.program.spare_slots, 1)
+
+
+def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineConfig) -> Assembly:
+    """Return a target that decodes alone, or with the draft and the KV head that the views ask for.
+
+    Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft lacks.
+    """
+    check_vocabulary("target", target, spare=0)
+    views = parse_views(config.views)
+    shown = prompt_views(views)
+    params: dict[str, Any] = {"target": target.params}
+    form = Form(target, VIEWS["M" if target.images else "T"], "the target")
+    loaded = {} if isinstance(target, RecordedTarget) else {"target": target}
+    head = None
+    if len(views) > len(shown):
+        head = target.head
+        if head is None:
+            raise InputError("view kv: the target has no KV head; give one, or leave the view out")
+        if shown and draft is None:
+            raise InputError(f"views: {','.join(config.views)} shows prompts, and there is no draft; use kv alone")
+        params["head"] = put(head.params, small_sharding(target.params))
+    if not shown:
+        draft = None
+    if draft is None and head is None:
+        return Assembly(Autoregressive(target.model), params, (form,), (target, None), target, loaded)
+    shares, forms = False, [form]
+    if draft is not None:
+        check_pair(target, draft, shown)
+        draft = replace(draft, params=put(draft.params, small_sharding(target.params))).sharing_tower(target)
+        shares = same_tower(target, draft)
+        # With a shared tower the features come from the target's.
+        params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
+        loaded["drafter"] = draft
+        spare = config.gamma if config.context == "error" else None
+        forms += [Form(draft, view, "the draft", spare) for view in shown]
+    tree, size = None if config.tree is None else parse_tree(config.tree, config.gamma), target.model.text.vocab_size
+    if tree is not None and tree.width > size:
+        raise InputError(f"tree: {config.tree!r} branches {tree.width} times, and there are {size} tokens")
+    reader = draft.model if draft is not None else LanguageModel(head.config.text_config)  # type: ignore[union-attr]
+    drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head and head.config)
+    weighting = parse_weighting(config.weighting)
+    if isinstance(target, RecordedTarget) and not weighting.hard_labels:
+        raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
+    gammas = gammas_up_to(config.gamma) if config.adaptive_gamma else ()
+    program = Speculator(target.model, drafter, weighting, shares, gammas, config.trace)
+    return Assembly(program, params, tuple(forms), (target, draft), target, loaded)
+
+
+def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
+    """Return models that write together; a text model is shown a line break for an image.
+
+    The same model may stand among them more than once. With views M and T and `contrastive:beta=1` that is visual
+    contrastive decoding (Leng et al. 2024), the blurred image being none.
+
+    Raises InputError unless all have one vocabulary and one tokeniser.
+    """
+    combination, gammas = config.checked(len(models))
+    names = config.views or tuple("M" if model.images else "T" for model in models)
+    forms = tuple(
+        Form(model, _member_view(name, model, number), f"model {number}")
+        for number, (model, name) in enumerate(zip(models, names), start=1)
+    )
+    first, *others = models
+    check_vocabulary("model 1", first, spare=0)
+    for number, other in enumerate(others, start=2):
+        sizes = [text_config(model.config).vocab_size for model in (first, other)]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                f"model {number} vocabulary: {sizes[1]} tokens and model 1's {sizes[0]}; "
+                "models that write together need one vocabulary"
+            )
+        if other is not first:
+            check_words(first.tokenizer, other.tokenizer, f"model {number}", "model 1")
+    marks = {model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)}
+    if len(marks) > 1:
+        raise InputError(f"models: image_token_index {sorted(marks)} differ; use models with one image token")
+    lead = next((form.model for form in forms if form.view.reads_images), first)
+    members, proposer = tuple(Member(form.model.model, form.view.pool) for form in forms), config.proposer
+    if config.method == "alternating":
+        program: Program = Alternating(members, gammas, proposer)
+    else:
+        gamma = 0 if config.method == "standard" else gammas[proposer]
+        program = OneProposer(members, gamma, proposer, bonus=config.method == "speculative")
+    params = {"models": tuple(model.params for model in models), "combination": combination}
+    towers = tuple(form.model if form.view.reads_images else None for form in forms)
+    return Assembly(program, params, forms, towers, lead, {"models": tuple(models)})
+
+
+def _member_view(name: str, model: LoadedModel, number: int) -> View:
+    """Return the view of a name; InputError where a model that writes with others cannot be shown it."""
+    view = parse_view(name)
+    refused = {
+        "captions are for drafts": view.reads_captions,
+        "KV heads are for drafts": view.reads_target,
+        "it is a text model": view.reads_images and model.images is None,
+    }
+    for reason, holds in refused.items():
+        if holds:
+            raise InputError(f"views: model {number} cannot be shown {view.name}, {reason}; use T")
+    return view
