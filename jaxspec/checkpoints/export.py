@@ -82,7 +82,7 @@ def export(
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
         encoder.tokenizer.chat_template = encoder.chat_templates()
 
-    def beside(path: Path) -> None:
+    def write_more(path: Path) -> None:
         copy_processors(found.path, path, config, encoder and encoder.tokenizer, add_bos)
         write_model_card(
             path,
@@ -104,7 +104,7 @@ def export(
         max_shard_bytes=max_shard_bytes,
         generation={key: value for key, value in generation.items() if key != "transformers_version"},
         extra=raw,
-        beside=beside,
+        write_more=write_more,
         overwrite=overwrite,
     )
     return config
@@ -114,10 +114,10 @@ def _export_head(source: Path, destination: str | Path, dtype: jnp.dtype | None,
     config, params = load_kv_head(source)
     name = model_name(destination)
 
-    def beside(path: Path) -> None:
+    def write_more(path: Path) -> None:
         write_head_card(path, config, params, name, source)
 
-    save_kv_head(destination, config, params, dtype, beside=beside, overwrite=overwrite)
+    save_kv_head(destination, config, params, dtype, write_more=write_more, overwrite=overwrite)
     return config
 
 
@@ -125,8 +125,8 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
     """Add rows to the embedding, and columns to the head, that are the means of those there.
 
     The logit of an added token is then the mean of the model's logits. It never exceeds their maximum, so that, but
-    for rounding, no added token is ever the likeliest; and a prompt that holds one reads an embedding of usual size.
-    Zeros would make it likeliest wherever all logits are negative, and no finite bias-free column makes it -inf.
+    for rounding, no added token is ever the argmax; and a prompt that holds one reads an embedding of usual size.
+    Zeros would make it the argmax wherever all logits are negative, and no finite bias-free column makes it -inf.
     """
     text = text_config(config)
     if size < text.vocab_size:

@@ -136,7 +136,7 @@ def save(
     max_shard_bytes: int = 5 << 30,
     generation: Mapping[str, Any] | None = None,
     extra: Mapping[str, Any] | None = None,
-    beside: Callable[[Path], None] | None = None,
+    write_more: Callable[[Path], None] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Write a directory that `load` and transformers (4.57 and 5) read, with nothing missing or unexpected.
@@ -149,7 +149,7 @@ def save(
       max_shard_bytes: larger models become shards with an index; one shard at a time is copied to the host.
       generation: entries of generation_config.json, before the config's BOS, EOS and padding ids; None leaves one out.
       extra: config.json of the model's source; entries that this library does not read are kept, nested ones too.
-      beside: writes more files into the directory that it is given, before that is renamed to `path`.
+      write_more: writes more files into the directory that it is given, before that is renamed to `path`.
       overwrite: replace a checkpoint that is there, in one step; what else lies in its directory stays.
 
     Raises:
@@ -168,8 +168,8 @@ def save(
         _write_configs(fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {}, extra or {})
         _write_tensors(fresh, slots, leaves, dtype, max_shard_bytes)
         save_processors(fresh, config, tokenizer, image_processor)
-        if beside is not None:
-            beside(fresh)
+        if write_more is not None:
+            write_more(fresh)
 
 
 def _peak_memory() -> int:

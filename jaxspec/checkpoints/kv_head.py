@@ -60,20 +60,20 @@ def save_kv_head(
     params: Params,
     dtype: Any | None = jnp.bfloat16,
     *,
-    beside: Callable[[Path], None] | None = None,
+    write_more: Callable[[Path], None] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes the directory whole: beside `path`, and renamed; None keeps each tensor's dtype.
 
-    `beside` writes more files, and InputError is raised, as in `huggingface.save`.
+    `write_more` writes more files, and InputError is raised, as in `huggingface.save`.
     """
     with written_whole(path, overwrite) as fresh:
         write_json(fresh / "config.json", config.to_dict())
         tensors = {name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()}
         save_file(tensors, fresh / SINGLE, metadata={"format": "pt"})
         (fresh / SINGLE).chmod((fresh / "config.json").stat().st_mode)
-        if beside is not None:
-            beside(fresh)
+        if write_more is not None:
+            write_more(fresh)
 
 
 def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTensor], list[str]]:

@@ -16,7 +16,7 @@ from jaxspec.models import LanguageModel, family_of
 from jaxspec.typing import Params
 
 _QUESTION = {True: "What is in the picture?", False: "Who are you?"}
-"""What a model that sees is asked, and one that does not."""
+"""What a model that reads images is asked, and one that does not."""
 _ASSISTANT = {
     True: "transformers 5 does not show the images to such a draft; 4.57 and jaxspec do.",
     False: "transformers 4.57 refuses a language model as the draft of one that reads images; 5 and jaxspec take it.",
@@ -58,7 +58,7 @@ def write_model_card(
       encoder: what makes its prompts, with the chat template that is written along; None without a tokeniser.
       generation: what generation_config.json holds.
     """
-    text, sees = text_config(config), LanguageModel(config).has_vision
+    text, has_vision = text_config(config), LanguageModel(config).has_vision
     facts = {
         "family": f"{family_of(config.model_type).title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": _count(params),
@@ -69,26 +69,26 @@ def write_model_card(
     }
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
-    commands, notes = f"jaxspec generate --target path/to/this {_asked(sees)}", ""
+    commands, notes = f"jaxspec generate --target path/to/this {_asked(has_vision)}", ""
     told = "On CPUs, where both compute in float32, this writes what the Python above does." if encoder else ""
-    if told and sees:
+    if told and has_vision:
         told += "\nWhere torchvision is installed, transformers scales images with it, a little differently."
     if isinstance(config, _READ_VIDEOS):
         notes += "\nIts processor wants torchvision, for videos.\n"
     if target is not None:
         facts["draft for"] = f"`{target}`"
-        view = "" if sees else " --views T"
-        commands += f"\njaxspec generate --target {_place(target)} --draft path/to/this{view} {_asked(sees)}"
+        view = "" if has_vision else " --views T"
+        commands += f"\njaxspec generate --target {_place(target)} --draft path/to/this{view} {_asked(has_vision)}"
         told = told.replace("this", "the first command") + "\nThe second speculates with this model."
-        notes += f"\n`target.generate(..., assistant_model=model)` speculates with it.\n{_ASSISTANT[sees]}\n"
-    front = f"library_name: transformers\npipeline_tag: {'image-text-to-text' if sees else 'text-generation'}"
-    python = f"## In transformers (4.57 or 5)\n\n```python\n{_snippet(sees, encoder, generation)}\n```\n{notes}"
+        notes += f"\n`target.generate(..., assistant_model=model)` speculates with it.\n{_ASSISTANT[has_vision]}\n"
+    front = f"library_name: transformers\npipeline_tag: {'image-text-to-text' if has_vision else 'text-generation'}"
+    python = f"## In transformers (4.57 or 5)\n\n```python\n{_snippet(has_vision, encoder, generation)}\n```\n{notes}"
     _write(path, name, source, facts, front, f"{python}\n{_in_jaxspec(commands)}\n{told.strip()}")
 
 
 def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str, source: Path) -> None:
     """Write what a KV head is, for which target, and how to draft with it."""
-    text, sees = config.text_config, config.image_tokens > 0
+    text, has_vision = config.text_config, config.image_tokens > 0
     facts = {
         "family": "KV head: a draft that reads its target's key-value cache",
         "parameters": _count(params),
@@ -99,7 +99,7 @@ def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str,
     }
     if config.pools:
         facts["image slots"] = f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
-    command = f"jaxspec generate --target {_place(config.target_name)} --draft path/to/this {_asked(sees)}"
+    command = f"jaxspec generate --target {_place(config.target_name)} --draft path/to/this {_asked(has_vision)}"
     body = f"{_in_jaxspec(command)}\ntransformers has no such model."
     _write(path, name, source, facts, "library_name: jaxspec", body)
 
@@ -129,9 +129,9 @@ def _count(params: Params) -> str:
     return f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}"
 
 
-def _asked(sees: bool) -> str:
+def _asked(has_vision: bool) -> str:
     """Return the options of a command that asks the card's question."""
-    return f'{"--image photo.jpg " * sees}--prompt "{_QUESTION[sees]}" --max-new-tokens 64'
+    return f'{"--image photo.jpg " * has_vision}--prompt "{_QUESTION[has_vision]}" --max-new-tokens 64'
 
 
 def _in_jaxspec(commands: str) -> str:
@@ -143,16 +143,16 @@ def _place(name: str) -> str:
     return name if "/" in name else f"path/to/{name or 'its/target'}"
 
 
-def _snippet(sees: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:
+def _snippet(has_vision: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:
     """Return Python that loads the model and, where it has a tokeniser, writes an answer as this library does."""
-    kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
-    reader, it = ("AutoProcessor", "processor") if sees else ("AutoTokenizer", "tokenizer")
+    kind = "AutoModelForImageTextToText" if has_vision else "AutoModelForCausalLM"
+    reader, it = ("AutoProcessor", "processor") if has_vision else ("AutoTokenizer", "tokenizer")
     load = f'model = {kind}.from_pretrained("path/to/this", dtype="float32")'
     if encoder is None:
         return f"from transformers import {kind}\n\n{load}"
-    text, contents = encoder.rendered(_QUESTION[sees], images=int(sees))
+    text, contents = encoder.rendered(_QUESTION[has_vision], images=int(has_vision))
     messages = f'messages = [{{"role": "user", "content": {contents[0]!r}}}]'.replace("'", '"')
-    if sees:
+    if has_vision:
         bos = encoder.tokenizer.bos_token
         own = ", add_special_tokens=False" if bos is not None and text.startswith(bos) else ""
         asked = f"""text = processor.apply_chat_template(messages, add_generation_prompt=True)
@@ -163,7 +163,7 @@ inputs = processor(images=Image.open("photo.jpg"), text=text{own}, return_tensor
 )"""
     greedy = [f"{key}={value}" for key, value in _GREEDY.items() if generation.get(key, value) not in (None, value)]
     options = ", ".join(["**inputs", "max_new_tokens=64", "do_sample=False", *greedy])
-    imports = f"{'from PIL import Image' * sees}\nfrom transformers import {kind}, {reader}".lstrip("\n")
+    imports = f"{'from PIL import Image' * has_vision}\nfrom transformers import {kind}, {reader}".lstrip("\n")
     return f"""{imports}
 
 {load}

@@ -17,7 +17,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from jaxspec.data.prompts import place_images
-from jaxspec.data.rows import Row, hub_rows, local_rows
+from jaxspec.data.rows import DataRow, hub_rows, local_rows
 from jaxspec.data.samples import Sample, stored_image, text_of
 from jaxspec.errors import InputError, nearest
 
@@ -214,7 +214,7 @@ def few_shot_samples(
         yield replace(sample, turns=((f"{''.join(group)}Question: {question}\nAnswer:", answer),))
 
 
-def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | None) -> Iterator[Row]:
+def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | None) -> Iterator[DataRow]:
     """Yield the rows of a split, at least one, in the columns that matter."""
     filtered = known.only[0] if known.only else ""
     shared = known.shots.by if known.shots else ""
@@ -233,7 +233,7 @@ def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | Non
         raise InputError(f"benchmark {known.name}: no rows{kept} in {where}; check that it is this set's data")
 
 
-def _sample(known: Benchmark, number: int, row: Row) -> Sample:
+def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
     images = tuple(
         stored_image(row, column, row.values[column])
         for column in sorted(filter(re.compile(known.images).fullmatch, row.values), key=_number)

@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxspec.data.images import StoredImage
 from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_in_turns
-from jaxspec.data.rows import Row, json_list, rows_and_errors
+from jaxspec.data.rows import DataRow, json_list, rows_and_errors
 from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import writing
@@ -105,7 +105,7 @@ def _finished(name: str, future: Future[Sample], skipped: Skipped) -> Iterator[S
         skipped.add(name, error)
 
 
-def conversation(row: Row, frames: int = 8) -> Sample:
+def conversation(row: DataRow, frames: int = 8) -> Sample:
     """Return the sample that a row holds, its images decoded once; InputError, naming the row, where there is none."""
     images = _images(row, frames)
     turns = _turns(row)
@@ -122,7 +122,7 @@ def conversation(row: Row, frames: int = 8) -> Sample:
     return Sample("", "", images, tuple(zip(asked, told, strict=True)))
 
 
-def _images(row: Row, frames: int) -> tuple[StoredImage, ...]:
+def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
     shown = [row.values[name] for name in ("image", "images", "video") if row.values.get(name)]
     if not shown:
         return ()
@@ -134,7 +134,7 @@ def _images(row: Row, frames: int) -> tuple[StoredImage, ...]:
     return tuple(stored_image(row, "image", value) for value in values)
 
 
-def _frames(row: Row, values: list[Any], frames: int) -> list[Any]:
+def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
     """Return frames of a video, at most so many, spread evenly from the first to the last."""
     if len(values) == 1 and isinstance(values[0], str) and row.folder is not None:
         folder = row.folder / values[0]
@@ -149,7 +149,7 @@ def _frames(row: Row, values: list[Any], frames: int) -> list[Any]:
     return [values[round(i * last / max(count - 1, 1))] for i in range(count)]
 
 
-def _turns(row: Row) -> list[tuple[str, str]]:
+def _turns(row: DataRow) -> list[tuple[str, str]]:
     """Return (question, answer) of every answered turn; plain text is the answer to an empty question."""
     for column, speaker, words in (("conversations", "from", "value"), ("messages", "role", "content")):
         if column in row.values:
@@ -167,7 +167,7 @@ def _turns(row: Row) -> list[tuple[str, str]]:
     )
 
 
-def _pairs(row: Row, said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
+def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
     """Return pairs of question and answer.
 
     A system message goes before the first question. What the assistant says before that is left out, and so is a last

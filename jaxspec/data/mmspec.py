@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxspec.data.rows import Row, local_rows
+from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import Sample, own_sample, text_of
 from jaxspec.errors import InputError
 
@@ -48,7 +48,7 @@ def read_prompts(path: Path) -> Iterator[Sample]:
         yield replace(own_sample("mmspec", row), labels=labels)
 
 
-def answers_of(row: Row) -> tuple[str, list[tuple[str, list[int] | None, int | None]]]:
+def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int | None]]]:
     """Return the id of a line of answers, and (text, token ids, number of tokens) by turn; the first choice counts.
 
     Token ids and numbers are None where the line does not tell them.

@@ -33,7 +33,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """One row and where it was found."""
 
     place: str
@@ -48,14 +48,14 @@ class Row:
 ANY = re.compile(".*")
 
 
-def local_rows(path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None) -> Iterator[Row]:
+def local_rows(path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None) -> Iterator[DataRow]:
     """Yield the rows that `rows_and_errors` finds. Raises InputError at the first that is none."""
     yield from _raised(rows_and_errors(path, columns, only))
 
 
 def rows_and_errors(
     path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None
-) -> Iterator[Row | InputError]:
+) -> Iterator[DataRow | InputError]:
     """Yield rows of a file, or of all `.parquet` or all `.jsonl` files of a folder in the order of their names.
 
     What cannot be read as a row is an InputError, not raised. Raises InputError where a file cannot be read on.
@@ -76,14 +76,14 @@ def rows_and_errors(
             raise InputError(f"data {file}: cannot be read ({error.strerror}); check its permissions") from error
 
 
-def _raised(rows: Iterator[Row | InputError]) -> Iterator[Row]:
+def _raised(rows: Iterator[DataRow | InputError]) -> Iterator[DataRow]:
     for row in rows:
         if isinstance(row, InputError):
             raise row
         yield row
 
 
-def _kept(row: Row, only: tuple[str, str]) -> bool:
+def _kept(row: DataRow, only: tuple[str, str]) -> bool:
     return row.values.get(only[0]) == only[1]
 
 
@@ -94,7 +94,7 @@ def hub_rows(
     columns: re.Pattern[str],
     only: tuple[str, str] | None,
     filesystem: Any | None = None,
-) -> Iterator[Row]:
+) -> Iterator[DataRow]:
     """Yield rows of a public data set, from the parquet copy that the hub keeps of every one.
 
     Of each file only the columns and row groups that are needed come over the network.
@@ -139,7 +139,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _lines(lines: Any, file: Path) -> Iterator[Row | InputError]:
+def _lines(lines: Any, file: Path) -> Iterator[DataRow | InputError]:
     """Yield the rows of a JSONL file, which "\\n" alone parts: other characters that end lines may stand in a text."""
     for number, line in enumerate(lines, 1):
         line = line.removeprefix(BOM_UTF8)
@@ -153,7 +153,7 @@ def _lines(lines: Any, file: Path) -> Iterator[Row | InputError]:
                 yield _row(values, place, file.parent)
 
 
-def json_list(file: Path) -> Iterator[Row | InputError]:
+def json_list(file: Path) -> Iterator[DataRow | InputError]:
     """Yield the rows of a `.json` file that is a list of objects; InputError, not raised, in place of what is none.
 
     Raises InputError where the file is no list, or the list has no end.
@@ -212,7 +212,7 @@ def _reason(error: Exception) -> str:
     return f"nested over {DEEPEST} deep" if isinstance(error, RecursionError) else "a number of thousands of digits"
 
 
-def _row(values: Any, place: str, folder: Path | None) -> Row | InputError:
+def _row(values: Any, place: str, folder: Path | None) -> DataRow | InputError:
     """Return the row of these values, if they are those of one, and can be written down again."""
     if not isinstance(values, dict):
         return InputError(f"{place}: a JSON {type(values).__name__}, not an object; write one object a row")
@@ -228,14 +228,14 @@ def _row(values: Any, place: str, folder: Path | None) -> Row | InputError:
             elif isinstance(value, str) and not value.isascii() and (half := _HALF.search(value)):
                 return InputError(f"{place}: half of a character ({half[0]!r}) in a text; mend the row")
         if not below:
-            return Row(place, values, folder)
+            return DataRow(place, values, folder)
         level = below
     return InputError(f"{place}: nested over {DEEPEST} deep; mend the row")
 
 
 def _parquet_rows(
     handle: Any, name: str, folder: Path | None, columns: re.Pattern[str], only: tuple[str, str] | None
-) -> Iterator[Row | InputError]:
+) -> Iterator[DataRow | InputError]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile

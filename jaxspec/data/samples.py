@@ -25,7 +25,7 @@ from typing import Any
 
 from jaxspec.data.images import StoredImage
 from jaxspec.data.prompts import place_in_turns
-from jaxspec.data.rows import Row, local_rows
+from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.errors import InputError
 
 
@@ -66,7 +66,7 @@ def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[S
         yield sample
 
 
-def own_sample(name: str, row: Row) -> Sample:
+def own_sample(name: str, row: DataRow) -> Sample:
     """Return the conversation that a row holds."""
     identity, turns = row.values.get("id"), row.values.get("turns")
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
@@ -92,7 +92,7 @@ def own_sample(name: str, row: Row) -> Sample:
     return Sample(str(identity), name, tuple(images), tuple(zip(asked, answers, strict=True)))
 
 
-def stored_image(row: Row, column: str, value: Any) -> StoredImage:
+def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
     """Return the image of a cell: the hub's {bytes, path}, or a path. It is decoded once, so that errors come early."""
     place = f"{row.place}, {column}"
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
@@ -118,7 +118,7 @@ def stored_image(row: Row, column: str, value: Any) -> StoredImage:
     return replace(image, size=(loaded.height, loaded.width))
 
 
-def text_of(row: Row, columns: tuple[str, ...]) -> str:
+def text_of(row: DataRow, columns: tuple[str, ...]) -> str:
     """Return the text of the first of the columns that the row has; InputError if it has none, or no text in it."""
     value = next((row.values[column] for column in columns if column in row.values), None)
     if not isinstance(value, str) or not value.strip():

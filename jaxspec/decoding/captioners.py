@@ -22,7 +22,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories
 from jaxspec.data.images import image_hash, load_image
-from jaxspec.data.rows import Row, local_rows
+from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.views import Caption, Captioner
 from jaxspec.errors import InputError, reading
@@ -130,7 +130,7 @@ class CaptionFile:
         """Captions by image hash. Raises InputError at the first line that is not as above."""
         return dict(map(self._entry, local_rows(self.path)))
 
-    def _entry(self, row: Row) -> tuple[str, str]:
+    def _entry(self, row: DataRow) -> tuple[str, str]:
         text, key, name = (row.values.get(column) for column in ("caption", "sha256", "image"))
         if not isinstance(text, str) or not isinstance(key or name, str):
             raise InputError(

@@ -21,7 +21,7 @@ from jaxspec.cache import KVCache, TreeMask
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.mmspec import answers_of
 from jaxspec.data.prompts import Prompt
-from jaxspec.data.rows import Row, local_rows
+from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
@@ -132,7 +132,7 @@ class RecordedTarget(LoadedModel):
         return {"answers": jnp.asarray(out)}
 
 
-def _read(path: Path, draft: LoadedModel) -> list[tuple[Row, str, int, tuple[int, ...]]]:
+def _read(path: Path, draft: LoadedModel) -> list[tuple[DataRow, str, int, tuple[int, ...]]]:
     """(row, sample, turn, tokens) of every recorded answer."""
     found = []
     for row in local_rows(path):
@@ -162,7 +162,7 @@ def _counts(value: Any) -> bool:
     return type(value) is int and value > 0  # not a bool
 
 
-def _tokens(row: Row, text: Any, ids: Any, count: Any, draft: LoadedModel) -> tuple[int, ...]:
+def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -> tuple[int, ...]:
     size = text_config(draft.config).vocab_size
     if ids is not None:
         if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < size for i in ids):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from jaxspec.data.conversations import Skipped, conversation, readable
-from jaxspec.data.rows import Row
+from jaxspec.data.rows import DataRow
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Picturebook, Prepared, mixture, open_source, prepare
 from jaxspec.errors import InputError
@@ -40,7 +40,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def read(values: dict[str, Any], folder: Path | None = None) -> Any:
-    return conversation(Row("mix.json row 1", values, folder), frames=3)
+    return conversation(DataRow("mix.json row 1", values, folder), frames=3)
 
 
 @pytest.mark.parametrize(
