@@ -20,7 +20,8 @@ import numpy as np
 
 from eval.page import SHOWN, draw_all, write_html
 from jaxspec.command import input_errors, script_name
-from jaxspec.evaluation.block_efficiency import measure
+from jaxspec.decoding.engine import Engine
+from jaxspec.evaluation.block_efficiency import compare, row_engines
 from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
 from jaxspec.evaluation.report import Record, Run, Table, mean, number, percent
 from jaxspec.evaluation.simulation import measure_regret
@@ -38,9 +39,10 @@ def main(args: Sequence[str] | None = None) -> None:
     """Measures block efficiency of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
-        models = load_models(config)
+        target, draft, captioner = load_models(config)
+        plain, engines = Engine(target, None, config.plain()), row_engines(config, target, draft, captioner)
         table = Table("", [], [])
-        for done, (rows, records) in enumerate(measure(config, *models), start=1):
+        for done, (rows, records) in enumerate(compare(config, plain, engines), start=1):
             run.rows += rows
             run.records += records
             table = block_efficiency_table(replace(config, sets=config.sets[:done]), run.rows)
@@ -48,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> None:
         figures = draw_all(config, run.rows, run.records, run.folder)
         write_html(run.folder / "report.html", run.about, table, figures, run.records, _asked(config))
         if options.regret:
-            rows, records = measure_regret(config, *models)
+            rows, records = measure_regret(config, target, draft, captioner)
             run.rows += rows
             run.records += records
             run.write(table, *regret_tables(config, rows))

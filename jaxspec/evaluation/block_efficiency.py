@@ -25,13 +25,6 @@ from jaxspec.evaluation.report import Record
 from jaxspec.evaluation.timing import PassTimes, interleaved, time_passes
 
 
-def measure(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
-) -> Iterator[tuple[list[Record], list[Record]]]:
-    """Yield what `compare` does, of the config's rows."""
-    return compare(config, Engine(target, None, config.plain()), row_engines(config, target, draft, captioner))
-
-
 def row_engines(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
 ) -> dict[str, Engine]:

@@ -250,17 +250,6 @@ def data_places(entries: Sequence[str]) -> dict[str, Path]:
     return places
 
 
-def eval_preset(name: str, kind: type[Config] = EvalConfig) -> Config:
-    """Return the preset `configs/eval/NAME.py`.
-
-    Raises InputError for an unknown name, with the nearest one, and for a preset of another kind.
-    """
-    found = load_preset("eval", name)
-    if not isinstance(found, kind):
-        raise InputError(f"preset {name!r}: is for another script under eval/; use one of {_presets(kind)}")
-    return found
-
-
 def _presets(kind: type[Any]) -> str:
     """Return the names of the presets of this kind."""
     return ", ".join(name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind))
@@ -298,7 +287,9 @@ def parse_command(
             raise InputError(f"preset: none is named; give one of {_presets(kind)} before the options")
         words = [example, *words]
     preset, *rest = words
-    defaults = eval_preset(preset, kind)
+    defaults = load_preset("eval", preset)
+    if not isinstance(defaults, kind):
+        raise InputError(f"preset {preset!r}: is for another script under eval/; use one of {_presets(kind)}")
     named = {"rows": ()} if hasattr(defaults, "rows") else {}
     given = vars(defaults) | vars(options()) | named
     # What the groups hold is checked when the configuration is built, below: tyro would frame the message and lose its
@@ -320,7 +311,7 @@ def parse_command(
     if unknown:
         word = unknown[0].partition("=")[0]
         raise InputError(f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}")
-    config = vars(defaults) | _fields_of(kind, given | values)
+    config = _fields_of(kind, given | values)
     if named:
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
         config["rows"] = served(_chosen(defaults.rows, values["rows"]), config["target"])

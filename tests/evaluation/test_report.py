@@ -47,16 +47,16 @@ def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[st
 
 def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
     out, options = tmp_path / "a" / "out", {"rows": (Variant("MT", ("M", "T")),), "gamma": 3, "out": tmp_path}
-    run_into(out, options, "first", ("dial.png", "overlap.png"))
+    run_into(out, options, "first", ("sweep.png", "overlap.png"))
     (out / "README.md").write_text("mine")
     before = {file.name: file.read_text() for file in out.iterdir()}
-    run_into(out, options, "stopped", ("dial.png",), stop=True)
+    run_into(out, options, "stopped", ("sweep.png",), stop=True)
     (out.with_name("out.unfinished") / ".table.md.7.tmp").write_text("half, of a run that was killed")
     assert {file.name: file.read_text() for file in out.iterdir()} == before
     assert (tmp_path / "a" / "out.unfinished" / "table.md").read_text() == "stopped"
-    run_into(out, options, "second", ("dial.png",))
+    run_into(out, options, "second", ("sweep.png",))
     assert {file.name for file in out.iterdir()} == before.keys() - {"overlap.png"}
-    assert (out / "table.md").read_text() == (out / "dial.png").read_text() == "second"
+    assert (out / "table.md").read_text() == (out / "sweep.png").read_text() == "second"
     assert (out / "README.md").read_text() == "mine"
     assert list(out.parent.iterdir()) == [out]
 
