@@ -162,12 +162,13 @@ def test_a_perfect_view_ends_with_all_the_weight(text: str) -> None:
 
 @pytest.mark.parametrize("text", RULE_CASES)
 def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str) -> None:
-    """One-hot targets, views with zeros there, and a view that puts all on one token."""
+    """One-hot targets; a view that puts all on another token, and one that has the target's at one place in three."""
     p = np.zeros((B, J, V), np.float32)
     p[..., 2] = 1
     q = np.zeros((2, B, J, V), np.float32)
     q[0, ..., 3] = 1
     q[1, ..., 3:5] = 0.5
+    q[1, :, 0, 2:5] = 0.5, 0.5, 0
     row = reference.Reference(RULE_CASES[text], np.full(2, 0.5), None, text.startswith("em"))
     _, *found = weights_after(parse_weighting(text), np.full((B, 2), 0.5), [(p, q, np.ones((B, J), bool))] * 3)
     for weights in found:
