@@ -1,11 +1,12 @@
 """Sampled sequences follow the target's joint law, and the test would notice a wrong residual.
 
 The law of the first three new tokens is computed without cache, loop or filters of the library: full forward
-passes over all prefixes, and the filters of `tests/oracles.py`.
+passes over all prefixes, and the filters of `tests/tiny/oracles.py`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,12 +18,11 @@ import pytest
 
 from jaxspec.decoding import speculative
 from jaxspec.decoding.adaptive_gamma import init_gamma
-from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.models import build
 from jaxspec.sampling import draw
-from jaxspec.typing import Array
+from jaxspec.typing import Array, Params
 from jaxspec.verification import Draft, Verdict, _residual, rejection
-from tests.tiny import kv_head, lvlm, noisy, prompts, sampling, speculator, weighted
+from tests.tiny import kv_head, lvlm, noisy, prompts, run_plain, run_speculative, sampling, speculator, weighted
 from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
@@ -33,18 +33,26 @@ VIEWS = ("M", "T", "P")
 HEAD, HEAD_PARAMS = kv_head(TARGET, PARAMS)
 
 
-def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """P(x1, x2, x3 | prompt) [V, V, V]."""
+@functools.cache
+def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
+    """The target's logits [V] after the prompt and these tokens, by one full pass."""
     prompt = prompts([4], [1], VIEWS, image=IMAGE)
     start = np.asarray(prompt.target.tokens)[0, : int(prompt.target.length[0])]
-    forward = jax.jit(lambda tokens: build(TARGET.config).apply({"params": PARAMS}, tokens, prompt.images["pixels"]))
+    row = np.concatenate([start, np.asarray(prefix, np.int64)]).astype(np.int32)
+    return np.asarray(forward(PARAMS, jnp.asarray(row[None]), prompt.images["pixels"])[0, -1])
+
+
+@jax.jit
+def forward(params: Params, tokens: Array, pixels: Array) -> Array:
+    return build(TARGET.config).apply({"params": params}, tokens, pixels)
+
+
+def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """P(x1, x2, x3 | prompt) [V, V, V]."""
     law = np.ones(())
     for depth in range(LENGTH):
-        steps = []
-        for prefix in np.ndindex(*[VOCABULARY] * depth):
-            row = np.concatenate([start, np.asarray(prefix, np.int64)]).astype(np.int32)
-            logits = np.asarray(forward(jnp.asarray(row[None]))[0, -1])
-            steps.append(numpy_distribution(logits, temperature, top_k, top_p))
+        prefixes = np.ndindex(*[VOCABULARY] * depth)
+        steps = [numpy_distribution(logits_after(prefix), temperature, top_k, top_p) for prefix in prefixes]
         law = law[..., None] * np.reshape(steps, (*[VOCABULARY] * depth, VOCABULARY))
     return law
 
@@ -63,25 +71,24 @@ def drawn(
     With the costs of blocks of 0 to gamma tokens, their lengths are chosen.
     """
     head = HEAD if "kv" in views else None
-    program = speculator(TARGET, TARGET, views, gamma, weighting, tree, head=head) if gamma else Autoregressive(TARGET)
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
+    params = {"target": PARAMS, "drafter": DRAFT, "head": HEAD_PARAMS}
+    if gamma:
+        program = speculator(TARGET, TARGET, views, gamma, weighting, tree, head=head)
     if costs:
         program = replace(program, gammas=tuple(range(gamma + 1)))
         batch = batch.replace(gamma=init_gamma(np.asarray(costs), ROWS))
-    params = {"target": PARAMS, "drafter": DRAFT, "head": HEAD_PARAMS}
-
-    @jax.jit
-    def run(keys: Array) -> tuple[Array, Array]:
-        chosen = sampling(ROWS, new=LENGTH, eos=(-1,), **options).replace(key_data=jax.random.key_data(keys))
-        state = program.decode(params, program.prefill(params, batch, chosen, LENGTH), chosen)
-        return state.tokens, state.stats.histogram.sum(0)
 
     counts, blocks = np.zeros([VOCABULARY] * LENGTH), np.zeros(gamma + 1)
     for seed in range(ROUNDS):
-        tokens, histogram = run(jax.random.split(jax.random.key(seed), ROWS))
-        np.add.at(counts, tuple(np.asarray(tokens).T), 1)
-        blocks += np.asarray(histogram)
+        chosen = sampling(ROWS, new=LENGTH, seed=seed, eos=(-1,), **options)
+        if gamma:
+            state = run_speculative(program, params, batch, chosen, LENGTH)
+        else:
+            state = run_plain(TARGET, PARAMS, batch, chosen, LENGTH)
+        np.add.at(counts, tuple(np.asarray(state.tokens).T), 1)
+        blocks += np.asarray(state.stats.histogram).sum(0)
     assert blocks[0] > 500, "rejections are what this test is about"
     assert gamma == 0 or blocks[1:].sum() > 500, "and so are acceptances"
     return counts
@@ -130,4 +137,7 @@ def all_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdi
 @pytest.mark.parametrize("mutant", [residual_of_one_view, all_of_one_view])
 def test_a_wrong_residual_is_noticed(mutant: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "verify", mutant)
-    assert goodness_of_fit(drawn(3, temperature=1.0), joint(1.0, 0, 1.0)) < 1e-6
+    run_speculative.clear_cache()  # of programs that verify as they should
+    counts = drawn(3, temperature=1.0)
+    run_speculative.clear_cache()
+    assert goodness_of_fit(counts, joint(1.0, 0, 1.0)) < 1e-6
