@@ -47,7 +47,10 @@ LayerCache = tuple[Array, ...]
 
 
 class TreeMask(struct.PyTreeNode):
-    """How T new tokens stand in a token tree that fills the newest slots, of which theirs are the last."""
+    """How T new tokens stand in a token tree that fills the newest slots, of which theirs are the last.
+
+    If the tree is a root with the children 1 and 2, which are new, depth is [1, 1], and seen [[1, 1, 0], [1, 0, 1]].
+    """
 
     depth: Int[Array, "#B T"]
     """Steps below the tree's root."""
@@ -56,7 +59,7 @@ class TreeMask(struct.PyTreeNode):
 
 
 def init_cache(config: TextConfig, batch: int, slots: int, dtype: jnp.dtype) -> KVCache:
-    """An empty cache of `slots` tokens for `batch` rows."""
+    """Return an empty cache of `slots` tokens for `batch` rows."""
     shape = (batch, config.num_key_value_heads, slots, config.head_dim)
     layers = range(config.num_hidden_layers)
     return KVCache(
@@ -70,7 +73,7 @@ def init_cache(config: TextConfig, batch: int, slots: int, dtype: jnp.dtype) -> 
 def write(
     leaf: Float[Array, "B K S H"], new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
 ) -> Float[Array, "B K S H"]:
-    """Puts T new entries a row at their positions; entries past the last slot are dropped.
+    """Put T new entries a row at their positions; entries past the last slot are dropped.
 
     A scatter, because `dynamic_update_slice` would clamp at the end and overwrite valid slots. Never of one entry:
     XLA turns that into a choice between the whole leaf with and without it, and copies the cache in every pass.
@@ -89,7 +92,7 @@ def remember(
     positions: Int[Array, "B T"],
     live: int | None,
 ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"], LayerCache | None]:
-    """The keys and values that T new tokens attend to, theirs included, and a layer's cache with theirs written.
+    """Return the keys and values that T new tokens attend to, theirs included, and a layer's cache with theirs written.
 
     Of the cache the first `live` slots are read, or all. Without a cache there are no others than the new ones.
     """
@@ -100,9 +103,10 @@ def remember(
 
 
 def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -> KVCache:
-    """Moves the nodes `path` of a tree whose root is at slot `root` to the J slots behind it.
+    """Move the nodes `path` of a tree whose root is at slot `root` to the J slots behind it.
 
-    Only the J slots of each row are read and written. What is rejected, or stood there, is rubbish afterwards.
+    With the root at slot 7, of the path [2, 5, 0] (two nodes stand) slots 9, 12 and 7 are copied to 8, 9 and 10. Only
+    the J slots of each row are read and written. What is rejected, or stood there, is rubbish afterwards.
     """
     source = (root[:, None] + path)[:, None, :, None]
     slots = root[:, None] + 1 + jnp.arange(path.shape[1])

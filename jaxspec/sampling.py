@@ -34,7 +34,7 @@ class Sampling(struct.PyTreeNode):
 
     @property
     def keys(self) -> Array:
-        """[B] keys. Not of the configured kind: under vmap, `rbg` draws one row's numbers from the first row's key."""
+        """Return one key a row. Not of the configured kind: under vmap, `rbg` draws all from the first row's."""
         return jax.random.wrap_key_data(self.key_data, impl="threefry2x32")
 
 
@@ -43,14 +43,14 @@ by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)
 
 
 def argmax(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
-    """The first index of the largest score: `argmax`, as two plain reductions, which CPUs do several times faster."""
+    """Return the first index of the largest score, by two plain reductions, which CPUs do several times faster."""
     size = scores.shape[-1]
     largest = scores == scores.max(-1, keepdims=True)
     return jnp.min(jnp.where(largest, jnp.arange(size, dtype=jnp.int32), size - 1), axis=-1)
 
 
 def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -> Float[Array, "... B V"]:
-    """softmax(logits / temperature) in float32; temperature 0 counts as 1, `filtered` makes it one-hot."""
+    """Return softmax(logits / temperature) in float32; temperature 0 counts as 1, `filtered` makes it one-hot."""
     scale = jnp.where(temperature > 0, temperature, 1.0)[:, None]
     logits = logits.astype(jnp.float32)
     # Their maximum goes first: at 1e-20 rounding of the large quotients would make their softmax NaN.
@@ -58,7 +58,7 @@ def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -
 
 
 def filtered(probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]) -> Float[Array, "B V"]:
-    """Top-k, then top-p, renormalised; rows at temperature 0 put all mass on token `best`."""
+    """Return what top-k, then top-p leave, renormalised; rows at temperature 0 put all mass on token `best`."""
     warm, size = options.temperature > 0, probs.shape[-1]
     few = warm & (options.top_k > 0) & (options.top_k < size)
     probs = _narrowed(probs, few, jnp.ones_like(probs), options.top_k.astype(probs.dtype))
@@ -68,7 +68,7 @@ def filtered(probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B
 
 
 def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array, "B V"]:
-    """What one model draws its next token from."""
+    """Return what one model draws its next token from."""
     return filtered(tempered(logits, options.temperature), options, argmax(logits))
 
 
@@ -98,16 +98,16 @@ def _narrowed(
     def narrowed() -> Float[Array, "B V"]:
         bits = jax.lax.bitcast_convert_type(probs, jnp.int32)
 
-        def held(which: Bool[Array, "B V"]) -> Float[Array, "B 1"]:
+        def mass(which: Bool[Array, "B V"]) -> Float[Array, "B 1"]:
             return jnp.where(which, sizes, 0.0).sum(-1, keepdims=True)
 
         def halve(i: Array, least: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
             tried = least | (1 << (29 - i))
-            return jnp.where(held(bits >= tried) >= aim, tried, least)
+            return jnp.where(mass(bits >= tried) >= aim, tried, least)
 
         least = jax.lax.fori_loop(0, 30, halve, jnp.zeros_like(bits[:, :1]))
         likelier, equal = bits > least, bits == least
-        before = held(likelier) + (jnp.cumsum(equal, axis=-1) - 1) * sizes
+        before = mass(likelier) + (jnp.cumsum(equal, axis=-1) - 1) * sizes
         kept = jnp.where(likelier | (equal & (before < aim)), probs, 0.0)
         # Row by row: a row that keeps all tokens must not be renormalised because of its neighbours.
         return jnp.where(rows[:, None], kept / kept.sum(-1, keepdims=True), probs)
@@ -116,7 +116,7 @@ def _narrowed(
 
 
 def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -> Int[Array, " B"]:
-    """One token a row, with probability proportional to its (unnormalised) weight.
+    """Return one token a row, with probability proportional to its (unnormalised) weight.
 
     A token of weight 0 is never drawn. The weights of greedy rows have a single maximum, and that is drawn.
     """
@@ -127,7 +127,7 @@ def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -
 def draw_siblings(
     keys: Array, probs: Float[Array, "B V"], mixed: Float[Array, "B V"], count: int
 ) -> Int[Array, "B count"]:
-    """`count` different tokens a row, drawn one after another from `probs` without replacement.
+    """Return `count` different tokens a row, drawn one after another from `probs` without replacement.
 
     They are the largest of log probs + Gumbel noise, in order (Kool et al. 2019). Once `probs` has none left, as
     after the first at temperature 0, the likeliest of `mixed`, the unfiltered mixture, follow in order.
@@ -139,7 +139,7 @@ def draw_siblings(
 
 
 def fit_vocabulary(logits: Float[Array, "... V"], size: int) -> Float[Array, "... fitted"]:
-    """A draft's logits over a target's vocabulary of `size`: padding never drawn, surplus ids cut."""
+    """Return a draft's logits over a target's vocabulary of `size`: padding never drawn, surplus ids cut."""
     have = logits.shape[-1]
     if have >= size:
         return logits[..., :size]

@@ -60,7 +60,7 @@ class Verdict(struct.PyTreeNode):
 
 
 def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
-    """Verifies a block of greedy rows: `rejection` against what is one-hot at `best`, the target's likeliest tokens
+    """Verify a block of greedy rows: `rejection` against what is one-hot at `best`, the target's likeliest tokens
     after the newest token and after each drafted one."""
     tree = draft.tree
     if tree is None:
@@ -77,12 +77,12 @@ def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
 
 
 def verify(p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
-    """Verifies a block against the target's distributions after the newest token and after each drafted one."""
+    """Verify a block against the target's distributions after the newest token and after each drafted one."""
     return (rejection if draft.tree is None else tree_rejection)(p, draft, keys, greedy)
 
 
 def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
-    """Verifies a chain against the target's distributions at the J drafted places and the one after them.
+    """Verify a chain against the target's distributions at the J drafted places and the one after them.
 
     Without the latter, `p` being [B, J, V], there is no bonus: the next token of a row that accepts all is rubbish.
     """
@@ -109,8 +109,11 @@ def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Boo
 
 
 def _residual(p: Array, q: Array, bonus: Array) -> Array:
-    """max(0, p - q), unnormalised; p itself where no draft token stood against it, where rounding left nothing, and
-    where q holds what is not a number."""
+    """Return max(0, p - q), unnormalised: of p = [.5, .3, .2] and q = [.2, .6, .2], [.3, 0, 0].
+
+    It is p itself where no draft token stood against it, where rounding left nothing, and where q holds what is not a
+    number.
+    """
     left = jnp.maximum(p - q, 0.0)
     whole = bonus | ~(left.sum(-1) > 0)
     return jnp.where(whole[:, None], p, left)
@@ -131,7 +134,12 @@ class _Walk(struct.PyTreeNode):
 
 
 def tree_rejection(p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
-    """Verifies a tree against the target's distributions at its nodes, walking down from the root.
+    """Verify a tree against the target's distributions at its nodes, walking down from the root.
+
+    If the root has the children 1 and 2, with the tokens a and b, node 1 stands with probability p(a)/q(a). If it
+    falls, p becomes norm(max(0, p - q)), q loses a, and node 2 stands with probability p(b)/q(b) of these. If that
+    falls as well, the next token is drawn from what p has become; if it stands, its own children are tried, against
+    the target's and the draft's distributions behind b.
 
     A child that is no draw from q, because nothing of q was left or `draft.probs` is None, counts as drawn from
     the distribution that is 1 at it. At temperature 0 so do all but the first, and the walk follows the target's
@@ -178,10 +186,11 @@ def tree_rejection(p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, gr
 
 
 def along_path(draft: Draft, path: Int[Array, "B J"]) -> tuple[Draft, Int[Array, "B J+1"], Int[Array, "B J+1"]]:
-    """A verified tree as the chain of the nodes that stand, for all that treats both alike.
+    """Return a verified tree as the chain of the nodes that stand, for all that treats both alike.
 
-    Returns the chain, the root and the nodes on the path, and which of the draft's distributions was at each of
-    them (-1: none). What lies past the nodes that stand is rubbish.
+    With it come the root and the nodes on the path, and which of the draft's distributions was at each of them (-1:
+    none). If nodes 2 and 5 stand of three places, and the draft has read the root and then node 2, these are
+    [0, 2, 5, 0] and [0, 1, -1, 0]. What lies past the nodes that stand is rubbish.
     """
     assert draft.tree is not None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))
@@ -196,5 +205,5 @@ def along_path(draft: Draft, path: Int[Array, "B J"]) -> tuple[Draft, Int[Array,
 
 
 def _pick(values: Float[Array, "B T ..."], at: Int[Array, " B"]) -> Float[Array, "B ..."]:
-    """values[b, at[b]]"""
+    """Return values[b, at[b]]."""
     return jnp.take_along_axis(values, at.reshape(-1, *[1] * (values.ndim - 1)), axis=1)[:, 0]

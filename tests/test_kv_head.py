@@ -23,7 +23,7 @@ IMAGE = tiny.VOCABULARY - 1
 BASE = KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3)
 VARIANTS = {
     "paper": BASE,
-    "per head": replace(BASE, per_head=True, image_slots=2, slot_bias=True),
+    "two slots": replace(BASE, image_slots=2, slot_bias=True),
     "attention": replace(BASE, pooling="attention", image_slots=3, slot_bias=True),
     "averages, no text": replace(BASE, pooling="avgpool", reads_text=False),
     "drop": replace(BASE, pooling="drop"),

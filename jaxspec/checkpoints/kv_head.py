@@ -11,7 +11,7 @@ they lie in its cache, rotated; all its layers do.
 | `layers.i.self_attn.{q,k,v,o}_proj.weight`         | [out, in]            | (`.bias` where the target     |
 | `layers.i.mlp.{gate,up,down}_proj.weight`          | [out, in]            | has one)                      |
 | `norm.weight`                                      | [D]                  | before the target's own head  |
-| `kv_projector.{k,v}`                               | [k, n] or [K, k, n]  | pooling "linear"              |
+| `kv_projector.{k,v}`                               | [k, n]               | pooling "linear"              |
 | `kv_projector.queries`                             | [k, K, H]            | pooling "attention"           |
 | `slot_bias`                                        | [1]                  | `slot_bias`                   |
 | `fc.weight`                                        | [D, 2 D]             | feature "last_hidden"         |

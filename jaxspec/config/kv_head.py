@@ -44,8 +44,6 @@ class KVHeadConfig:
     """n: slots of an image that are read, its first ones: of tiled images the base page, which comes first."""
     image_slots: int = 0
     """k: slots that are left of an image."""
-    per_head: bool = False
-    """`linear`: matrices of each key-value head's own, where the paper has one for all."""
     slot_bias: bool = False
     """A learned bias on the scores of image slots, at first ln(n / k): a slot that stands for n / k of the target's
     has then as much weight as these (Bolya et al. 2023, "Token Merging", proportional attention)."""
@@ -58,12 +56,9 @@ class KVHeadConfig:
     model_type: ClassVar = "jaxspec_kv_head"
 
     def __post_init__(self) -> None:
-        if self.pooling not in get_args(Pooling):
-            known = get_args(Pooling)
-            raise InputError(f"KV head: pooling {self.pooling!r} is unknown; {nearest(self.pooling, known)}")
-        if self.feature not in get_args(Feature):
-            known = get_args(Feature)
-            raise InputError(f"KV head: feature {self.feature!r} is unknown; {nearest(self.feature, known)}")
+        for name, known in (("pooling", get_args(Pooling)), ("feature", get_args(Feature))):
+            if (value := getattr(self, name)) not in known:
+                raise InputError(f"KV head: {name} {value!r} is unknown; {nearest(value, known)}")
         if self.pools and not 0 < self.image_slots <= self.image_tokens:
             raise InputError(
                 f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an image; "
@@ -87,7 +82,7 @@ class KVHeadConfig:
 
     @classmethod
     def of_target(cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any) -> Self:
-        """The configuration of a head for a target (a `ModelConfig`).
+        """Return the configuration of a head for a target (a `ModelConfig`).
 
         Args:
           layers: decoder layers of the head; all of them read the target's last.
@@ -107,7 +102,7 @@ class KVHeadConfig:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        """Reads what `to_dict` wrote."""
+        """Return what `to_dict` wrote."""
         known = known_fields(cls, raw)
         if "text_config" not in known or "target_hash" not in known:
             raise InputError("KV head: its config.json lacks text_config or target_hash; export it again")
@@ -115,12 +110,12 @@ class KVHeadConfig:
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json holds."""
+        """Return what config.json holds."""
         return {"model_type": self.model_type} | asdict(self) | {"text_config": self.text_config.to_hf()}
 
 
 def target_hash(target: Any) -> str:
-    """16 hexadecimal digits of SHA-256 over the fields of a target's configuration that a head relies on."""
+    """Return 16 hexadecimal digits of SHA-256 over the fields of a target's configuration that a head relies on."""
     text: TextConfig = getattr(target, "text_config", target)
     fields: dict[str, Any] = {name: getattr(text, name, None) for name in _DEPENDS_ON}
     if isinstance(fields["rope_scaling"], RopeScaling):

@@ -50,7 +50,7 @@ def _rules(rule: Rule, names: str) -> dict[str, Rule]:
 
 _SWITCHES = (
     "attention_bias do_layer_norm_before enable_bias layer_norm_elementwise_affine mlp_bias multimodal_projector_bias "
-    "per_head reads_text remove_final_layer_norm _remove_final_layer_norm slot_bias tie_word_embeddings truncate "
+    "reads_text remove_final_layer_norm _remove_final_layer_norm slot_bias tie_word_embeddings truncate "
     "use_sliding_window vision_use_head"
 )
 _WORDS = (

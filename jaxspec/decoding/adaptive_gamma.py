@@ -1,4 +1,4 @@
-"""Adaptive J: how many tokens the next block drafts, from what blocks cost here and how the drafts have fared.
+"""Adaptive J: how many tokens the next block drafts, from what blocks cost here and how many drafts were accepted.
 
 Lengths come from a short list, each a branch of the one compiled program. When no length is expected to beat plain
 decoding, the answer is finished without the draft: so speculation costs little where it cannot pay.
@@ -29,8 +29,8 @@ NOTHING = np.zeros(2)
 """Before any answer."""
 BLOCKS = 4
 """How many are timed at once."""
-TURNS, PATIENCE = 10, 2000.0
-"""Costs are the least of so many turns, or of as many as milliseconds allow: a large model on a CPU has one."""
+ROUNDS, PATIENCE = 10, 2000.0
+"""Costs are the least of so many rounds, or of as many as milliseconds allow: a large model on a CPU has one."""
 
 
 class AdaptiveGamma(struct.PyTreeNode):
@@ -44,7 +44,7 @@ class AdaptiveGamma(struct.PyTreeNode):
     tried: Float[Array, " B"]
 
     def choose(self, lengths: tuple[int, ...], done: Bool[Array, " B"]) -> Int[Array, ""]:
-        """Index of the length with the most expected tokens a time, over the rows that are not done.
+        """Return the index of the length with the most expected tokens a time, over the rows that are not done.
 
         A block of g drafts is expected to give 1 + a + ... + a^g tokens, a being the row's running acceptance
         (Leviathan et al. 2023, Eq. 1).
@@ -55,7 +55,8 @@ class AdaptiveGamma(struct.PyTreeNode):
         return jnp.argmax(expected / self.costs)
 
     def observe(self, drafted: int, count: Int[Array, " B"], done: Bool[Array, " B"]) -> AdaptiveGamma:
-        """After a block of `drafted` tokens of which `count` were accepted; rows that were done learn nothing."""
+        """Return the state after a block of `drafted` tokens of which `count` were accepted; rows that were done learn
+        nothing."""
         accepted = MEMORY * self.accepted + count
         tried = MEMORY * self.tried + count + (count < drafted)
         return self.replace(
@@ -76,25 +77,25 @@ def init_gamma(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> 
     return AdaptiveGamma(*leaves)
 
 
-def update_prior(earlier: np.ndarray, length: AdaptiveGamma) -> np.ndarray:
-    """Accepted and tried tokens of earlier answers and of a batch that has ended with this state, which counts most."""
-    return MEMORY * earlier + [np.sum(length.accepted), np.sum(length.tried)]
+def update_prior(earlier: np.ndarray, state: AdaptiveGamma) -> np.ndarray:
+    """Return accepted and tried tokens of earlier answers and of a batch that has ended so, which counts most."""
+    return MEMORY * earlier + [np.sum(state.accepted), np.sum(state.tried)]
 
 
 def gammas_up_to(gamma: int) -> tuple[int, ...]:
-    """The lengths to choose from, 0 being plain decoding."""
+    """Return the lengths to choose from, 0 being plain decoding."""
     return (0, *(g for g in CHOICES if g < gamma), gamma)
 
 
 def measure_costs(lengths: tuple[int, ...], run: Callable[[np.ndarray], tuple[float, int]]) -> np.ndarray:
-    """Milliseconds of a block of each length: the least of a few runs by turns, and of what longer blocks took.
+    """Return milliseconds of a block of each length: the least of a few rounds, and of what longer blocks took.
 
-    `run` decodes a little under the costs it is given and returns the milliseconds and the number of blocks; each
-    length in turn is made to look free, so that it alone is chosen. What else a machine does only adds; and a shorter
-    block takes no longer than a longer one, so that where it seems to, that was something else.
+    `run` decodes a little under the costs it is given and returns the milliseconds and the number of blocks; one
+    length after the other is made to look free, so that it alone is chosen. What else a machine does only adds; and a
+    shorter block takes no longer than a longer one, so that where it seems to, that was something else.
     """
     least, spent = np.full(len(lengths), np.inf), 0.0
-    for _ in range(TURNS):
+    for _ in range(ROUNDS):
         for i in range(len(lengths)):
             time, blocks = run(np.where(np.arange(len(lengths)) == i, 1e-9, 1.0))
             least[i] = min(least[i], time / max(blocks, 1))

@@ -79,25 +79,18 @@ class KVProjector(nn.Module):
             scores = jnp.where(there[:, :, None, None], scores * k.shape[-1] ** -0.5, -1e30)
             weights = jax.nn.softmax(scores, axis=-1).astype(k.dtype)
             return jnp.einsum("BIKcn,BInKH->BIcKH", weights, k), jnp.einsum("BIKcn,BInKH->BIcKH", weights, v)
-        average = average_pooling(c)
-
-        def matrix(name: str) -> Array:
-            if c.pooling == "avgpool":
-                return jnp.asarray(average)
-            whole = np.tile(average, (c.text_config.num_key_value_heads, 1, 1)) if c.per_head else average
-            return self.param(name, lambda _: jnp.asarray(whole))
-
-        pattern = "Kcn,BInKH->BIcKH" if c.per_head and c.pooling == "linear" else "cn,BInKH->BIcKH"
 
         def pooled(name: str, x: Array) -> Array:
-            out = jnp.einsum(pattern, matrix(name).astype(x.dtype), x, preferred_element_type=wide(x.dtype))
+            average = jnp.asarray(average_pooling(c))
+            matrix = average if c.pooling == "avgpool" else self.param(name, lambda _: average)
+            out = jnp.einsum("cn,BInKH->BIcKH", matrix.astype(x.dtype), x, preferred_element_type=wide(x.dtype))
             return out.astype(x.dtype)
 
         return pooled("k", k), pooled("v", v)
 
 
 def average_pooling(config: KVHeadConfig) -> np.ndarray:
-    """float32 [k, n] of averages, over squares of the page where n and k are squares, else over runs."""
+    """Return float32 [k, n] of averages, over squares of the page where n and k are squares, else over runs."""
     square = math.isqrt(config.image_tokens) ** 2 == config.image_tokens
     square &= math.isqrt(config.image_slots) ** 2 == config.image_slots
     return Pool(config.image_slots, "avg2d" if square else "avg1d").matrix(config.image_tokens)
@@ -152,7 +145,7 @@ class KVHead(nn.Module):
             self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
 
     def context(self, k: Float[Array, "B K S H"], v: Float[Array, "B K S H"], rows: HeadRows) -> Context:
-        """What is read of the target's last layer."""
+        """Return what is read of the target's last layer."""
         c = self.config
         batch, kv_heads, _, width = k.shape
         since = jnp.where(rows.text < 0, NEVER, rows.text) if c.reads_text else jnp.full_like(rows.text, NEVER)
@@ -180,7 +173,7 @@ class KVHead(nn.Module):
         )
 
     def fuse(self, embeds: Float[Array, "... D"], before: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """What the layers read of tokens, and of the hidden states that these were predicted from."""
+        """Return what the layers read of tokens, and of the hidden states that these were predicted from."""
         return self.fc(jnp.concatenate([embeds, before], axis=-1))
 
     def __call__(
@@ -193,7 +186,7 @@ class KVHead(nn.Module):
         rows: HeadRows,
         before: Float[Array, "B A D"] | None = None,
     ) -> Float[Array, "B A J D"]:
-        """Final-normed hidden states of blocks of J tokens that begin at the anchors.
+        """Return the final-normed hidden states of blocks of J tokens that begin at the anchors.
 
         Args:
           embeds: the target's embeddings of the blocks' tokens.
@@ -225,14 +218,14 @@ class KVHead(nn.Module):
 def states_before(
     config: KVHeadConfig, hidden: Float[Array, "B L D"], anchors: Int[Array, "B A"]
 ) -> Float[Array, "B A D"] | None:
-    """What blocks from these anchors read of the target's hidden states of whole rows; None of a head that does not."""
+    """Return what blocks from these anchors read of the target's hidden states; None of a head that reads none."""
     if not config.reads_hidden:
         return None
     return jnp.take_along_axis(hidden, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
 
 
 def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Array, "B text K H"]:
-    """The slots `at`; zeros for -1, so that what is masked is finite."""
+    """Return the slots `at`; zeros for -1, so that what is masked is finite."""
     rows = jnp.take_along_axis(leaf, jnp.maximum(at, 0)[:, None, :, None], axis=2).swapaxes(1, 2)
     return jnp.where((at < 0)[..., None, None], 0, rows)
 
@@ -240,10 +233,11 @@ def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Ar
 def pack(
     config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
 ) -> KVCache:
-    """The head's cache after prefill: what it reads of B prompts, each row without gaps, as `KVHead.context` says.
+    """Return the head's cache after prefill: what `KVHead.context` reads of B prompts, each row without gaps.
 
     A row's `shift` makes up for the slots that it has fewer than the target's, so that new tokens take the positions
-    that they have there. All layers of the head begin with the same keys and values.
+    that they have there: of 576 slots of an image that became 64, and 10 of text, length is 74 and shift 512. All
+    layers of the head begin with the same keys and values.
     """
     context: Context = apply(KVHead(config), params, target.k[-1], target.v[-1], rows, method="context")
     there = context.since < target.length[:, None]
@@ -275,7 +269,7 @@ def pack(
 def adopt_target_kv(
     config: KVHeadConfig, cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int
 ) -> KVCache:
-    """Puts the target's keys and values of `count` newly verified tokens in place of the head's own; of these,
+    """Put the target's keys and values of `count` newly verified tokens in place of the head's own; of these,
     `emitted` stay. What lies behind is overwritten by the next block. A head that reads no text keeps none."""
     new = jnp.arange(count)
     if not config.reads_text:
@@ -297,14 +291,14 @@ def adopt_target_kv(
 
 
 def _with_newest(hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[Array, " B"]) -> Array:
-    """The head's hidden states with that of the last token that the target has read, behind which a draft begins."""
+    """Write into the head's hidden states that of the last token that the target has read, where a draft begins."""
     assert target.hidden is not None
     newest = jnp.take_along_axis(target.hidden, (target.length - 1)[:, None, None, None], axis=2)
     return write(hidden, newest, (length - 1)[:, None])
 
 
 def joined(head: Params, target: Params) -> Params:
-    """The parameters of a `CausalLM` that is the head, with embedding and output head of the target's decoder."""
+    """Return the parameters of a `CausalLM` that is the head, with the target's embedding and output head."""
     target = target.get("language_model", target)
     own = {name: leaf for name, leaf in head.items() if name == "norm" or name.startswith("layers_")}
     model = {"embed_tokens": target["model"]["embed_tokens"]} | own
@@ -312,8 +306,8 @@ def joined(head: Params, target: Params) -> Params:
 
 
 def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Params:
-    """First parameters, float32: layers and norm are copies of the target's last, if its decoder's are given, else
-    random; the KV projector averages."""
+    """Return first parameters, float32: layers and norm are copies of the target's last, if its decoder's are given,
+    else random; the KV projector averages."""
     text = config.text_config
     images = jnp.zeros((1, 1, max(config.image_tokens, 1)), jnp.int32)
     leaf = jnp.zeros((1, text.num_key_value_heads, 1, text.head_dim))
@@ -334,17 +328,17 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
 
 @cache
 def abstract_head(config: KVHeadConfig) -> Params:
-    """Shapes of the parameters; nothing is allocated."""
+    """Return the shapes of the parameters; nothing is allocated."""
     return jax.eval_shape(lambda: init_head(config, None, jax.random.key(0)))
 
 
 def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
-    """The slots of a row that are read one by one: text, and with pooling "none" images too. `shown` as below."""
+    """Return the slots of a row that are read one by one: text, and with pooling "none" images too."""
     return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
 
 
 def head_rows(config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, images: int) -> HeadRows:
-    """What a head reads of prompts, on the host.
+    """Return what a head reads of prompts, on the host.
 
     Args:
       shown: for each slot of each row, which image it shows, counted from 0; -1 for text.
@@ -369,13 +363,13 @@ def head_rows(config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, ima
 
 
 def no_rows(config: KVHeadConfig, batch: int, width: int, images: int) -> HeadRows:
-    """The same of prompts of which nothing is read."""
+    """Return `head_rows` of prompts of which nothing is read."""
     pages = (batch, images if config.pools else 0, config.image_tokens)
     return HeadRows(np.full((batch, width), -1, np.int32), np.full(pages, -1, np.int32))
 
 
 def check_target(config: KVHeadConfig, target: ModelConfig) -> None:
-    """Refuses a target that the head was not made for."""
+    """Refuse a target that the head was not made for."""
     text, found = text_config(target), target_hash(target)
     if found != config.target_hash:
         name = f" ({config.target_name})" if config.target_name else ""

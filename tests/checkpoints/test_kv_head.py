@@ -24,7 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear": {},
     "attention": {"pooling": "attention", "slot_bias": False},
     "hidden states": {"feature": "last_hidden"},
-    "two layers": {"layers": 2, "per_head": True},
+    "two layers": {"layers": 2},
 }
 
 

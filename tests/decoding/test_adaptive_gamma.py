@@ -13,7 +13,7 @@ from jaxspec.decoding.adaptive_gamma import (
     MEMORY,
     PATIENCE,
     PRIOR,
-    TURNS,
+    ROUNDS,
     gammas_up_to,
     init_gamma,
     measure_costs,
@@ -100,17 +100,17 @@ def test_costs_are_the_least_of_each_length_alone():
         return 10.0 * (seen[-1] + 1) + len(seen), 5
 
     costs = measure_costs((0, 1, 3), run)
-    assert seen == [0, 1, 2] * TURNS
+    assert seen == [0, 1, 2] * ROUNDS
     np.testing.assert_allclose(costs, [11 / 5, 22 / 5, 33 / 5])
 
 
-def test_slow_blocks_are_timed_in_fewer_turns():
+def test_slow_blocks_are_timed_in_fewer_rounds():
     times = iter([PATIENCE / 2, PATIENCE / 4, 4.0, PATIENCE])
     np.testing.assert_allclose(measure_costs((0, 1), lambda _: (next(times), 2)), [2, PATIENCE / 8])
 
 
 def test_a_block_costs_no_more_than_a_longer_one():
-    times = iter([3.0, 9.0, 4.0, 6.0] * TURNS)
+    times = iter([3.0, 9.0, 4.0, 6.0] * ROUNDS)
     np.testing.assert_allclose(measure_costs((0, 1, 2, 3), lambda _: (next(times), 1)), [3, 4, 4, 6])
 
 

@@ -77,8 +77,8 @@ def read_target(
         else:
             matrices = [tensors["kv_projector.k"], tensors["kv_projector.v"]]
         for matrix, leaf, out in zip(matrices, (k, v), (keys, values), strict=True):
-            per_head = matrix if matrix.ndim == 3 else matrix.expand(k.shape[1], *matrix.shape)
-            out.append(torch.einsum("kcn,nkh->ckh", per_head, leaf[at]))
+            every = matrix if matrix.ndim == 3 else matrix.expand(k.shape[1], *matrix.shape)
+            out.append(torch.einsum("kcn,nkh->ckh", every, leaf[at]))
         bias.append(tensors["slot_bias"].expand(slots) if config["slot_bias"] else k.new_zeros(slots))
     if config["reads_text"]:
         at = np.flatnonzero((np.arange(len(shown)) < anchor) & ((shown < 0) | (pooling == "none")))
