@@ -41,13 +41,13 @@ from jaxspec.typing import Params
 
 
 def is_kv_head(path: str | Path) -> bool:
-    """Whether a local directory holds a KV head."""
+    """Return whether a local directory holds a KV head."""
     path = Path(path).expanduser()
     return (path / "config.json").is_file() and read_raw_config(path).get("model_type") == KVHeadConfig.model_type
 
 
 def named_tensors(params: Params) -> dict[str, np.ndarray]:
-    """The parameters as they lie in the file."""
+    """Return the parameters as they lie in the file."""
     slots, _ = slots_in(params)
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     named = {tensor_name(path): np.asarray(leaf) for path, leaf in leaves}
@@ -63,7 +63,7 @@ def save_kv_head(
     write_more: Callable[[Path], None] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes the directory whole: beside `path`, and renamed; None keeps each tensor's dtype.
+    """Write the directory whole: beside `path`, and renamed; None keeps each tensor's dtype.
 
     `write_more` writes more files, and InputError is raised, as in `huggingface.save`.
     """
@@ -84,7 +84,7 @@ def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTens
 
 
 def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
-    """Reads what `save_kv_head` wrote; None keeps the file's dtype. InputError where anything does not fit."""
+    """Return what `save_kv_head` wrote; None keeps the file's dtype. InputError where anything does not fit."""
     path = Path(path).expanduser()
     if not is_kv_head(path):
         raise InputError(f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory")

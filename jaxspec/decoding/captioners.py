@@ -92,7 +92,7 @@ class CachedCaptions:
     directory: Path
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """Captions from the disk, and of each image that has none there, once, from the captioner."""
+        """Return captions from the disk, and of each image that has none there, once, from the captioner."""
         files = [self._file(image) for image in images]
         known = {file: _read(file) for file in set(files)}
         missing = {file: image for file, image in zip(files, images, strict=True) if known[file] is None}
@@ -140,7 +140,7 @@ class CaptionFile:
         return key or image_hash(load_image((row.folder or Path()) / str(name))), text
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """The captions on file. Raises InputError for an image that has none."""
+        """Return the captions on file. Raises InputError for an image that has none."""
         keys = [image_hash(image) for image in images]
         for key, image in zip(keys, images, strict=True):
             if key not in self.captions:
@@ -171,7 +171,7 @@ class LvlmCaptioner:
         return f"jax {self.name} {dtype} {self.max_new_tokens} {self.question}"
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """One answer an image, line breaks as spaces."""
+        """Return one answer an image, line breaks as spaces."""
         prompts = [self.engine.encoder.prompt(self.question, [image]) for image in images]
         results = self.engine.generate([Request(prompt, self.max_new_tokens) for prompt in prompts])
         return [Caption(" ".join(r.text.split()), (r.prefill_ms + r.decode_ms) / r.batch) for r in results]
@@ -224,7 +224,7 @@ class TransformersCaptioner:
         return processor, model.eval()
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """Captions of all images, `BATCH` at a time."""
+        """Return captions of all images, made `BATCH` at a time."""
         parts = [images[start : start + BATCH] for start in range(0, len(images), BATCH)]
         return [caption for part in parts for caption in self._batch(list(part))]
 
@@ -248,7 +248,7 @@ def _task(how: str) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """Tells a directory's files apart from any others without reading gigabytes: names, sizes, times of change."""
+    """Return a hash of the names, sizes and times of change of a directory's files, without reading gigabytes."""
     files = sorted(file for file in path.iterdir() if file.is_file())
     seen = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(seen).encode()).hexdigest()

@@ -87,12 +87,7 @@ class Drafter(ABC):
         return len(self.views) + (self.head is not None)
 
     def prefill(
-        self,
-        params: Params,
-        batch: PromptBatch,
-        features: Float[Array, "B U P E"] | None,
-        target: KVCache,
-        slots: int,
+        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, target: KVCache, slots: int
     ) -> DraftState:
         """Run every view of every prompt, and pack what a KV head reads of the target's cache.
 
@@ -176,15 +171,7 @@ class Drafter(ABC):
         self, params: Params, tokens: Int[Array, "B T"], state: DraftState, mask: TreeMask | None = None
     ) -> tuple[Float[Array, "R B T V"], DraftState]:
         """Return the logits of what follows each of T more tokens, or nodes of a tree, that all views read."""
-        views, head = [], None
-        if state.cache is not None:
-            tiled = mask
-            if mask is not None and mask.seen.shape[0] > 1:
-                tiled = mask.replace(seen=self._feed(mask.seen))
-            views = [self.model.extend(params["drafter"], self._feed(tokens), state.cache, tiled)]
-        if state.head is not None:
-            head = self._read_head(params, tokens, state.head, mask)
-        return self._together(views, head, state)
+        return self._read(params, self._feed(tokens), tokens, state, mask)
 
     def _read_newest(
         self, params: Params, state: DraftState, recent: Int[Array, "B 2"], count: Int[Array, " B"]
@@ -194,16 +181,31 @@ class Drafter(ABC):
         While `count` is 1, the first of the two is the prompt's last token, which each row knows for itself. A KV head
         reads the newest alone: the target has read the others.
         """
-        views, head = [], None
+        fed = self._feed(recent)
+        if state.last is not None:
+            fed = fed.at[:, 0].set(jnp.where(self._feed(count) == 1, state.last, fed[:, 0]))
+        return self._read(params, fed, recent[:, 1:], state)
+
+    def _read(
+        self, params: Params, fed: Array, tokens: Int[Array, "B T"], state: DraftState, mask: TreeMask | None = None
+    ) -> tuple[Float[Array, "R B T V"], DraftState]:
+        """Return the logits of what follows each of `tokens`, fitted to the target's vocabulary.
+
+        The draft reads `fed`, of which they are the last, and a KV head the tokens themselves.
+        """
+        parts, width = [], tokens.shape[1]
         if state.cache is not None:
-            assert state.last is not None
-            before = jnp.where(count == 1, state.last.reshape(len(self.views), -1), recent[:, 0]).reshape(-1, 1)
-            fed = jnp.concatenate([before, self._feed(recent[:, 1:])], axis=1)
-            logits, cache = self.model.extend(params["drafter"], fed, state.cache)
-            views = [(logits[:, -1:], cache)]
+            # A mask of all rows alike is that of all views too; others are laid out view-major, as the rows are.
+            tiled = mask if mask is None or len(mask.seen) == 1 else mask.replace(seen=self._feed(mask.seen))
+            logits, cache = self.model.extend(params["drafter"], fed, state.cache, tiled)
+            logits = fit_vocabulary(logits[:, -width:], self.vocabulary)
+            parts.append(logits.reshape(len(self.views), -1, *logits.shape[1:]))
+            state = state.replace(cache=cache)
         if state.head is not None:
-            head = self._read_head(params, recent[:, 1:], state.head, None)
-        return self._together(views, head, state)
+            logits, cache = self._read_head(params, tokens, state.head, mask)
+            parts.append(fit_vocabulary(logits, self.vocabulary)[None])
+            state = state.replace(head=cache)
+        return jnp.concatenate(parts), state
 
     def _read_level(
         self, params: Params, tokens: Int[Array, "B T"], depth: int, seen: Array, state: DraftState
@@ -223,21 +225,8 @@ class Drafter(ABC):
         fused = apply(KVHead(self.head), params["head"], embeds, before, method="fuse")
         return model.advance(own, fused, cache, mask)
 
-    def _together(
-        self, views: list[tuple[Array, KVCache]], head: tuple[Array, KVCache] | None, state: DraftState
-    ) -> tuple[Float[Array, "R B T V"], DraftState]:
-        """Return the logits of draft and head, fitted to the target's vocabulary, and the state after their reading."""
-        parts = []
-        for logits, cache in views:
-            logits = fit_vocabulary(logits, self.vocabulary)
-            parts.append(logits.reshape(len(self.views), -1, *logits.shape[1:]))
-            state = state.replace(cache=cache)
-        if head is not None:
-            parts.append(fit_vocabulary(head[0], self.vocabulary)[None])
-            state = state.replace(head=head[1])
-        return jnp.concatenate(parts), state
-
     def _feed(self, tokens: Int[Array, "B ..."]) -> Int[Array, "R*B ..."]:
+        """Return what all views are fed: with the views M and T, of the rows [a, b] the rows [a, b, a, b]."""
         return jnp.tile(tokens, (len(self.views), *[1] * (tokens.ndim - 1)))
 
     def _distributions(
@@ -270,13 +259,7 @@ class ChainDrafter(Drafter):
         return self.gamma
 
     def _propose(
-        self,
-        params: Params,
-        state: DraftState,
-        logits: Array,
-        count: Array,
-        weights: Array,
-        options: Sampling,
+        self, params: Params, state: DraftState, logits: Array, count: Array, weights: Array, options: Sampling
     ) -> tuple[Draft, DraftState]:
         greedy = options.temperature == 0
 
@@ -299,9 +282,7 @@ class ChainDrafter(Drafter):
 
         first = propose(logits, jnp.zeros((), jnp.int32))
         (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
-        tokens, probs, view_probs = (
-            jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest, strict=True)
-        )
+        tokens, probs, view_probs = (jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest))
         tokens, probs = jnp.moveaxis(tokens, 0, 1), jnp.moveaxis(probs, 0, 1)
         return Draft(tokens, probs, jnp.moveaxis(view_probs, 0, 2)), state
 
@@ -323,13 +304,7 @@ class TreeDrafter(Drafter):
         return len(self.shape.inner)
 
     def _propose(
-        self,
-        params: Params,
-        state: DraftState,
-        logits: Array,
-        count: Array,
-        weights: Array,
-        options: Sampling,
+        self, params: Params, state: DraftState, logits: Array, count: Array, weights: Array, options: Sampling
     ) -> tuple[Draft, DraftState]:
         shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
@@ -391,13 +366,7 @@ class DynamicTreeDrafter(Drafter):
         return 1 + (self.gamma - 1) * self.tree.width
 
     def _propose(
-        self,
-        params: Params,
-        state: DraftState,
-        logits: Array,
-        count: Array,
-        weights: Array,
-        options: Sampling,
+        self, params: Params, state: DraftState, logits: Array, count: Array, weights: Array, options: Sampling
     ) -> tuple[Draft, DraftState]:
         assert self.tree is not None
         width, batch = self.tree.width, count.shape[0]

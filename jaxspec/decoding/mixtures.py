@@ -65,10 +65,7 @@ def view_costs(
 
 
 def mixture_costs(
-    measures: Measures,
-    p: Float[Array, "B J V"],
-    view_probs: Float[Array, "R B J V"],
-    weights: Float[Array, "points R"],
+    measures: Measures, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "points R"]
 ) -> Float[Array, "B J measures points"]:
     """Return what the mixture of each of the weights costs."""
     found = jax.lax.map(lambda w: costs(measures, p, mixture(view_probs, w)), weights, batch_size=CHUNK)

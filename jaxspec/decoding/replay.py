@@ -8,7 +8,7 @@ recorded tokens gives exactly the acceptance that the recorded model would have 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,20 +45,20 @@ class ReplayModel(LanguageModel):
         return False
 
     def embed(self, params: Params, rows: PromptRows, features: Any = None, pool: Any = None) -> Float[Array, "B L 0"]:
-        """Nothing: prompts are not read."""
+        """Return nothing: prompts are not read."""
         return jnp.zeros((*rows.tokens.shape, 0))
 
     def prefill(
         self, params: Params, embeds: Float[Array, "B L 0"], rows: PromptRows, slots: int, keep_hidden: bool = False
     ) -> tuple[Float[Array, "B V"], KVCache]:
-        """The first token of every answer, as one-hot logits; there are no hidden states."""
+        """Return the first token of every answer, as one-hot logits; there are no hidden states."""
         none = jnp.zeros_like(rows.length)
         return self._say(params, none[:, None])[:, 0], KVCache(k=(), v=(), length=none, shift=none)
 
     def extend(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """The tokens of the answer behind the next T, or behind the nodes of a tree, whatever these are."""
+        """Return the tokens of the answer behind the next T, or behind the nodes of a tree, whatever these are."""
         width = tokens.shape[1]
         steps = jnp.arange(width)[None] if tree is None else tree.depth
         places = jnp.broadcast_to(cache.length[:, None] + 1 + steps, tokens.shape)
@@ -80,7 +80,7 @@ class RecordedTarget(LoadedModel):
 
     @classmethod
     def read(cls, path: Path, draft: LoadedModel) -> RecordedTarget:
-        """Reads JSONL: MMSpec's answer lines, or lines {sample, turn, text or token_ids} (turn 1 where it is absent).
+        """Read JSONL: MMSpec's answer lines, or lines {sample, turn, text or token_ids} (turn 1 where it is absent).
 
         Texts are encoded with the draft's tokeniser and end in EOS, but where a line's `new_tokens` says that the
         answer was cut before it. Raises InputError for answers that were sampled, or differ for one sample and turn,
@@ -94,6 +94,8 @@ class RecordedTarget(LoadedModel):
                 raise InputError(
                     f"{row.place}: another answer of {sample}, turn {turn}, stands above; keep one of them"
                 )
+        if not answers:
+            raise InputError(f"{PREFIX}{path}: no answers in it; record some")
         text = replace(draft.config.text_config, max_position_embeddings=NO_LIMIT)
         config = replace(draft.config, text_config=text)
         return cls(config, {}, draft.tokenizer, None, source=path, answers=answers)
@@ -107,11 +109,11 @@ class RecordedTarget(LoadedModel):
         return None
 
     def with_head(self, path: str | Path) -> LoadedModel:
-        """InputError: there are no keys and values that a KV head could read."""
+        """Raise InputError: there are no keys and values that a KV head could read."""
         raise InputError(f"{PREFIX}{self.source}: has no keys and values for KV head {path}; leave the head out")
 
     def answer(self, prompt: Prompt) -> tuple[int, ...]:
-        """The recorded tokens of a prompt; InputError where there are none."""
+        """Return the recorded tokens of a prompt; InputError where there are none."""
         found = self.answers.get((prompt.sample, prompt.turn))
         if found is None:
             raise InputError(
@@ -121,7 +123,7 @@ class RecordedTarget(LoadedModel):
         return found
 
     def table(self, prompts: Sequence[Prompt], batch: int) -> dict[str, Array]:
-        """The parameters of `ReplayModel`: one row a prompt, and rows of padding up to `batch`.
+        """Return the parameters of `ReplayModel`: one row a prompt, and rows of padding up to `batch`.
 
         Wide enough for the longest answer there is, so that every batch is one compiled program.
         """
@@ -132,30 +134,23 @@ class RecordedTarget(LoadedModel):
         return {"answers": jnp.asarray(out)}
 
 
-def _read(path: Path, draft: LoadedModel) -> list[tuple[DataRow, str, int, tuple[int, ...]]]:
-    """(row, sample, turn, tokens) of every recorded answer."""
-    found = []
+def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, tuple[int, ...]]]:
+    """Yield row, sample, turn and tokens of every recorded answer."""
     for row in local_rows(path):
-        warmth = row.values.get("temperature")
+        warmth, turn = row.values.get("temperature"), row.values.get("turn", 1)
         if warmth:
             raise InputError(f"{row.place}: drawn at temperature {warmth!r:.60}; record greedy answers")
         if "choices" in row.values:
-            sample, turns = answers_of(row)
-            entries = [(sample, turn, *answer) for turn, answer in enumerate(turns, 1)]
+            sample, answers = answers_of(row)
         else:
-            name = next((row.values[key] for key in ("sample", "id", "question_id") if key in row.values), None)
-            entries = [
-                (str(name), row.values.get("turn", 1), row.values.get("text"), row.values.get("token_ids"), None)
-            ]
-            if name is None:
+            sample = next((row.values[key] for key in ("sample", "id", "question_id") if key in row.values), None)
+            if sample is None:
                 raise InputError(f"{row.place}: no column sample, id or question_id; give one")
-            if not _counts(entries[0][1]):
-                raise InputError(f"{row.place}: turn {entries[0][1]!r:.60}; give a whole number, 1 or more")
-        for sample, turn, text, ids, count in entries:
-            found.append((row, sample, turn, _tokens(row, text, ids, count, draft)))
-    if not found:
-        raise InputError(f"{PREFIX}{path}: no answers in it; record some")
-    return found
+            if not _counts(turn):
+                raise InputError(f"{row.place}: turn {turn!r:.60}; give a whole number, 1 or more")
+            answers = [(row.values.get("text"), row.values.get("token_ids"), None)]
+        for number, answer in enumerate(answers, 1 if "choices" in row.values else turn):
+            yield row, str(sample), number, _tokens(row, *answer, draft)
 
 
 def _counts(value: Any) -> bool:
@@ -163,6 +158,7 @@ def _counts(value: Any) -> bool:
 
 
 def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -> tuple[int, ...]:
+    """Return the ids of an answer; `count` is how many tokens it was, where the line tells."""
     size = text_config(draft.config).vocab_size
     if ids is not None:
         if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < size for i in ids):

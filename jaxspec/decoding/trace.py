@@ -24,7 +24,7 @@ class Trace(struct.PyTreeNode):
 
 
 def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:
-    """The trace after prefill, whose token is the target's."""
+    """Return the trace after prefill, whose token is the target's."""
     batch, views = weights.shape
     return Trace(
         place=jnp.full((batch, slots), -1, jnp.int32),
@@ -43,16 +43,16 @@ def extend_trace(
     weights: Float[Array, "B R"],
     asked: Bool[Array, "B J"],
 ) -> Trace:
-    """The trace with a block that began when rows had `count` tokens; `tokens` are those after it.
+    """Return the trace with a block that began when rows had `count` tokens; `tokens` are those after it.
 
     `asked` are the places of the block that were verified and whose distributions the draft has given.
     """
     places = jnp.arange(draft.tokens.shape[1] + 1)
     slots = count[:, None] + places
     rows = jnp.arange(count.shape[0])[:, None]
-    likeliest = jnp.moveaxis(jnp.argmax(draft.view_probs, axis=-1), 0, -1)
+    best = jnp.moveaxis(jnp.argmax(draft.view_probs, axis=-1), 0, -1)
     written = jnp.take_along_axis(tokens, jnp.minimum(slots[:, :-1], tokens.shape[1] - 1), axis=1)
-    agree = likeliest == written[..., None]
+    agree = best == written[..., None]
     return Trace(
         place=trace.place.at[rows, slots].set(jnp.where(places < verdict.count[:, None], places, -1), mode="drop"),
         weights=trace.weights.at[rows, slots].set(weights[:, None], mode="drop"),
@@ -62,7 +62,7 @@ def extend_trace(
 
 
 def trace_record(trace: Trace, row: int, count: int, pieces: list[str]) -> dict[str, list]:
-    """One row as the records hold it; `agree` is None where the views were not asked. Takes a trace of numpy arrays."""
+    """Return one row of a trace of numpy arrays as the records hold it; `agree` is None where views were not asked."""
     place, weights, agree, asked = (np.asarray(leaf)[row, :count] for leaf in (
         trace.place, trace.weights, trace.agree, trace.asked
     ))  # fmt: skip

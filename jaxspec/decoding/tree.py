@@ -43,14 +43,14 @@ class TreeSpec:
     """Drafted nodes at most; `chains` needs all of its own."""
 
     def nodes(self, depth: int) -> int:
-        """Drafted nodes of a tree of this depth."""
+        """Return the drafted nodes of a tree of this depth."""
         if self.kind == "dynamic":
             return min(self.budget, self.width + (depth - 1) * self.width**2)
         return len(static_tree(self, depth).parents)
 
 
 def parse_tree(text: str, depth: int) -> TreeSpec:
-    """The tree that `text` asks for (see the module), which must have room for a path of `depth` nodes."""
+    """Return the tree that `text` asks for (see the module), which must have room for a path of `depth` nodes."""
     first, *parts = text.split(":")
     named = first in ("chains", "dynamic")
     kind, numbers = (first, parts) if named else ("branching", [first, *parts])
@@ -117,7 +117,7 @@ def static_tree(spec: TreeSpec, depth: int) -> Tree:
 
 
 def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
-    """`width` children of every node, cut to `budget` nodes.
+    """Return the tree of `width` children of every node, cut to `budget` nodes.
 
     A node is known by the ranks on the path to it. Those with the smallest sum of ranks stay, of equal ones the
     shallower, then the lexicographically first: the chain of all first choices, then every path with one second
@@ -135,12 +135,12 @@ def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
 
 
 def chains(width: int, depth: int) -> Tree:
-    """`width` chains of `depth` nodes that part at the root."""
+    """Return the tree of `width` chains of `depth` nodes that part at the root."""
     return _tree([(rank, *[0] * below) for rank in range(width) for below in range(depth)])
 
 
 def _tree(paths: list[tuple[int, ...]]) -> Tree:
-    """The tree of these nodes, each given by the ranks on its path."""
+    """Return the tree of these nodes, each given by the ranks on its path."""
     paths = sorted([(), *paths], key=lambda ranks: (len(ranks), ranks))
     number = {ranks: node for node, ranks in enumerate(paths)}
     return Tree(tuple(number[ranks[:-1]] for ranks in paths[1:]))

@@ -49,7 +49,7 @@ class Captioner(Protocol):
     """Says one sentence or more about each image."""
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """One caption an image (RGB), in order."""
+        """Return one caption an image (RGB), in order."""
         ...
 
 
@@ -79,7 +79,7 @@ class View:
     """No view of the prompt: what a KV head makes of the target's cache."""
 
     def substitute(self, encoder: PromptEncoder, caption: str) -> list[int]:
-        """The ids that stand for one image in a view that reads none; `caption` is read by view C alone."""
+        """Return the ids that stand for one image in a view that reads none; `caption` is read by view C alone."""
         tokenizer = encoder.tokenizer
         if self.reads_captions:
             return caption_ids(tokenizer, caption)
@@ -118,7 +118,7 @@ class Row:
         return len(self.tokens)
 
     def __getitem__(self, kept: slice) -> Row:
-        """A part of the row."""
+        """Return a part of the row."""
         rotary = None if self.rotary is None else self.rotary[:, kept]
         blend, sources = (None if part is None else part[kept] for part in (self.blend, self.sources))
         return Row(self.tokens[kept], sources, blend, rotary)
@@ -156,7 +156,7 @@ def _concatenated(parts: Sequence[Row]) -> Row:
 
 
 def parse_views(names: Sequence[str]) -> tuple[View, ...]:
-    """The named views, in order."""
+    """Return the named views, in order."""
     if not names or len(set(names)) < len(names):
         raise InputError(f"views: {','.join(names)!r} must name at least one view, each once")
     if "kv" in names[:-1]:
@@ -170,7 +170,7 @@ def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
 
 
 def parse_view(name: str) -> View:
-    """The view of a name; InputError for unknown ones."""
+    """Return the view of a name; InputError for unknown ones."""
     pooled = re.fullmatch(r"P([1-9]\d*)?(-1d)?(-after)?", name)
     if pooled:
         tokens, flat, after = pooled.groups()
@@ -182,7 +182,7 @@ def parse_view(name: str) -> View:
 
 
 def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
-    """Whether a view shows captions. Raises InputError if so and there is no captioner."""
+    """Return whether a view shows captions. Raises InputError if so and there is no captioner."""
     wanted = any(view.reads_captions for view in views)
     if wanted and captioner is None:
         raise InputError("view C: there is no captioner; give one, such as jax:DIR or file:captions.jsonl")
@@ -257,7 +257,7 @@ def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray
 
 
 def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, ...]:
-    """Weights of the views, scaled to sum to one; uniform when none are given."""
+    """Return weights of the views, scaled to sum to one; uniform when none are given."""
     if weights is None:
         return (1.0 / views,) * views
     if len(weights) != views:
