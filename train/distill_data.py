@@ -86,7 +86,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         new_buckets=(options.max_new_tokens,),
     )
     target = LoadedModel.load(options.target, precision)
-    draft = None if options.draft is None else LoadedModel.load(options.draft, precision, beside=target)
+    draft = None if options.draft is None else LoadedModel.load(options.draft, precision, share_tower_with=target)
     done = regenerate(Engine(target, draft, config), source, work, folder, shard)
     if shard[0] > 0 or done < work.chunks:
         print(f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}")

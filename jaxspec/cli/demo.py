@@ -64,7 +64,8 @@ def run(args: Demo) -> None:
 def _drafting(target: LoadedModel, drafter: str, trace: bool) -> Engine:
     if drafter == "kv_head":
         return Engine(target.with_head(ASSETS / "mini" / "kv_head"), config=EngineConfig(("kv",), trace=trace))
-    return Engine(target, LoadedModel.load(ASSETS / "mini" / "draft", beside=target), EngineConfig(trace=trace))
+    draft = LoadedModel.load(ASSETS / "mini" / "draft", share_tower_with=target)
+    return Engine(target, draft, EngineConfig(trace=trace))
 
 
 def _drawn(image: Image) -> Text:

@@ -97,14 +97,14 @@ def run(args: Generate) -> None:
     for name, path, place in zip(("target", "draft"), paths, (mesh, None)):
         progress(f"loading {name} {path}")
         first = loaded[0] if loaded else None
-        model = LoadedModel.load(path, dtype, tiles=args.tiles, beside=first, mesh=place, panels=args.panels)
+        model = LoadedModel.load(path, dtype, tiles=args.tiles, share_tower_with=first, mesh=place, panels=args.panels)
         loaded.append(model)
     if head is not None:
         loaded[0] = loaded[0].with_head(head)
     captioner = None
     if args.captioner is not None:
         progress(f"loading captioner {args.captioner}")
-        captioner = load_captioner(args.captioner, dtype, beside=loaded[0])
+        captioner = load_captioner(args.captioner, dtype, share_tower_with=loaded[0])
     engine = Engine(*loaded, config=config, captioner=captioner)
 
     def describe(result: Result) -> dict[str, Any]:

@@ -53,20 +53,24 @@ def runs_torch(text: str) -> bool:
 
 
 def load_captioner(
-    text: str, dtype: jnp.dtype | None = None, beside: LoadedModel | None = None, directory: Path | None = None
+    text: str,
+    dtype: jnp.dtype | None = None,
+    share_tower_with: LoadedModel | None = None,
+    directory: Path | None = None,
 ) -> Captioner:
     """Return the captioner that `text` names, its captions kept in `directory` (by default in jaxspec's cache).
 
     Args:
       text: one of `FORMS`. `blip:` reads BLIP and BLIP-2.
-      dtype, beside: of a `jax:` captioner, see `LoadedModel.load`.
+      dtype, share_tower_with: of a `jax:` captioner, see `LoadedModel.load`.
     """
     kind, where, how = check_captioner(text)
     if kind == "file":
         return CaptionFile(Path(text.removeprefix("file:")))
     if kind == "jax":
         path = directories.locate(where)
-        model = LvlmCaptioner(LoadedModel.load(path, dtype, beside=beside), _fingerprint(path), how or QUESTION)
+        lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
+        model = LvlmCaptioner(lvlm, _fingerprint(path), how or QUESTION)
     else:
         model = TransformersCaptioner(kind, where, _task(how) if kind == "florence2" else None)
     return CachedCaptions(model, directory or cache_directory() / "captions")

@@ -65,7 +65,7 @@ class LoadedModel:
         dtype: jnp.dtype | None = None,
         revision: str | None = None,
         tiles: bool = True,
-        beside: LoadedModel | None = None,
+        share_tower_with: LoadedModel | None = None,
         mesh: Mesh | None = None,
         panels: bool = True,
     ) -> LoadedModel:
@@ -74,7 +74,7 @@ class LoadedModel:
         It computes in `dtype`: by default in float32 on CPUs, which are no faster in 16 bits, else in what its files
         hold. The process's compiled programs are kept on disk from then on, unless it keeps them elsewhere.
 
-        Without `tiles`, `without_tiles` of it. With `beside`, `sharing_tower` with that model, loaded before.
+        Without `tiles`, `without_tiles` of it. With `share_tower_with`, `sharing_tower` with that model, loaded before.
         With a mesh (`jaxspec.sharding.make_mesh`) the parameters are split over it, and an `Engine` of this target
         runs on it.
         """
@@ -92,7 +92,7 @@ class LoadedModel:
         config = with_stop_tokens(found.config, found.path)
         model = cls(config, found.params, load_tokenizer(found.path), processor, found.report, panels=panels)
         model = model if tiles else model.without_tiles()
-        return model if beside is None else model.sharing_tower(beside)
+        return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 
     def with_head(self, path: str | Path) -> LoadedModel:
         """The model with the KV head of a directory, in its own dtype. InputError if that was made for another."""

@@ -371,7 +371,7 @@ def load_model(name: str, dtype: str, tiles: bool = True, share_tower_with: Load
     """Load the model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
     if name.startswith(SYNTHETIC):
         return synthetic_model(name, jnp.dtype(dtype))
-    return LoadedModel.load(name, jnp.dtype(dtype), tiles=tiles, beside=share_tower_with)
+    return LoadedModel.load(name, jnp.dtype(dtype), tiles=tiles, share_tower_with=share_tower_with)
 
 
 def load_models(
@@ -398,7 +398,7 @@ def load_models(
     print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
     if captioner is None:
         return target, draft, None
-    return target, draft, load_captioner(captioner, jnp.dtype(config.dtype), beside=target)
+    return target, draft, load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target)
 
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:

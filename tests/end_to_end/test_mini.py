@@ -44,7 +44,7 @@ def test_together_they_are_small() -> None:
 
 @pytest.fixture(scope="module")
 def captioner(target: LoadedModel) -> LoadedModel:
-    return LoadedModel.load(ASSETS / "captioner", jnp.dtype("float32"), beside=target)
+    return LoadedModel.load(ASSETS / "captioner", jnp.dtype("float32"), share_tower_with=target)
 
 
 @pytest.mark.parametrize("name", ["target", "draft", "captioner"])

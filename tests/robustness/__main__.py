@@ -111,8 +111,8 @@ def settings(
     jax.config.update("jax_num_cpu_devices", max(DEVICES))
     measurement = Run("robustness", given, out)
     target = LoadedModel.load(ASSETS / "target").with_head(ASSETS / "kv_head")
-    draft = LoadedModel.load(ASSETS / "draft", beside=target)
-    captioner = load_captioner(f"jax:{ASSETS / 'captioner'}", beside=target)
+    draft = LoadedModel.load(ASSETS / "draft", share_tower_with=target)
+    captioner = load_captioner(f"jax:{ASSETS / 'captioner'}", share_tower_with=target)
     rows = list(try_settings(target, draft, captioner, count, prompts, seed))
     header = ["settings", "of them", "pairs", "identical"]
     kinds = {
