@@ -69,7 +69,10 @@ def main(
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
+    models = str(ASSETS / "target"), str(ASSETS / "draft")
     with Run(preset, given, out) as run:
+        if "startup" in parts:  # before this process takes the device's memory
+            run.rows += measure_starts(*models)
         setup_runtime()
         pair = Pair(config)
         roofline = measure_roofline(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side)
@@ -82,8 +85,7 @@ def main(
         if "mixtures" in parts:
             run.rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
         if "startup" in parts:
-            models = str(ASSETS / "target"), str(ASSETS / "draft")
-            run.rows += [*measure_starts(*models), *measure_host(*models)]
+            run.rows += measure_host(*models)
         tables = latency_tables(preset, run.rows, roofline)
         run.write(*tables, roofline=vars(roofline), load=os.getloadavg()[0])
 
