@@ -2,8 +2,8 @@
 
 | letter | dimension                 | letter | dimension                      |
 |--------|---------------------------|--------|--------------------------------|
-| B      | batch rows                | U      | image units per row            |
-| T      | new tokens in this call   | P      | patches of one image unit      |
+| B      | batch rows                | U      | image tiles per row            |
+| T      | new tokens in this call   | P      | patches of one image tile      |
 | S      | cache slots               | E      | width of the vision tower      |
 | L      | prompt length             | Q      | queries of one block           |
 | N      | query heads               | I      | images per row                 |

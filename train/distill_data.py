@@ -50,7 +50,7 @@ class Options:
     prompt_buckets: tuple[int, ...] = (256, 768, 1536, 4096)
     """Prompt lengths that programs are compiled for."""
     image_buckets: tuple[int, ...] = (0, 1, 2, 5, 10, 24)
-    """Numbers of pages or tiles that programs are compiled for."""
+    """Numbers of image tiles that programs are compiled for."""
     seed: int = 0
     """Seed of the drawn tokens, for temperatures above 0."""
     chunk: int = 256

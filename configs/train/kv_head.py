@@ -30,7 +30,7 @@ MINI = HeadRecipe(
     stages=(Stage("kv_head", _STEPS, (("picturebook", 1.0),)),),
     anchoring=Anchoring(anchors=32),
     buckets=mini_target.buckets,
-    units=mini_target.units,
+    tile_buckets=mini_target.tile_buckets,
 )
 """On picturebook's own answers, and without hidden states: AASD's head in form."""
 
@@ -61,7 +61,7 @@ LLAVA15_7B = HeadRecipe(
     ),
     anchoring=Anchoring(anchors=128),
     buckets=(1024, 1536, 2048),
-    units=(0, 1, 2),
+    tile_buckets=(0, 1, 2),
 )
 LLAVA15_13B = replace(LLAVA15_7B, target="llava-hf/llava-1.5-13b-hf")
 LLAVA15_7B_ANSWERS = replace(

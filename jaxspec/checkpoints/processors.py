@@ -29,7 +29,7 @@ _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _IMAGE_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
-_PAGE_SETTINGS = {
+_SINGLE_TILE_SETTINGS = {
     *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
 }
@@ -107,12 +107,12 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
             _check_torchvision()
             raise
     if config is not None and not isinstance(config, TextConfig):
-        check_pages(path, processor, config)
+        check_image_processor(path, processor, config)
     return processor
 
 
-def check_pages(path: str | Path, processor: Any, config: LvlmConfig) -> None:
-    """Raise InputError for settings of a directory's processor that cannot be meant, and for pages that do not fit."""
+def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) -> None:
+    """Raise InputError for settings of a directory's processor that cannot be meant, and for images that do not fit."""
     where = f"{path}: image processor"
     settings = processor.to_dict()
     check_fields(where, settings, _RULES)
@@ -136,13 +136,13 @@ def check_pages(path: str | Path, processor: Any, config: LvlmConfig) -> None:
     family = family_of(config.model_type)
     assert family.images is not None
     try:
-        with reading("image processor: fails on a blank page", _MEND):
-            (units,) = family.images(config, processor).read([Image.new("RGB", (64, 48))])
+        with reading("image processor: fails on a blank image", _MEND):
+            (tiles,) = family.images(config, processor).read([Image.new("RGB", (64, 48))])
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     for name, (shape, _) in family.images.shapes(config).items():
-        if units[name].shape[1:] != shape or not np.isfinite(units[name]).all():
-            raise InputError(f"{where}: makes of a blank page no {name} of shape {list(shape)}, all finite; {_MEND}")
+        if tiles[name].shape[1:] != shape or not np.isfinite(tiles[name]).all():
+            raise InputError(f"{where}: makes of a blank image no {name} of shape {list(shape)}, all finite; {_MEND}")
 
 
 def _check_torchvision() -> None:
@@ -154,11 +154,11 @@ def _check_torchvision() -> None:
         import_module("torchvision")
 
 
-def page_processor(tiles: Any) -> Any:
-    """Return LLaVA-1.5's image processor with sizes and colours of a LLaVA-NeXT one: one page an image, cropped."""
+def single_tile_processor(tiled: Any) -> Any:
+    """Return LLaVA-1.5's image processor with sizes and colours of a LLaVA-NeXT one: one tile an image, cropped."""
     import transformers
 
-    known = {key: value for key, value in tiles.to_dict().items() if key in _PAGE_SETTINGS}
+    known = {key: value for key, value in tiled.to_dict().items() if key in _SINGLE_TILE_SETTINGS}
     # transformers 5 calls its Pillow backend so; transformers 4 has no other class of that name.
     maker = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
     return maker(**known)

@@ -33,7 +33,7 @@ class Ask(Compiles):
     raw: bool = False
     """Give the model the prompt as it is, without a chat template: for base models."""
     tiles: bool = True
-    """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does: so the released TABED code ran it."""
+    """Without, a LLaVA-NeXT reads one tile an image, as LLaVA-1.5 does: so the released TABED code ran it."""
     max_new_tokens: int = 128
     temperature: float = 0.0
     """0 is greedy."""

@@ -41,7 +41,7 @@ class KVHeadConfig:
     """Where the target is to be had; for people."""
     pooling: Pooling = "linear"
     image_tokens: int = 0
-    """n: slots of an image that are read, its first ones: of tiled images the base page, which comes first."""
+    """n: slots of an image that are read, its first ones: of tiled images the base tile, which comes first."""
     image_slots: int = 0
     """k: slots that are left of an image."""
     slot_bias: bool = False
@@ -86,7 +86,7 @@ class KVHeadConfig:
 
         Args:
           layers: decoder layers of the head; all of them read the target's last.
-          image_tokens: n; by default those of a LLaVA's page.
+          image_tokens: n; by default those of a LLaVA's tile.
           options: further fields.
         """
         text: TextConfig = getattr(target, "text_config", target)

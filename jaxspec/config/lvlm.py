@@ -108,7 +108,7 @@ class LlavaConfig(_Lvlm):
 
     @property
     def image_tokens(self) -> int:
-        """P: features that the tower gives of one unit, which is a whole image of LLaVA-1.5."""
+        """P: features that the tower gives of one tile, which is a whole image of LLaVA-1.5."""
         vision = self.vision_config
         return vision.side**2 + vision.class_token - (self.vision_feature_select_strategy == "default")
 
@@ -161,7 +161,7 @@ class LlavaNextConfig(LlavaConfig):
                 "use 'default' with CLIP towers and 'full' with SigLIP's"
             )
 
-    def one_page(self) -> LlavaConfig:
+    def without_tiles(self) -> LlavaConfig:
         """Return the LLaVA-1.5 that is left without the tiles."""
         shared: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(LlavaConfig)}
         shared["model_type"] = LlavaConfig.model_type

@@ -49,7 +49,7 @@ class VisionConfig:
 
     @property
     def side(self) -> int:
-        """Patches along one side of the page; what is left over at its right and lower edge is not read."""
+        """Patches along one side of the image; what is left over at its right and lower edge is not read."""
         return self.image_size // self.patch_size
 
     @property

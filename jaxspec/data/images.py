@@ -96,7 +96,7 @@ def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
     """Return a PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel.
 
     Raises InputError for other arrays, images whose pixels have no known range or are over 89 million, and strips that
-    are longer than 200 times their width: scaled to a page's shorter edge they would be gigabytes.
+    are longer than 200 times their width: scaled to a tower's shorter edge they would be gigabytes.
     """
     if isinstance(image, StoredImage):
         return image.load()
@@ -106,9 +106,9 @@ def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
     if image.mode.startswith("I;16"):  # `convert` would clip, not scale
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        page = Image.new("RGBA", image.size, "white")
-        page.alpha_composite(image.convert("RGBA"))
-        image = page
+        canvas = Image.new("RGBA", image.size, "white")
+        canvas.alpha_composite(image.convert("RGBA"))
+        image = canvas
     return image.convert("RGB")
 
 

@@ -218,7 +218,7 @@ def _prepared(folder: Path) -> bool:
     return (folder / "dataset_info.json").is_file() and (folder / "features.json").is_file()
 
 
-def _png(page: np.ndarray) -> StoredImage:
+def _png(image: np.ndarray) -> StoredImage:
     out = io.BytesIO()
-    Image.fromarray(page).save(out, "PNG")
-    return StoredImage(out.getvalue(), "in memory", page.shape[:2])
+    Image.fromarray(image).save(out, "PNG")
+    return StoredImage(out.getvalue(), "in memory", image.shape[:2])

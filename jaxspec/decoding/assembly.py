@@ -62,7 +62,7 @@ class Assembly:
     forms: tuple[Form, ...]
     """The target's, then the draft's in each view; or one of each model that writes."""
     towers: tuple[LoadedModel | None, ...]
-    """The models whose image units a prompt is counted in: target and draft, or all that write."""
+    """The models whose image tiles a prompt is counted in: target and draft, or all that write."""
     lead: LoadedModel
     """The model whose tokens and template prompts are written with."""
     models: dict[str, Any] = field(default_factory=dict)

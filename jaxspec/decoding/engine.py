@@ -29,7 +29,7 @@ from jaxspec.decoding.requests import (
     decoded_images,
     each,
     encode,
-    image_units,
+    image_tiles,
     in_batches,
     prompt_encoder,
     prompt_row,
@@ -241,7 +241,7 @@ class Engine:
             form.check_context(request, rows[-1])
         sizes = Sizes(
             length=bucket(max(map(len, rows)), config.prompt_buckets, "prompt tokens"),
-            units=tuple(image_units(model, request.prompt, config.image_buckets) for model in self.assembly.towers),
+            tiles=tuple(image_tiles(model, request.prompt, config.image_buckets) for model in self.assembly.towers),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
         )
         request = replace(request, rows=tuple(rows), caption_ms=sum(caption.ms for caption in captions))
@@ -256,8 +256,8 @@ class Engine:
     def _largest(self, requests: list[EncodedRequest]) -> Sizes:
         if not requests:
             raise InputError("requests: none are given; give one or more")
-        length, units, *rest = zip(*(request.sizes for request in requests), strict=True)
-        return Sizes(max(length), tuple(map(max, zip(*units, strict=True))), *map(max, rest))
+        length, tiles, *rest = zip(*(request.sizes for request in requests), strict=True)
+        return Sizes(max(length), tuple(map(max, zip(*tiles, strict=True))), *map(max, rest))
 
     def _shown(self, request: EncodedRequest) -> np.ndarray:
         """Which image each slot of the target's row shows, -1 for text."""
@@ -314,8 +314,8 @@ class Engine:
         rows = stack_rows([list(request.rows) for request in padded], sizes.length)
         pictures = decoded_images(requests, count - len(requests))
         images = [
-            None if model is None else partial(image_inputs, model, pictures, units)
-            for model, units in zip(self.assembly.towers, sizes.units, strict=True)
+            None if model is None else partial(image_inputs, model, pictures, tiles)
+            for model, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
         ]
         batch = PromptBatch(rows[0], images[0] and images[0]())
         if isinstance(self.program, Autoregressive):

@@ -35,7 +35,7 @@ class Batching:
     With `refill`, `adaptive_gamma` or recorded answers they are as large as they may have to be from the start."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
-    """Buckets of image units: the pages, tiles or attention windows that a tower reads a prompt's images in."""
+    """Buckets of image tiles: the whole images, tiles or attention windows that a tower reads a prompt's images in."""
     new_buckets: tuple[int, ...] = NEW_BUCKETS
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.kv_head import load_kv_head
-from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, page_processor
+from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, single_tile_processor
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.decoding.views import View
@@ -101,10 +101,10 @@ class LoadedModel:
         return replace(self, head=LoadedHead(config, params))
 
     def without_tiles(self) -> LoadedModel:
-        """A LLaVA-NeXT read as LLaVA-1.5: of each image one page, scaled and cropped, and no end-of-line embedding.
+        """A LLaVA-NeXT read as LLaVA-1.5: of each image one tile, scaled and cropped, and no end-of-line embedding.
 
         The released TABED code runs its LLaVA-NeXT targets so. LLaVA-1.5 and text models are what they were.
-        InputError for families whose images are never one such page.
+        InputError for families whose images are never one such tile.
         """
         if self.images is None or self.config.model_type == "llava":
             return self
@@ -114,9 +114,8 @@ class LoadedModel:
                 "leave the option out"
             )
         params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
-        return replace(
-            self, config=self.config.one_page(), params=params, image_processor=page_processor(self.image_processor)
-        )
+        processor = single_tile_processor(self.image_processor)
+        return replace(self, config=self.config.without_tiles(), params=params, image_processor=processor)
 
     def sharing_tower(self, other: LoadedModel) -> LoadedModel:
         """The model with the other's arrays as its vision tower, where they are its own in the other's dtype, and on
@@ -193,16 +192,16 @@ def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
 
 
 def image_inputs(
-    model: LoadedModel, pictures: Sequence[Sequence[Image]], units: int
+    model: LoadedModel, pictures: Sequence[Sequence[Image]], tiles: int
 ) -> dict[str, Any] | None:
-    """The units [B, U, ...] of each row's images, padded with zeros; None if there are to be none."""
-    if units == 0 or model.images is None:
+    """The tiles [B, U, ...] of each row's images, padded with zeros; None if there are to be none."""
+    if tiles == 0 or model.images is None:
         return None
     shapes = model.images.shapes(model.config)
-    out = {name: np.zeros((len(pictures), units, *shape), dtype) for name, (shape, dtype) in shapes.items()}
-    for row, pages in enumerate(pictures):
+    out = {name: np.zeros((len(pictures), tiles, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+    for row, images in enumerate(pictures):
         start = 0
-        for arrays in model.images.read(pages) if pages else ():
+        for arrays in model.images.read(images) if images else ():
             for name, values in arrays.items():
                 out[name][row, start : start + len(values)] = values
             start += len(next(iter(arrays.values())))

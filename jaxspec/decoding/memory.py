@@ -21,7 +21,7 @@ from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.kv_head import no_rows
 from jaxspec.models.layers import QUERY_BLOCK
-from jaxspec.models.vision import PAGE_BLOCK
+from jaxspec.models.vision import TILE_BLOCK
 from jaxspec.runtime import human_bytes
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import cache_sharding, mesh_of
@@ -33,8 +33,8 @@ class Sizes(NamedTuple):
 
     length: int
     """Prompt tokens."""
-    units: tuple[int, ...]
-    """Image units of each tower: the target's and the draft's, or those of all models that write."""
+    tiles: tuple[int, ...]
+    """Image tiles of each tower: the target's and the draft's, or those of all models that write."""
     new: int
     """New tokens."""
     text: int = 0
@@ -136,16 +136,16 @@ def plan_memory(
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
     """Shapes of the inputs, for planning and for compiling ahead of time."""
 
-    def prompts(model: LanguageModel, pool: Pool | None, units: int) -> Prompts:
-        rows = _rows(model, pool, batch, sizes.length, units > 0, units > 0 and model.turns)
-        return Prompts(rows, _images(model, batch, units))
+    def prompts(model: LanguageModel, pool: Pool | None, tiles: int) -> Prompts:
+        rows = _rows(model, pool, batch, sizes.length, tiles > 0, tiles > 0 and model.turns)
+        return Prompts(rows, _images(model, batch, tiles))
 
     def make() -> tuple[PromptBatch, Sampling]:
         if isinstance(program, Autoregressive | Speculator):
-            first, *others = [prompts(program.target, None, sizes.units[0])]
+            first, *others = [prompts(program.target, None, sizes.tiles[0])]
         else:
-            both = zip(program.members, sizes.units, strict=True)
-            first, *others = [prompts(member.model, member.pool, units) for member, units in both]
+            both = zip(program.members, sizes.tiles, strict=True)
+            first, *others = [prompts(member.model, member.pool, tiles) for member, tiles in both]
         inputs = PromptBatch(first.rows, first.images, others=tuple(others))
         return _drafted(program, inputs, batch, sizes) if isinstance(program, Speculator) else inputs, _options(batch)
 
@@ -154,15 +154,15 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
 
 def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes) -> PromptBatch:
     """The inputs with what drafting reads."""
-    drafter, units = program.drafter, sizes.units[1]
-    shown = [view.reads_images and units > 0 for view in drafter.views]
+    drafter, tiles = program.drafter, sizes.tiles[1]
+    shown = [view.reads_images and tiles > 0 for view in drafter.views]
     turning = any(shown) and drafter.model.turns
     return inputs.replace(
         views=tuple(
             _rows(drafter.model, view.pool, batch, sizes.length, show, turning)
             for view, show in zip(drafter.views, shown, strict=True)
         ),
-        view_images=_images(drafter.model, batch, units) if program.reads_images else None,
+        view_images=_images(drafter.model, batch, tiles) if program.reads_images else None,
         weights=jnp.zeros((batch, drafter.width)),
         gamma=init_gamma(np.ones(len(program.gammas)), batch) if program.gammas else None,
         head=drafter.head and jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, sizes.text, sizes.images)),
@@ -181,8 +181,8 @@ def _rows(model: LanguageModel, pool: Pool | None, batch: int, length: int, show
     return out.replace(sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None)
 
 
-def _images(model: LanguageModel, batch: int, units: int) -> dict[str, Array] | None:
-    return image_zeros(model.config, batch, units) if units else None
+def _images(model: LanguageModel, batch: int, tiles: int) -> dict[str, Array] | None:
+    return image_zeros(model.config, batch, tiles) if tiles else None
 
 
 def _options(batch: int) -> Sampling:
@@ -206,7 +206,7 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
     itemsize = caches[0].k[0].dtype.itemsize
     step = (len(readers) + 5) * batch * program.spare_slots * readers[0].text.vocab_size * 4
     prefills = (_prefill(m.text, batch, sizes.length, c.slots, itemsize) for m, c in zip(readers, caches))
-    encodes = (_tower(model.config, batch, units, itemsize) for model, units in zip(towers, sizes.units))
+    encodes = (_tower(model.config, batch, tiles, itemsize) for model, tiles in zip(towers, sizes.tiles))
     return max(step, *prefills, *encodes)
 
 
@@ -218,20 +218,20 @@ def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: in
     return streams + 2 * batch * text.num_attention_heads * queries * slots * 4
 
 
-def _tower(config: ModelConfig, batch: int, units: int, itemsize: int) -> int:
-    """Bytes of a few streams and one MLP of all units, and the scores of one block of pages, or of one block of
+def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
+    """Bytes of a few streams and one MLP of all tiles, and the scores of one block of tiles, or of one block of
     queries with all windows of a row."""
     if isinstance(config, TextConfig):
         return 0
     if isinstance(config, QwenVLConfig):
         c = config.vision_config
-        patches = units * c.window_patches
+        patches = tiles * c.window_patches
         streams = batch * patches * (4 * c.hidden_size + 3 * c.intermediate_size) * itemsize
         return streams + 2 * batch * c.num_heads * patches * max(c.window_patches, min(QUERY_BLOCK, patches)) * 4
-    c, pages = config.vision_config, batch * units
+    c, count = config.vision_config, batch * tiles
     patches = c.side**2 + c.class_token
-    streams = pages * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize
-    return streams + 2 * min(pages, PAGE_BLOCK) * c.num_attention_heads * patches**2 * 4
+    streams = count * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize
+    return streams + 2 * min(count, TILE_BLOCK) * c.num_attention_heads * patches**2 * 4
 
 
 def _bytes(tree: Any) -> int:

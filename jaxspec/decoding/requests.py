@@ -177,13 +177,13 @@ def prompt_encoder(model: LoadedModel) -> PromptEncoder:
     return PromptEncoder.of(model.config, model.tokenizer)
 
 
-def image_units(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
-    """The bucket of the units that the prompt's images are to the model; of no model 0, of a text model that of 0."""
+def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
+    """The bucket of the tiles that the prompt's images are to the model; of no model 0, of a text model that of 0."""
     if model is None:
         return 0
     reader = model.images
-    count = sum(reader.units((x.height, x.width), len(prompt.images)) for x in prompt.images) if reader else 0
-    return bucket(count, buckets, "image units of one prompt")
+    count = sum(reader.tiles((x.height, x.width), len(prompt.images)) for x in prompt.images) if reader else 0
+    return bucket(count, buckets, "image tiles of one prompt")
 
 
 def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:

@@ -27,7 +27,7 @@ class Prompts(struct.PyTreeNode):
 
     rows: PromptRows
     images: dict[str, Float[Array, "B U ..."]] | None = None
-    """The units of each row's images; None where no row has any."""
+    """The tiles of each row's images; None where no row has any."""
 
 
 class PromptBatch(struct.PyTreeNode):
@@ -35,10 +35,10 @@ class PromptBatch(struct.PyTreeNode):
 
     target: PromptRows
     images: dict[str, Float[Array, "B U ..."]] | None
-    """The units of each row's images; None where no row has any."""
+    """The tiles of each row's images; None where no row has any."""
     views: tuple[PromptRows, ...] = ()
     view_images: dict[str, Float[Array, "B U ..."]] | None = None
-    """Units for the draft's own tower; None when it reads the target's features, or none."""
+    """Tiles for the draft's own tower; None when it reads the target's features, or none."""
     weights: Float[Array, "B R"] | None = None
     """Initial weights of the views."""
     gamma: AdaptiveGamma | None = None

@@ -178,8 +178,8 @@ def whole_row(
     shown = [reader.slots(size, None, len(sizes)) for size in sizes]
     whole = rewrite(prompt.tokens, config.image_token_index, shown).followed_by(answer)
     (rows,) = stack_rows([[whole]], -(-len(whole) // PASS) * PASS)
-    units = sum(reader.units(size, len(sizes)) for size in sizes)
-    images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], units)
+    tiles = sum(reader.tiles(size, len(sizes)) for size in sizes)
+    images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], tiles)
     return rows, images, which_image(whole, [len(part.sources) for part in shown])
 
 

@@ -111,7 +111,7 @@ FAMILIES: dict[str, Family] = {
         _LLAVA_LAYOUTS,
         LlavaImages,
         title="LLaVA-1.5",
-        image_input="one page; CLIP or SigLIP of any size and patch",
+        image_input="one tile; CLIP or SigLIP of any size and patch",
         examples=("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"),
         notes="decoder Llama, Mistral or Qwen2",
     ),
@@ -123,7 +123,7 @@ FAMILIES: dict[str, Family] = {
         title="LLaVA-NeXT (1.6)",
         image_input="tiles and the whole, unpadded, end-of-line embeddings",
         examples=("llava-hf/llava-v1.6-vicuna-7b-hf", "llava-hf/llava-v1.6-vicuna-13b-hf"),
-        notes="`--no-tiles` reads one page, as the released TABED code does",
+        notes="`--no-tiles` reads one tile, as the released TABED code does",
     ),
     "llava_onevision": Family(
         LlavaOnevisionConfig,
@@ -131,7 +131,7 @@ FAMILIES: dict[str, Family] = {
         _LLAVA_LAYOUTS,
         LlavaOnevisionImages,
         title="LLaVA-OneVision",
-        image_input="tiles, scaled down past 9; one page each of several images",
+        image_input="tiles, scaled down past 9; one tile each of several images",
         examples=("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
         notes="decoder Qwen2 or Llama; no video",
     ),
@@ -187,11 +187,11 @@ def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:
     return unflatten_dict(inside, sep="/"), unflatten_dict(rest, sep="/")
 
 
-def image_zeros(config: ModelConfig, batch: int, units: int) -> dict[str, Array]:
-    """Return image inputs [B, U, ...] of blank units; none for a text model."""
+def image_zeros(config: ModelConfig, batch: int, tiles: int) -> dict[str, Array]:
+    """Return image inputs [B, U, ...] of blank tiles; none for a text model."""
     images = family_of(config.model_type).images
     shapes = images.shapes(config) if images else {}
-    return {name: jnp.zeros((batch, units, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+    return {name: jnp.zeros((batch, tiles, *shape), dtype) for name, (shape, dtype) in shapes.items()}
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class LanguageModel:
         return family_of(self.config.model_type).images
 
     def encode(self, params: Params, images: Mapping[str, Array]) -> Float[Array, "B U P E"]:
-        """Return tower features of every unit of every row's images."""
+        """Return tower features of every tile of every row's images."""
         return self._whole(params, "encode", **images)
 
     def embed(

@@ -22,23 +22,23 @@ from jaxspec.models.llava import LlavaImages, check_pixels
 class LlavaNextImages(LlavaImages):
     """LLaVA-NeXT: a base tile and those of the best grid. View P shows the base tile alone, pooled."""
 
-    def units(self, size: Size, images: int = 1) -> int:
+    def tiles(self, size: Size, images: int = 1) -> int:
         rows, columns = self._tiles(size)
         return 1 + rows * columns
 
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
-        page, units = self.config.image_tokens, self.units(size, images)
+        per_tile, tiles = self.config.image_tokens, self.tiles(size, images)
         if pool is not None:
-            left = pool.count(page)
-            return Slots(np.arange(left, dtype=np.int32)[:, None], units * left)
+            left = pool.count(per_tile)
+            return Slots(np.arange(left, dtype=np.int32)[:, None], tiles * left)
         lines = np.pad(self._grid(size), ((0, 0), (0, 1)), constant_values=NEWLINE)
-        return Slots(np.append(np.arange(page, dtype=np.int32), lines)[:, None], units * page)
+        return Slots(np.append(np.arange(per_tile, dtype=np.int32), lines)[:, None], tiles * per_tile)
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
         out = []
         for image, values in zip(images, self._processed(images), strict=True):
             check_pixels(values.shape[1:], self.config.vision_config.image_size)
-            expected = self.units((image.height, image.width), len(images))
+            expected = self.tiles((image.height, image.width), len(images))
             if len(values) != expected:
                 raise InputError(
                     f"image processor: makes {len(values)} tiles of {image.height}x{image.width} pixels, and "
@@ -60,8 +60,8 @@ class LlavaNextImages(LlavaImages):
     def _grid(self, size: Size) -> np.ndarray:
         """Return feature rows int32 [Y, X] of the grid's patches that show the image."""
         rows, columns = self._tiles(size)
-        page, side = self.config.image_tokens, self.config.vision_config.side
-        tiles = page + np.arange(rows * columns * page, dtype=np.int32).reshape(rows, columns, side, side)
+        per_tile, side = self.config.image_tokens, self.config.vision_config.side
+        tiles = per_tile + np.arange(rows * columns * per_tile, dtype=np.int32).reshape(rows, columns, side, side)
         return unpadded(tiles.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), size)
 
 
@@ -76,15 +76,15 @@ class LlavaOnevisionImages(LlavaNextImages):
     def blended(pool: Pool | None) -> int:
         return 4 if pool is None else 1
 
-    def units(self, size: Size, images: int = 1) -> int:
-        return super().units(size) if images == 1 else 1
+    def tiles(self, size: Size, images: int = 1) -> int:
+        return super().tiles(size) if images == 1 else 1
 
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
         if pool is not None:
             return super().slots(size, pool, images)
-        page = self.config.image_tokens
+        per_tile = self.config.image_tokens
         grid = self._grid(size) if images == 1 else np.zeros((1, 0), np.int32)  # of several: one line, empty
-        over = math.sqrt(grid.size / (self.config.most_tiles * page))
+        over = math.sqrt(grid.size / (self.config.most_tiles * per_tile))
         height, width = (int(length // over) if over > 1.1 else length for length in grid.shape)
         if over > 1.1 and not (height and width):
             raise _too_thin(size)
@@ -92,11 +92,11 @@ class LlavaOnevisionImages(LlavaNextImages):
         ends = ((0, 0), (0, 1), (0, 0))
         sources, blend = np.pad(sources, ends, constant_values=NEWLINE), np.pad(blend, ends)
         blend[:, -1, 0] = 1
-        base = np.repeat(np.arange(page, dtype=np.int32)[:, None], 4, axis=1)
+        base = np.repeat(np.arange(per_tile, dtype=np.int32)[:, None], 4, axis=1)
         return Slots(
             np.concatenate([base, sources.reshape(-1, 4)]),
-            self.units(size, images) * page,
-            np.concatenate([np.eye(1, 4, dtype=np.float32).repeat(page, axis=0), blend.reshape(-1, 4)]),
+            self.tiles(size, images) * per_tile,
+            np.concatenate([np.eye(1, 4, dtype=np.float32).repeat(per_tile, axis=0), blend.reshape(-1, 4)]),
         )
 
     def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:

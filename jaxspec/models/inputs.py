@@ -1,7 +1,7 @@
-"""What a model reads: prompts as token ids, images as units, and which prompt slots show what of the images.
+"""What a model reads: prompts as token ids, images as tiles, and which prompt slots show what of the images.
 
-A tower reads an image as one or more *units* of one shape (the page of LLaVA-1.5, the tiles of LLaVA-NeXT, the
-attention windows of Qwen2.5-VL), so that images of any size are a number of units, and a bucket of units is one
+A tower reads an image as one or more *tiles* of one shape (the whole of LLaVA-1.5, the crops of LLaVA-NeXT, the
+attention windows of Qwen2.5-VL), so that images of any size are a number of tiles, and a bucket of tiles is one
 compiled program. What the prompt shows of an image is data: each of its slots is a blend of rows of the table of
 projected features. Unpadding, end-of-line embeddings, interpolation and pooling are all such blends.
 """
@@ -63,21 +63,21 @@ class Pool:
     """Average pooling of an image's features (view P)."""
 
     tokens: int | None = None
-    """Tokens that are left of one page; None for a quarter, or over squares the nearest square below it."""
+    """Tokens that are left of one tile; None for a quarter, or over squares the nearest square below it."""
     kind: Literal["avg2d", "avg1d"] = "avg2d"
-    """Over squares of the page, or over runs of the features in reading order."""
+    """Over squares of the tile, or over runs of the features in reading order."""
     after_projector: bool = False
     """Where the projector's outputs are averaged, not its inputs."""
 
     def count(self, tokens: int) -> int:
-        """Return how many tokens are left of a page of `tokens`."""
+        """Return how many tokens are left of a tile of `tokens`."""
         left = self.tokens
         if left is None:
             left = tokens // 4 if self.kind == "avg1d" else math.isqrt(tokens // 4) ** 2
         square = self.kind == "avg1d" or math.isqrt(left) ** 2 == left
         if not 0 < left <= tokens or not square or (self.kind == "avg2d" and math.isqrt(tokens) ** 2 != tokens):
             raise InputError(
-                f"view P: a page of {tokens} image tokens cannot be pooled to {left} by {self.kind}; "
+                f"view P: a tile of {tokens} image tokens cannot be pooled to {left} by {self.kind}; "
                 "give a square number below, such as a quarter, or use avg1d"
             )
         return left
@@ -109,7 +109,7 @@ class ImageInputs(Protocol):
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
-        """Tell the arrays of one unit."""
+        """Tell the arrays of one tile."""
         ...
 
     @staticmethod
@@ -117,8 +117,8 @@ class ImageInputs(Protocol):
         """Return how many feature rows a slot blends, pooled or not."""
         ...
 
-    def units(self, size: Size, images: int = 1) -> int:
-        """Return the units of an image of that size, one of `images` in its prompt."""
+    def tiles(self, size: Size, images: int = 1) -> int:
+        """Return the tiles of an image of that size, one of `images` in its prompt."""
         ...
 
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
@@ -126,7 +126,7 @@ class ImageInputs(Protocol):
         ...
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        """Return the units [U, ...] of each of a prompt's RGB PIL images."""
+        """Return the tiles [U, ...] of each of a prompt's RGB PIL images."""
         ...
 
 

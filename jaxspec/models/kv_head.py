@@ -90,7 +90,7 @@ class KVProjector(nn.Module):
 
 
 def average_pooling(config: KVHeadConfig) -> np.ndarray:
-    """Return float32 [k, n] of averages, over squares of the page where n and k are squares, else over runs."""
+    """Return float32 [k, n] of averages, over squares of the image where n and k are squares, else over runs."""
     square = math.isqrt(config.image_tokens) ** 2 == config.image_tokens
     square &= math.isqrt(config.image_slots) ** 2 == config.image_slots
     return Pool(config.image_slots, "avg2d" if square else "avg1d").matrix(config.image_tokens)
@@ -364,8 +364,8 @@ def head_rows(config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, ima
 
 def no_rows(config: KVHeadConfig, batch: int, width: int, images: int) -> HeadRows:
     """Return `head_rows` of prompts of which nothing is read."""
-    pages = (batch, images if config.pools else 0, config.image_tokens)
-    return HeadRows(np.full((batch, width), -1, np.int32), np.full(pages, -1, np.int32))
+    shape = (batch, images if config.pools else 0, config.image_tokens)
+    return HeadRows(np.full((batch, width), -1, np.int32), np.full(shape, -1, np.int32))
 
 
 def check_target(config: KVHeadConfig, target: ModelConfig) -> None:

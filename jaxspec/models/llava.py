@@ -43,16 +43,16 @@ class Llava(Lvlm):
         self.language_model = CausalLM(self.config.text_config)
 
     def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
-        """Return tower features of every unit: the configured layer, without the class token unless `full`."""
-        batch, units = pixels.shape[:2]
-        states, _ = self.vision_tower(pixels.reshape(batch * units, *pixels.shape[2:]))
+        """Return tower features of every tile: the configured layer, without the class token unless `full`."""
+        batch, tiles = pixels.shape[:2]
+        states, _ = self.vision_tower(pixels.reshape(batch * tiles, *pixels.shape[2:]))
         features = states[self.config.vision_feature_layer]
         if self.config.vision_feature_select_strategy == "default":
             features = features[:, 1:]
-        return features.reshape(batch, units, *features.shape[1:])
+        return features.reshape(batch, tiles, *features.shape[1:])
 
     def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
-        """Return the table of feature rows that prompt slots may show, each unit's pooled for view P."""
+        """Return the table of feature rows that prompt slots may show, each tile's pooled for view P."""
         averages = None if pool is None else pool.matrix(features.shape[2]).astype(features.dtype)
         if pool is not None and not pool.after_projector:
             features = jnp.einsum("qP,BUPE->BUqE", averages, features)
@@ -81,7 +81,7 @@ class LlavaNext(Llava):
 
 @dataclass(frozen=True)
 class LlavaImages:
-    """LLaVA-1.5: an image is one unit, scaled (and cropped) to the page that the tower reads."""
+    """LLaVA-1.5: an image is one tile, scaled (and cropped) to what the tower reads."""
 
     config: Any
     processor: Any
@@ -96,7 +96,7 @@ class LlavaImages:
     def blended(pool: Pool | None) -> int:
         return 1
 
-    def units(self, size: Size, images: int = 1) -> int:
+    def tiles(self, size: Size, images: int = 1) -> int:
         return 1
 
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
@@ -106,7 +106,7 @@ class LlavaImages:
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
         values = np.asarray(self.processor(images=list(images), return_tensors="np")["pixel_values"])
         check_pixels(values.shape[1:], self.config.vision_config.image_size)
-        return [{"pixels": page[None]} for page in values.transpose(0, 2, 3, 1)]
+        return [{"pixels": tile[None]} for tile in values.transpose(0, 2, 3, 1)]
 
 
 def check_pixels(shape: tuple[int, ...], size: int) -> None:

@@ -1,8 +1,8 @@
 """Qwen2.5-VL: a tower of windowed attention over images of any size -> merger -> merge -> decoder with M-RoPE.
 
-Bai et al. 2025, "Qwen2.5-VL Technical Report". A unit is one attention window: a square of P patches (8 x 8 in the
+Bai et al. 2025, "Qwen2.5-VL Technical Report". A tile is one attention window: a square of P patches (8 x 8 in the
 published models) in the order of their merge groups (2 x 2 patches, which become one token), padded at the image's
-right and lower edge. Windowed layers attend within the unit, the few full ones within the image.
+right and lower edge. Windowed layers attend within the tile, the few full ones within the image.
 
 `QwenImages` reads images: of any size, resized to whole merge groups, cut into such windows.
 """
@@ -76,14 +76,14 @@ class VisionAttention(nn.Module):
         self, x: Float[Array, "B U P E"], rotary: Int[Array, "B U 2 P"], image: Int[Array, "B U P"]
     ) -> Float[Array, "B U P E"]:
         c = self.config
-        batch, units, patches, width = x.shape
+        batch, tiles, patches, width = x.shape
         head = width // c.num_heads
         spread = np.arange(0, head // 2, 2) / (head // 2)
         inverse = np.tile(ROPE_THETA**-spread, 2).astype(np.float32)
-        qkv = Dense(3 * width, bias=True, name="qkv")(x).reshape(batch * units, patches, 3, c.num_heads, head)
-        places = rotary.reshape(batch * units, 2, patches)
+        qkv = Dense(3 * width, bias=True, name="qkv")(x).reshape(batch * tiles, patches, 3, c.num_heads, head)
+        places = rotary.reshape(batch * tiles, 2, patches)
         q, k = (rotate(qkv[:, :, i], places, inverse, sections=(head // 4,) * 2) for i in range(2))
-        q, k, v = (part.reshape(batch, units, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
+        q, k, v = (part.reshape(batch, tiles, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
         out = self._within_images(q, k, v, image) if self.full else attend_freely(q, k, v, _same(image, image))
         return Dense(width, bias=True, name="proj")(out.reshape(x.shape))
 
@@ -93,9 +93,9 @@ class VisionAttention(nn.Module):
         scores."""
         keys, values, owners = (part.reshape(part.shape[0], -1, *part.shape[3:]) for part in (k, v, image))
         block = max(1, QUERY_BLOCK // q.shape[2])
-        units = jnp.moveaxis(q, 1, 0), jnp.moveaxis(image, 1, 0)
+        tiles = jnp.moveaxis(q, 1, 0), jnp.moveaxis(image, 1, 0)
         out = jax.lax.map(
-            lambda unit: attend_freely(unit[0], keys, values, _same(unit[1], owners)), units, batch_size=block
+            lambda tile: attend_freely(tile[0], keys, values, _same(tile[1], owners)), tiles, batch_size=block
         )
         return jnp.moveaxis(out, 0, 1)
 
@@ -136,7 +136,7 @@ class PatchMerger(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Hugging Face's `Qwen2_5_VisionTransformerPretrainedModel`, in units; the merger is called apart."""
+    """Hugging Face's `Qwen2_5_VisionTransformerPretrainedModel`, in tiles; the merger is called apart."""
 
     config: QwenVisionConfig
 
@@ -165,17 +165,17 @@ class QwenVL(Lvlm):
         nn.share_scope(self, self.language_model)  # the files hold `model` and `lm_head` beside `visual`
 
     def encode(self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
-        """Return tower features of every patch of every unit."""
+        """Return tower features of every patch of every tile."""
         return self.visual(patches, place)
 
     def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
-        """Return the merged tokens of all units, window by window. View P blends them: `pool` changes nothing here."""
+        """Return the merged tokens of all tiles, window by window. View P blends them: `pool` changes nothing here."""
         return self.visual.merger(features)
 
 
 @dataclass(frozen=True)
 class QwenImages:
-    """Qwen2.5-VL: a unit is an attention window of the tower; as many as the image is large.
+    """Qwen2.5-VL: a tile is an attention window of the tower; as many as the image is large.
 
     Grids are counted in merge groups, which are the image's tokens: [Y, X] of them for an image.
     """
@@ -212,7 +212,7 @@ class QwenImages:
             rows, columns = (math.ceil(x * grow / side) for x in size)
         return rows, columns
 
-    def units(self, size: Size, images: int = 1) -> int:
+    def tiles(self, size: Size, images: int = 1) -> int:
         rows, columns = self.grid(size)
         return self._windows(rows) * self._windows(columns)
 
@@ -224,7 +224,7 @@ class QwenImages:
         rows, columns = grid = self.grid(size)
         row, column = np.indices(grid)
         source = self._source(row, column, columns)
-        known = {"rows": self.units(size) * self.config.vision_config.window_groups**2}
+        known = {"rows": self.tiles(size) * self.config.vision_config.window_groups**2}
         if pool is None:
             return Slots(source.reshape(-1, 1), positions=_positions(grid), **known)
         if pool.tokens is not None or pool.kind != "avg2d":

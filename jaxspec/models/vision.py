@@ -11,8 +11,8 @@ from jaxspec.models.layers import INIT, Dense, LayerNorm, attend_freely, call_la
 from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
-PAGE_BLOCK = 16
-"""Pages whose attention scores exist at once: one image may be 37 of them, and a batch hundreds."""
+TILE_BLOCK = 16
+"""Tiles whose attention scores exist at once: one image may be 37 of them, and a batch hundreds."""
 
 _ACTIVATIONS = {
     "quick_gelu": lambda x: x * nn.sigmoid(1.702 * x),
@@ -72,13 +72,13 @@ class SelfAttention(nn.Module):
 def _attend(
     heads: int, q: Float[Array, "B Q E"], k: Float[Array, "B P E"], v: Float[Array, "B P E"]
 ) -> Float[Array, "B Q E"]:
-    """Every query reads all of its page. Many pages go in blocks of `PAGE_BLOCK`; on a mesh, each device's own do."""
+    """Every query reads all of its tile. Many tiles go in blocks of `TILE_BLOCK`; on a mesh, each device's own do."""
     split = tuple(x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
     devices = shard_count("batch", len(q))
-    if len(q) <= PAGE_BLOCK * devices:
+    if len(q) <= TILE_BLOCK * devices:
         return attend_freely(*split).reshape(q.shape)
-    pages = tuple(jnp.swapaxes(x.reshape(devices, -1, *x.shape[1:]), 0, 1) for x in split)
-    out = jax.lax.map(lambda page: attend_freely(*page), pages, batch_size=PAGE_BLOCK)
+    tiles = tuple(jnp.swapaxes(x.reshape(devices, -1, *x.shape[1:]), 0, 1) for x in split)
+    out = jax.lax.map(lambda tile: attend_freely(*tile), tiles, batch_size=TILE_BLOCK)
     return jnp.swapaxes(out, 0, 1).reshape(q.shape)
 
 

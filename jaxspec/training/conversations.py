@@ -64,20 +64,20 @@ class ConversationBatch(struct.PyTreeNode):
 
 
 class Unlearned(NamedTuple):
-    """A row without an answer within the buckets, or with more image units than theirs."""
+    """A row without an answer within the buckets, or with more image tiles than theirs."""
 
     dataset: str
     id: str
     tokens: int
     """That it takes for the first token of an answer to be within them."""
-    units: int
+    tiles: int
 
 
 @dataclass(frozen=True, eq=False)
 class ConversationBatches:
     """Calling it with a step gives this process's rows of that step's batch.
 
-    A row that has no answer left within the largest bucket, or more image units than their largest, counts nothing
+    A row that has no answer left within the largest bucket, or more image tiles than their largest, counts nothing
     and is one of the step's `unlearned`. Raises InputError for a sample without answers, and for a batch of which the
     buckets leave none.
     """
@@ -92,8 +92,8 @@ class ConversationBatches:
     """Rows of a step, over all processes."""
     buckets: tuple[int, ...]
     """Buckets of row lengths."""
-    units: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
-    """Buckets of the most image units of one row."""
+    tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    """Buckets of the most image tiles of one row."""
     view: View = VIEWS["M"]
     """How conversations are shown: as drafting will show them."""
     plain: bool = False
@@ -111,7 +111,7 @@ class ConversationBatches:
     def __call__(self, step: int) -> ConversationBatch:
         rows, own = self._rows(step), self._own
         pictures = [[to_rgb(image) for image in row.images] for row in rows[own]]
-        shown, units = self._stack([row.forms[0] for row in rows], self.model, self.view)
+        shown, tiles = self._stack([row.forms[0] for row in rows], self.model, self.view)
         mask = np.zeros((len(rows), shown.tokens.shape[1]), bool)
         for i, row in enumerate(rows):
             mask[i, row.forms[0].places[row.learned]] = True
@@ -121,7 +121,7 @@ class ConversationBatches:
         return ConversationBatch(
             shown,
             mask[own],
-            image_inputs(self.model, pictures, units) or {},
+            image_inputs(self.model, pictures, tiles) or {},
             np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[own],
             None if self.teacher is None else self._taught(self.teacher, rows, shown.tokens.shape[1], pictures),
         )
@@ -155,21 +155,21 @@ class ConversationBatches:
         for i, row in enumerate(own):
             mine, theirs = (form.places[row.learned] - 1 for form in row.forms)
             before[i, mine] = theirs
-        shown, units = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
+        shown, tiles = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
         shared = self.view.reads_images and same_images(teacher, self.model)
-        return TeacherRows(shown, None if shared else image_inputs(teacher, pictures, units) or {}, before)
+        return TeacherRows(shown, None if shared else image_inputs(teacher, pictures, tiles) or {}, before)
 
     def _stack(self, forms: list[_Form], model: LoadedModel, view: View) -> tuple[PromptRows, int]:
-        """This process's rows, in shapes that are those of all rows; and the bucket of image units."""
+        """This process's rows, in shapes that are those of all rows; and the bucket of image tiles."""
         width = bucket(max(len(form.row) for form in forms), self.buckets, "training row")
-        most = max(form.units for form in forms)
-        units = bucket(most, self.units, "image units of a training row") if view.reads_images else 0
+        most = max(form.tiles for form in forms)
+        tiles = bucket(most, self.tile_buckets, "image tiles of a training row") if view.reads_images else 0
         (rows,) = stack_rows([[form.row] for form in forms], width)
-        if units and rows.sources is None:  # a batch without images is no program of its own
+        if tiles and rows.sources is None:  # a batch without images is no program of its own
             blended = model.model.blended(view.pool)
             sources = np.full((len(forms), width, blended), TEXT, np.int32)
             rows = rows.replace(sources=sources, blend=np.zeros(sources.shape, np.float32) if blended > 1 else None)
-        return jax.tree.map(lambda values: values[self._own], rows), units
+        return jax.tree.map(lambda values: values[self._own], rows), tiles
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class _Form:
     """Which image each slot shows, -1 for text."""
     places: np.ndarray
     """int32: the (first) slot of each of the conversation's tokens."""
-    units: int
+    tiles: int
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,10 @@ def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask:
     forms = tuple(_form(batches, *reader, tokens, sizes) for reader in readers)
     within = np.logical_and.reduce([form.places < max(batches.buckets) for form in forms])
     first = max(int(form.places[mask.argmax()]) for form in forms)
-    name = Unlearned(sample.dataset, sample.id, first + 1, max(form.units for form in forms))
-    if name.units > max(batches.units):
-        forms, within = tuple(replace(form, units=0) for form in forms), np.zeros_like(mask)
-    images = sample.images if any(form.units for form in forms) else ()
+    name = Unlearned(sample.dataset, sample.id, first + 1, max(form.tiles for form in forms))
+    if name.tiles > max(batches.tile_buckets):
+        forms, within = tuple(replace(form, tiles=0) for form in forms), np.zeros_like(mask)
+    images = sample.images if any(form.tiles for form in forms) else ()
     return _TrainingRow(forms, np.flatnonzero(mask & within), images, name)
 
 
@@ -239,8 +239,8 @@ def _form(
     copies[tokens == encoder.image_token] = [len(x.sources) if isinstance(x, Slots) else len(x) for x in shown]
     row, limit = rewrite(tokens, encoder.image_token, shown), max(batches.buckets)
     images = which_image(row, [len(x.sources) for x in shown if isinstance(x, Slots)])
-    units = sum(reader.units(size, count) for size in sizes) if reader else 0
-    return _Form(row[:limit], images[:limit], np.cumsum(copies) - copies, units)
+    tiles = sum(reader.tiles(size, count) for size in sizes) if reader else 0
+    return _Form(row[:limit], images[:limit], np.cumsum(copies) - copies, tiles)
 
 
 def _size(image: Any) -> tuple[int, int]:
@@ -288,9 +288,9 @@ class CountedBatches:
         """Print how many rows taught nothing, each counted once, and what would mend it."""
         if not self._seen or jax.process_index():
             return
-        tokens, units = max(self.rows.buckets), max(self.rows.units)
-        large = [row for row in self._seen if row.units > units]
-        late = [row for row in self._seen if row.units <= units]
+        tokens, tiles = max(self.rows.buckets), max(self.rows.tile_buckets)
+        large = [row for row in self._seen if row.tiles > tiles]
+        late = [row for row in self._seen if row.tiles <= tiles]
         reasons = []
         if late:
             reasons.append(
@@ -298,8 +298,8 @@ class CountedBatches:
                 " would do: give longer --buckets; python -m train.prepare --target tells what fits)"
             )
         if large:
-            most = max(row.units for row in large)
-            reasons.append(f"{len(large):,} with over {units} image units (up to {most}: show fewer images)")
+            most = max(row.tiles for row in large)
+            reasons.append(f"{len(large):,} with over {tiles} image tiles (up to {most}: show fewer images)")
         names = ", ".join(sorted({row.dataset for row in self._seen}))
         share = f"{self._lost / self._read:.1%} of what was read"
         print(f"rows of {names} that taught nothing, {share}: {'; '.join(reasons)}", file=sys.stderr)

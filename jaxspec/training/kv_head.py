@@ -69,7 +69,7 @@ class HeadRecipe:
     anchoring: Anchoring
     buckets: tuple[int, ...]
     """Buckets of row lengths; longer rows are cut at the last."""
-    units: tuple[int, ...] = (0, 1, 2, 4, 8)
+    tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8)
     """Buckets of the most images of one row."""
 
 
@@ -195,7 +195,7 @@ def train_kv_head(
             replace(target, params={}),
             stage.train.batch,
             recipe.buckets,
-            recipe.units,
+            recipe.tile_buckets,
             seed=stage.train.seed,
             process=process_share(stage.train.mesh.make(stage.train.batch)),
         )
@@ -207,7 +207,7 @@ def train_kv_head(
             "head": asdict(config),
             "anchoring": asdict(recipe.anchoring),
             "buckets": recipe.buckets,
-            "units": recipe.units,
+            "tile_buckets": recipe.tile_buckets,
             "data": dataset_signature(stage, parts),
             "before": steps_before(recipe.stages, stage),
         }

@@ -67,8 +67,8 @@ class Recipe:
     sees: bool = True
     view: str = "M"
     """How the draft is shown prompts: as drafting will show them."""
-    units: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
-    """Buckets of the most image units of one row."""
+    tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
+    """Buckets of the most image tiles of one row."""
     distillation: Distillation | None = None
     held_out: str = ""
     """Data set of the target's own greedy answers, on which tokens per block are simulated; empty: none."""
@@ -149,7 +149,7 @@ def _train(
         replace(draft, params={}),
         stage.train.batch,
         recipe.buckets,
-        recipe.units,
+        recipe.tile_buckets,
         view,
         stage.plain,
         teacher and replace(teacher, params={}),
@@ -177,7 +177,7 @@ def _train(
         "sees": recipe.sees,
         "view": recipe.view,
         "buckets": recipe.buckets,
-        "units": recipe.units,
+        "tile_buckets": recipe.tile_buckets,
         "distillation": recipe.distillation and asdict(recipe.distillation),
         "plain": stage.plain,
         "data": dataset_signature(stage, parts),

@@ -177,16 +177,16 @@ def test_files_of_no_end(model):
     assert "tokenizer.json: 1099511627776 bytes, and at most" in refused(model)
 
 
-PAGES: dict[str, tuple[dict[str, Any], str]] = {
+IMAGE_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no spread": ({"image_std": [0.0, 0.2, 0.2]}, "image_std (0.0, 0.2, 0.2) is not supported; give"),
     "no mean": ({"image_mean": [math.nan] * 3}, "image_mean (nan, nan, nan) is not supported"),
-    "two channels": ({"image_mean": [0.5, 0.5]}, "image processor: fails on a blank page ("),
+    "two channels": ({"image_mean": [0.5, 0.5]}, "image processor: fails on a blank image ("),
     "huge": ({"size": {"shortest_edge": 48_000}}, "shortest_edge 48000 is not supported"),
-    "huge page": ({"crop_size": 48_000}, "48000 is not supported; give one whole number from 1 to 56"),
+    "huge image": ({"crop_size": 48_000}, "48000 is not supported; give one whole number from 1 to 56"),
     "no edge": ({"size": {"shortest_edge": 0}}, "shortest_edge 0 is not supported"),
     "text": ({"size": {"shortest_edge": "28"}}, "shortest_edge '28' is not supported"),
     "unknown": ({"size": {"edge": 28}}, "transformers cannot read the image processor ("),
-    "other page": ({"crop_size": {"height": 14, "width": 14}}, "gives [3, 14, 14] and the tower reads [3, 28, 28]"),
+    "other image": ({"crop_size": {"height": 14, "width": 14}}, "gives [3, 14, 14] and the tower reads [3, 28, 28]"),
     "filter": ({"resample": 77}, "resample 77 is not supported"),
     "switch": ({"do_resize": "maybe"}, "do_resize 'maybe' is not supported"),
     "scale": ({"rescale_factor": 1e400}, "rescale_factor inf is not supported"),
@@ -194,10 +194,10 @@ PAGES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", PAGES)
+@pytest.mark.parametrize("case", IMAGE_SETTINGS)
 def test_image_processors_fail_when_they_are_read(case, model):
     """Not at the first image, and before gigabytes are taken."""
-    entries, words = PAGES[case]
+    entries, words = IMAGE_SETTINGS[case]
     edit(model / "preprocessor_config.json", **entries)
     with pytest.raises(InputError) as caught:
         load_image_processor(model, tiny.CONFIG)

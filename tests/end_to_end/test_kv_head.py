@@ -72,7 +72,7 @@ def test_a_head_of_a_tiled_target_learns_from_its_answers_and_drafts_as_scored(t
         (Stage("kv_head", train, (("talk_t0", 1.0),)),),
         Anchoring(anchors=4),
         buckets=(160,),
-        units=(6,),
+        tile_buckets=(6,),
     )
     config, params = train_kv_head(recipe, tmp_path, {"talk_t0": answers})
     with pytest.raises(InputError, match=r"anchoring\.loss 'kl', and now it is 'ce'"):

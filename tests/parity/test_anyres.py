@@ -82,16 +82,16 @@ def test_slots_show_what_transformers_packs(family, size, side, pinpoints, most,
         assume(False)
     alone = family == "llava_onevision" and images > 1
     grids, pixels = model.config.image_grid_pinpoints, model.config.vision_config.image_size
-    units = 1 if alone else image_size_to_num_patches(size, grids, pixels)
-    assert ours.units(size, images) == units
-    assert slots.rows == units * side**2 > slots.sources.max()
-    table = np.random.default_rng(0).normal(size=(units * side**2 + 1, 3)).astype(np.float32)
-    features = torch.tensor(table[:-1].reshape(units, side**2, 3))
+    count = 1 if alone else image_size_to_num_patches(size, grids, pixels)
+    assert ours.tiles(size, images) == count
+    assert slots.rows == count * side**2 > slots.sources.max()
+    table = np.random.default_rng(0).normal(size=(count * side**2 + 1, 3)).astype(np.float32)
+    features = torch.tensor(table[:-1].reshape(count, side**2, 3))
     theirs = packed(family, model, features, size, torch.tensor(table[-1]), most)
     np.testing.assert_allclose(tiles.shown(table, slots.sources, slots.blend), theirs, atol=1e-5)
     assert slots.sources.shape[1] == ours.blended(None)
     pooled = ours.slots(size, Pool(), images)
-    assert pooled.rows == units * len(pooled.sources)
+    assert pooled.rows == count * len(pooled.sources)
     assert pooled.sources[:, 0].tolist() == list(range(Pool().count(side**2)))
 
 
@@ -289,9 +289,9 @@ def test_full_size(config, parameters):
     assert images is not None
     size = max(config.image_grid_pinpoints)
     reader = images(config, None)
-    sizes = Sizes(len(reader.slots(size, None).sources) + 64, reader.units(size), 0, 128)
+    sizes = Sizes(len(reader.slots(size, None).sources) + 64, reader.tiles(size), 0, 128)
     report = plan_memory(Autoregressive(LanguageModel(config)), {"target": params}, 1, sizes)
     assert report.target_weights == pytest.approx(2 * parameters, rel=0.005)
-    pixels = 4 * 3 * config.vision_config.image_size**2 * reader.units(size)
+    pixels = 4 * 3 * config.vision_config.image_size**2 * reader.tiles(size)
     assert pixels < report.inputs < 1.1 * pixels
     assert report.working < 4 << 30

@@ -69,7 +69,7 @@ def test_the_default_is_a_quarter() -> None:
     ids=["no square", "page no square", "none", "more than there are", "more, 1d", "less than one"],
 )
 def test_sizes_that_cannot_be(pool: Pool, tokens: int) -> None:
-    with pytest.raises(InputError, match=f"view P: a page of {tokens} image tokens cannot be pooled to") as refusal:
+    with pytest.raises(InputError, match=f"view P: a tile of {tokens} image tokens cannot be pooled to") as refusal:
         pool.matrix(tokens)
     assert "\n" not in str(refusal.value)
 

@@ -69,13 +69,13 @@ def test_slots_show_the_tokens_of_their_windows(size):
     rows, columns = images.grid(size)
     order, _ = get_vision_window_index(torch.tensor([[1, 2 * rows, 2 * columns]]), 2, 112, 14)
     patches = np.repeat(np.arange(rows * columns, dtype=np.float32), 4)[:, None]
-    unit = images._cut(patches, rows, columns)
-    table = unit["patches"][..., 0].reshape(-1, 4)[:, 0]
+    tile = images._cut(patches, rows, columns)
+    table = tile["patches"][..., 0].reshape(-1, 4)[:, 0]
     slots = images.slots(size, None)
-    assert slots.rows == len(table) == 16 * images.units(size)
+    assert slots.rows == len(table) == 16 * images.tiles(size)
     np.testing.assert_array_equal(table[slots.sources[:, 0]], np.arange(rows * columns))
     assert np.sort(slots.sources[:, 0]).tolist() == slots.sources[order.numpy(), 0].tolist()
-    assert unit["place"][:, 2:].prod(axis=1).sum() == 4 * rows * columns
+    assert tile["place"][:, 2:].prod(axis=1).sum() == 4 * rows * columns
 
 
 @settings(max_examples=50, deadline=None)
@@ -151,7 +151,7 @@ def test_pooling_to_a_number_is_refused(pool):
 
 def test_wrong_images_and_processors():
     with pytest.raises(InputError, match="image of 1x201: one side is over 200 times"):
-        reader().units((201, 1))
+        reader().tiles((201, 1))
     images = reader()
 
     def processor(images: Any, return_tensors: str) -> dict[str, np.ndarray]:
@@ -165,6 +165,6 @@ def test_wrong_images_and_processors():
 @pytest.mark.parametrize("size", [(2448, 3264), (3000, 4000), (4000, 3000), (6000, 8000)])
 def test_photographs_have_a_bucket(size):
     """At the released models' limit of 16,384 tokens an image, and several of them in one prompt."""
-    windows = reader(most=16384).units(size)
+    windows = reader(most=16384).tiles(size)
     assert windows > 512
-    assert bucket(5 * windows, IMAGE_BUCKETS, "image units") >= 5 * windows
+    assert bucket(5 * windows, IMAGE_BUCKETS, "image tiles") >= 5 * windows

@@ -12,7 +12,7 @@ import pytest
 
 from jaxspec.config import LlavaConfig, VisionConfig
 from jaxspec.errors import InputError
-from jaxspec.models.vision import PAGE_BLOCK, VisionTower
+from jaxspec.models.vision import TILE_BLOCK, VisionTower
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -23,8 +23,8 @@ from tests.tiny import hf, tiles  # noqa: E402
 
 @pytest.mark.parametrize(
     ("head", "patch", "count"),
-    [(False, 4, PAGE_BLOCK + 3), (True, 5, 2)],
-    ids=["blocks of pages", "head, patches and a rest"],
+    [(False, 4, TILE_BLOCK + 3), (True, 5, 2)],
+    ids=["blocks of tiles", "head, patches and a rest"],
 )
 def test_hidden_states(tmp_path, head, patch, count):
     pixels = hf.VISION["image_size"]

@@ -97,7 +97,7 @@ def use(path: Path) -> None:
     prompt = PromptEncoder.of(model.config, model.tokenizer).prompt("What is it?", pictures)
     if model.images is not None:
         model.images.slots((30, 50), None)
-        image_inputs(model, [prompt.images], model.images.units((30, 50)))
+        image_inputs(model, [prompt.images], model.images.tiles((30, 50)))
 
 
 def _json(*names: str) -> Callable[[Path, random.Random], str]:

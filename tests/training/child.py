@@ -37,7 +37,7 @@ HEAD = HeadRecipe(
     (Stage("head", TrainConfig(steps=3, batch=4, warmup=1, log_every=1), (("talk", 1.0),)),),
     Anchoring(anchors=3),
     buckets=(64, 96),
-    units=(2,),
+    tile_buckets=(2,),
 )
 GATE = 12
 """The first batch of the LVLM that waits for a line on standard input."""

@@ -43,7 +43,7 @@ class Cut(Talk):
 
 
 def batches(**fields: Any) -> ConversationBatches:
-    given: dict[str, Any] = {"batch": 4, "buckets": (64, 96), "units": (2,)} | fields
+    given: dict[str, Any] = {"batch": 4, "buckets": (64, 96), "tile_buckets": (2,)} | fields
     return ConversationBatches(given.pop("samples", Talk()), ENCODER, MODEL, **given)
 
 
@@ -92,7 +92,7 @@ def test_tiles_belong_to_their_image() -> None:
         size={"shortest_edge": 28}, crop_size=square, image_grid_pinpoints=[list(side) for side in sides]
     )
     model = LoadedModel(config, {}, tiny.tokenizer(), processor)
-    made = ConversationBatches(Talk(), ENCODER, model, batch=4, buckets=(96, 128), units=(6,))
+    made = ConversationBatches(Talk(), ENCODER, model, batch=4, buckets=(96, 128), tile_buckets=(6,))
     most = set()
     for step in range(GROUP):
         batch = made(step)
@@ -123,7 +123,8 @@ def test_processes_share_a_batch_and_its_shapes() -> None:
 @pytest.mark.parametrize(("view", "slots"), [("T", 1), ("P1", 1), ("P", 1)])
 def test_views_show_images_as_drafting_does(view: str, slots: int) -> None:
     made, whole = (
-        [batches(view=parse_views((name,))[0], units=(0, 2))(step) for step in range(GROUP)] for name in (view, "M")
+        [batches(view=parse_views((name,))[0], tile_buckets=(0, 2))(step) for step in range(GROUP)]
+        for name in (view, "M")
     )
     answers, expected = ([told(batch, row) for batch in part for row in range(4)] for part in (made, whole))
     assert sorted(answers) == sorted(expected)
@@ -156,12 +157,12 @@ def test_rows_cut_before_their_answer_count_nothing() -> None:
 
 def test_rows_of_too_many_images_count_nothing() -> None:
     for step in range(GROUP):
-        made = batches(units=(1,))
+        made = batches(tile_buckets=(1,))
         batch, lost = made(step), made.unlearned(step)
         several = (batch.tokens == IMAGE).sum(axis=1) > PAGE
         assert not batch.mask[several].any()
         assert batch.mask[~several].any(axis=1).all()
-        assert [row.units for row in lost] == [2] * several.sum()
+        assert [row.tiles for row in lost] == [2] * several.sum()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -47,7 +47,7 @@ def test_processes_share_a_batch_with_its_anchors() -> None:
     """Also where a row has more images than there is room for, and counts nothing."""
     config = KVHeadConfig.of_target(tiny.CONFIG, image_slots=1)
     whole, *parts = (
-        HeadBatches(batches(units=(1,), process=process), config, Anchoring(anchors=3))
+        HeadBatches(batches(tile_buckets=(1,), process=process), config, Anchoring(anchors=3))
         for process in ((0, 1), (0, 2), (1, 2))
     )
     drawn = images = 0

@@ -35,7 +35,7 @@ STUDENT = tiny.random_params(TEXT.config, seed=1)
 
 def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedModel = MODEL) -> Any:
     made = ConversationBatches(
-        Talk(), ENCODER, model, 4, (96,), units=(2,), view=parse_views((view,))[0], teacher=teacher
+        Talk(), ENCODER, model, 4, (96,), tile_buckets=(2,), view=parse_views((view,))[0], teacher=teacher
     )
     return made(0)
 

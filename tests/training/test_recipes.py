@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(folder: Path, **fields: Any) -> Recipe:
-    made = Recipe(str(folder / "target"), SMALL, (FIRST, SECOND), buckets=(128,), units=(2,))
+    made = Recipe(str(folder / "target"), SMALL, (FIRST, SECOND), buckets=(128,), tile_buckets=(2,))
     return replace(made, **fields)
 
 

@@ -13,5 +13,5 @@ config = Recipe(
     start=CAPTIONER,
     stages=(Stage("tune", replace(TUNE, steps=600), (("picturebook:caption", 1.0),)),),
     buckets=(80,),
-    units=(1,),
+    tile_buckets=(1,),
 )

@@ -19,4 +19,4 @@ KINDS = (
 PAGES = ((f"picturebook:{','.join(KINDS)}", 1.0),)
 TUNE = TrainConfig(steps=500, batch=64, learning_rate=3e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",))
 
-config = Recipe(target=TOWER, start=DRAFT, stages=(Stage("tune", TUNE, PAGES),), buckets=(96,), units=(2,))
+config = Recipe(target=TOWER, start=DRAFT, stages=(Stage("tune", TUNE, PAGES),), buckets=(96,), tile_buckets=(2,))

@@ -20,5 +20,5 @@ config = Recipe(
     start=TARGET,
     stages=(Stage("tune", TUNE, (("picturebook", 1.0),)),),
     buckets=(96, 128, 160, 288),
-    units=(2, 5),
+    tile_buckets=(2, 5),
 )
