@@ -28,7 +28,7 @@ OPTIONS = QUICK | {
     "xla_disable_hlo_passes": "while-loop-invariant-code-motion,while-loop-expensive-invariant-code-motion",
 }
 BATCH, LENGTH, IMAGES, NEW = 1, 4096, 5, 128
-SIZES = Sizes(LENGTH, IMAGES, IMAGES, NEW)
+SIZES = Sizes(LENGTH, (IMAGES, IMAGES), NEW)
 TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=LENGTH))
 DRAFT = LlavaConfig(
     LlamaConfig(

@@ -289,7 +289,7 @@ def test_full_size(config, parameters):
     assert images is not None
     size = max(config.image_grid_pinpoints)
     reader = images(config, None)
-    sizes = Sizes(len(reader.slots(size, None).sources) + 64, reader.tiles(size), 0, 128)
+    sizes = Sizes(len(reader.slots(size, None).sources) + 64, (reader.tiles(size), 0), 128)
     report = plan_memory(Autoregressive(LanguageModel(config)), {"target": params}, 1, sizes)
     assert report.target_weights == pytest.approx(2 * parameters, rel=0.005)
     pixels = 4 * 3 * config.vision_config.image_size**2 * reader.tiles(size)
