@@ -48,13 +48,10 @@ def _programs_of_one_module() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_timings() -> None:
-    """Where a test times passes, the times mean nothing: one pass will do. And weights lie in panels on every
-    machine, as that is the code which has more to go wrong."""
-    from jaxspec.decoding import loading
+    """Where a test times passes, the times mean nothing: one pass will do."""
     from jaxspec.evaluation import timing
 
     timing.CALL_MS = 0.0
-    loading.panels_pay = lambda: True
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import jax
@@ -91,3 +92,26 @@ def test_what_was_rolled_back_is_never_seen() -> None:
     whole = jax.jit(build(model.config).apply)({"params": params}, rows)
     for b, n in enumerate(length):
         np.testing.assert_allclose(logits[b], whole[b, n : n + 4], atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_pass_in_a_loop_copies_no_cache(tokens: int) -> None:
+    """Neither to write one entry, nor to bring the heads in the order in which they are multiplied."""
+    model, params = tiny.text_only(*tiny.lvlm(64, 1, seed=0, vocabulary=128))
+
+    def loop(params: dict, fed: jax.Array, cache: object, times: int) -> tuple:
+        def step(_: int, carry: tuple) -> tuple:
+            logits, after = model.extend(params, *carry)
+            return jnp.argmax(logits, -1).astype(jnp.int32), after
+
+        return jax.lax.fori_loop(0, times, step, (fed, cache))
+
+    slots = 24
+    cache = init_cache(model.text, 1, slots, jnp.dtype(jnp.float32))
+    fed = jnp.ones((1, tokens), jnp.int32)
+    program = jax.jit(loop, donate_argnums=2).lower(params, fed, cache, 3).compile().as_text()
+    shapes = {",".join(map(str, order)) for order in ((1, 2, slots, 16), (1, slots, 2, 16), (1, 2, 16, slots))}
+    assert program is not None
+    assert f"[1,2,{slots},16]" in program
+    copied = re.findall(r"= f32\[([\d,]+)\]\S* (?:copy|transpose)\(", program)
+    assert not shapes & set(copied)

@@ -47,8 +47,6 @@ class Ask(Compiles):
     """A string that ends the answer, which ends before it; give the option once a string."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """What all models compute in; by default float32 on CPUs, else what their files hold."""
-    panels: bool = True
-    """On CPUs, where it makes blocks faster, hold the decoders a second time in another layout."""
     stream: bool = True
     """On a terminal, print the answer while it is written; --json prints it whole."""
     json: bool = False

@@ -49,9 +49,7 @@ def run(args: Collaborate) -> None:
         if path not in loaded:
             progress(f"loading {path}")
             first = next(iter(loaded.values()), None)
-            loaded[path] = LoadedModel.load(
-                path, args.computes_in, tiles=args.tiles, share_tower_with=first, panels=args.panels
-            )
+            loaded[path] = LoadedModel.load(path, args.computes_in, tiles=args.tiles, share_tower_with=first)
     engine = Engine([loaded[path] for path in paths], config=config)
 
     def describe(result: Result) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def run(args: Generate) -> None:
     for name, path, place in zip(("target", "draft"), paths, (mesh, None)):
         progress(f"loading {name} {path}")
         first = loaded[0] if loaded else None
-        model = LoadedModel.load(path, dtype, tiles=args.tiles, share_tower_with=first, mesh=place, panels=args.panels)
+        model = LoadedModel.load(path, dtype, tiles=args.tiles, share_tower_with=first, mesh=place)
         loaded.append(model)
     if head is not None:
         loaded[0] = loaded[0].with_head(head)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-import jax
 
 from jaxspec.config import LvlmConfig, text_config
 from jaxspec.decoding.adaptive_gamma import gammas_up_to
@@ -65,21 +63,6 @@ class Assembly:
     """The models whose image tiles a prompt is counted in: target and draft, or all that write."""
     lead: LoadedModel
     """The model whose tokens and template prompts are written with."""
-    models: dict[str, Any] = field(default_factory=dict)
-    """The models whose weights the loop reads, by their place in `params`."""
-
-    def loop_params(self, params: Params, batch: int) -> Params:
-        """The parameters as the loop reads them, which has passes over a block of each row."""
-        rows = self.rows_of_a_pass(batch)
-        return {**params, **jax.tree.map(lambda model: model.loop_params(rows), self.models)}
-
-    def panel_bytes(self, batch: int) -> int:
-        """What `loop_params` holds besides the parameters."""
-        models = {id(model): model for model in jax.tree.leaves(self.models)}
-        return sum(model.panel_bytes(self.rows_of_a_pass(batch)) for model in models.values())
-
-    def rows_of_a_pass(self, batch: int) -> int:
-        return batch * max(self.program.spare_slots, 1)
 
 
 def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineConfig) -> Assembly:
@@ -92,7 +75,6 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     shown = prompt_views(views)
     params: dict[str, Any] = {"target": target.params}
     form = Form(target, VIEWS["M" if target.images else "T"], "the target")
-    loaded = {} if isinstance(target, RecordedTarget) else {"target": target}
     head = None
     if len(views) > len(shown):
         head = target.head
@@ -104,7 +86,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     if not shown:
         draft = None
     if draft is None and head is None:
-        return Assembly(Autoregressive(target.model), params, (form,), (target, None), target, loaded)
+        return Assembly(Autoregressive(target.model), params, (form,), (target, None), target)
     shares, forms = False, [form]
     if draft is not None:
         check_pair(target, draft, shown)
@@ -112,7 +94,6 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         shares = same_tower(target, draft)
         # With a shared tower the features come from the target's.
         params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
-        loaded["drafter"] = draft
         spare = config.gamma if config.context == "error" else None
         forms += [Form(draft, view, "the draft", spare) for view in shown]
     tree, size = None if config.tree is None else parse_tree(config.tree, config.gamma), target.model.text.vocab_size
@@ -125,7 +106,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
     gammas = gammas_up_to(config.gamma) if config.adaptive_gamma else ()
     program = Speculator(target.model, drafter, weighting, shares, gammas, config.trace)
-    return Assembly(program, params, tuple(forms), (target, draft), target, loaded)
+    return Assembly(program, params, tuple(forms), (target, draft), target)
 
 
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
@@ -165,7 +146,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
         program = OneProposer(members, gamma, proposer, bonus=config.method == "speculative")
     params = {"models": tuple(model.params for model in models), "combination": combination}
     towers = tuple(form.model if form.view.reads_images else None for form in forms)
-    return Assembly(program, params, forms, towers, lead, {"models": tuple(models)})
+    return Assembly(program, params, forms, towers, lead)
 
 
 def _member_view(name: str, model: LoadedModel, number: int) -> View:

@@ -90,7 +90,7 @@ class Engine:
         self.program, self.params = self.assembly.program, self.assembly.params
         self.encoder = prompt_encoder(self.lead)
         self.mesh = mesh_of(self.lead.params)
-        self._known: dict[int, tuple[Held, Held]] = {}
+        self._known: Held | None = None
         self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
         self._earlier = NOTHING
 
@@ -152,14 +152,14 @@ class Engine:
         read = self._read(requests)
         for chosen in in_batches([request.sizes for request in read], self.config.batch_size):
             some = [read[i] for i in chosen]
-            held, loop = self._held(some)
+            held = self._held(some)
             room, *larger = self._rooms(some[0].sizes)
             state, options, _ = self._start(some[0].sizes, held, some, 1, room)
             pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
-            executable(run_decode, loop, state, options, pause)
+            executable(run_decode, held, state, options, pause)
             for size in larger:
                 state, _ = timed(grow, Held(size - room, self.mesh, state))
-                executable(run_decode, loop, state, options, pause)
+                executable(run_decode, held, state, options, pause)
                 room = size
 
     def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
@@ -170,12 +170,7 @@ class Engine:
         waits = self._refills and len(read) > most
         fresh = bucket(refill_rows(most), BATCH_BUCKETS, "batch") if waits else 0
         smaller = max(self._rooms(sizes)[:-1], default=0)
-        panels = self.assembly.panel_bytes(batch)
-        return plan_memory(self.program, self.params, batch, sizes, panels, fresh, smaller)
-
-    def loop_params(self, batch: int) -> Params:
-        """The parameters as the loop reads them for so many rows."""
-        return self.assembly.loop_params(self.params, batch)
+        return plan_memory(self.program, self.params, batch, sizes, fresh, smaller)
 
     @property
     def _recorded(self) -> RecordedTarget | None:
@@ -200,9 +195,9 @@ class Engine:
         Yields their results; with a stride, results so far each time that the longest answer has so many tokens more.
         """
         sizes, most = requests[0].sizes, len(requests) if prompts else self.config.batch_size
-        held, loop = self._held(requests[:most])
+        held = self._held(requests[:most])
         start = partial(self._start, sizes, held, prompts=prompts)
-        batch = RunningBatch(requests, most, loop, start, self._rooms(sizes), self.program.most_tokens)
+        batch = RunningBatch(requests, most, held, start, self._rooms(sizes), self.program.most_tokens)
         while batch.busy:
             batch.decode(self.encoder, stride)
             if stride or not (batch.busy or batch.waiting):
@@ -265,14 +260,12 @@ class Engine:
         slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
         return which_image(request.rows[0], [len(part.sources) for part in slots])
 
-    def _held(self, requests: list[EncodedRequest]) -> tuple[Held, Held]:
-        """The program with the parameters as prefill reads them, and as the loop does."""
-        params, batch = self._params(requests), bucket(len(requests), BATCH_BUCKETS, "batch")
-        known = self._known.get(batch)
-        if known is None or known[0].params is not params:
-            hold = partial(Held, self.program, self.mesh)
-            known = self._known[batch] = hold(params), hold(self.assembly.loop_params(params, batch))
-        return known
+    def _held(self, requests: list[EncodedRequest]) -> Held:
+        """Return the program with its parameters."""
+        params = self._params(requests)
+        if self._known is None or self._known.params is not params:
+            self._known = Held(self.program, self.mesh, params)
+        return self._known
 
     def _params(self, requests: list[EncodedRequest]) -> Params:
         """The parameters; those of a recorded target are the answers to these requests."""
@@ -293,7 +286,7 @@ class Engine:
         """Prefill requests: the state, their options, and milliseconds."""
         batch, options = self._inputs(requests, sizes, least, prompts)
         if batch.gamma is not None:
-            costs = self._measured_costs(sizes, batch, options)
+            costs = self._measured_costs(sizes, held, batch, options)
             batch = batch.replace(gamma=init_gamma(costs, len(options.temperature), self._earlier))
         state, ms = timed(run_prefill, held, batch, options, static=(room,))
         return state, options, ms
@@ -334,13 +327,12 @@ class Engine:
         )
         return batch, options
 
-    def _measured_costs(self, sizes: Sizes, batch: PromptBatch, options: Sampling) -> np.ndarray:
+    def _measured_costs(self, sizes: Sizes, held: Held, batch: PromptBatch, options: Sampling) -> np.ndarray:
         """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
         width = len(options.temperature)
         key = sizes, width
         if key not in self._costs:
             assert isinstance(self.program, Speculator)
-            held, loop = self._known[width]
             few = min(sizes.new, BLOCKS * self.program.most_tokens)
             limits = np.full_like(options.max_new_tokens, few)
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
@@ -351,7 +343,7 @@ class Engine:
             def run(costs: np.ndarray) -> tuple[float, int]:
                 nonlocal state
                 given = rewound(state, start).replace(gamma=init_gamma(costs, width))
-                state, spent = timed(run_decode, loop, given, endless, never)
+                state, spent = timed(run_decode, held, given, endless, never)
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.gammas, run)

@@ -22,12 +22,11 @@ from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfi
 from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
+from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
-from jaxspec.models.panels import ROWS, panelled, panels_pay
 from jaxspec.runtime import setup_runtime
-from jaxspec.sharding import mesh_of, platform_of, shardings
+from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
@@ -55,8 +54,6 @@ class LoadedModel:
     """What reading it took; None for models that were not read."""
     head: LoadedHead | None = None
     """A KV head made for it, as a target; it drafts in the view kv."""
-    panels: bool = True
-    """Whether a loop on a CPU may hold its decoder once more, as `jaxspec.models.panels` does for speed."""
 
     @classmethod
     def load(
@@ -67,7 +64,6 @@ class LoadedModel:
         tiles: bool = True,
         share_tower_with: LoadedModel | None = None,
         mesh: Mesh | None = None,
-        panels: bool = True,
     ) -> LoadedModel:
         """Read a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
 
@@ -90,7 +86,7 @@ class LoadedModel:
         found = huggingface.load(path, dtype=dtype, shardings=places)
         processor = load_image_processor(found.path, found.config) if LanguageModel(found.config).has_vision else None
         config = with_stop_tokens(found.config, found.path)
-        model = cls(config, found.params, load_tokenizer(found.path), processor, found.report, panels=panels)
+        model = cls(config, found.params, load_tokenizer(found.path), processor, found.report)
         model = model if tiles else model.without_tiles()
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 
@@ -133,36 +129,10 @@ class LoadedModel:
             return self
         return replace(self, params=unflatten_dict(flatten_dict(rest) | flatten_dict(theirs)))
 
-    def loop_params(self, rows: int) -> Params:
-        """The parameters as a loop reads them whose passes are over so many rows at most.
-
-        On a CPU, where these are few and panels pay: the decoder's alone, in panels.
-        """
-        return self._panels if self._reads_panels(rows) else self.params
-
-    def panel_bytes(self, rows: int) -> int:
-        """What `loop_params` holds besides the parameters, told before it does."""
-        if not self._reads_panels(rows):
-            return 0
-        shapes: dict[tuple[str, ...], Any] = flatten_dict(jax.eval_shape(panelled, self._decoder))
-        return sum(leaf.size * leaf.dtype.itemsize for path, leaf in shapes.items() if path[-1] == "panels")
-
-    def _reads_panels(self, rows: int) -> bool:
-        alone = self.mesh is None and platform_of(self.params) == "cpu"
-        return self.panels and alone and rows <= ROWS and panels_pay()
-
     @cached_property
     def mesh(self) -> Mesh | None:
         """The mesh that its parameters lie on; None for those of a single device."""
         return mesh_of(self.params)
-
-    @cached_property
-    def _panels(self) -> Params:
-        return panelled(self._decoder)
-
-    @property
-    def _decoder(self) -> Params:
-        return text_params(self.config, split_tower(self.config, self.params)[1])
 
     @property
     def model(self) -> LanguageModel:

@@ -47,15 +47,13 @@ class Sizes(NamedTuple):
 class MemoryReport:
     """Bytes that decoding holds on each device, by use.
 
-    Weights, panels, caches and inputs are exact; `working` estimates one pass's activations, on a mesh what one device
+    Weights, caches and inputs are exact; `working` estimates one pass's activations, on a mesh what one device
     would need alone.
     """
 
     target_weights: int
     """Those of all models that write; arrays that several of them share count once."""
     draft_weights: int
-    panels: int
-    """The decoders' matrices once more, as a loop on a CPU reads them (`jaxspec.models.panels`)."""
     target_cache: int
     draft_cache: int
     """Of alternating proposers, what each model said of the proposals that are not yet verified."""
@@ -75,7 +73,7 @@ class MemoryReport:
 
     def __str__(self) -> str:
         parts = {
-            "weights": self.target_weights + self.draft_weights + self.panels,
+            "weights": self.target_weights + self.draft_weights,
             "caches": self.target_cache + self.draft_cache + self.refill + self.growth,
             "working": self.weighting + self.inputs + self.working,
         }
@@ -94,13 +92,12 @@ def device_memory() -> int | None:
 
 
 def plan_memory(
-    program: Program, params: Params, batch: int, sizes: Sizes, panels: int = 0, fresh: int = 0, smaller: int = 0
+    program: Program, params: Params, batch: int, sizes: Sizes, fresh: int = 0, smaller: int = 0
 ) -> MemoryReport:
     """Return what B rows of these sizes will hold.
 
     Args:
       params: may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
-      panels: `LoadedModel.panel_bytes` of the models, for the loop's passes.
       fresh: rows that are prefilled beside the batch, to take free rows of it.
       smaller: new tokens that caches have room for before they grow to that of the sizes.
     """
@@ -122,7 +119,6 @@ def plan_memory(
     return MemoryReport(
         target_weights=_bytes({id(leaf): leaf for leaf in jax.tree.leaves(written)}),
         draft_weights=_bytes((params.get("drafter", {}), params.get("head", {}))),
-        panels=panels,
         target_cache=caches,
         draft_cache=draft_cache,
         weighting=weighting,

@@ -54,16 +54,16 @@ class RunningBatch:
     """Requests of one bucket, decoded `most` at once.
 
     Args:
-      loop: the program with its parameters as the loop reads them.
+      held: the program with its parameters.
       start: prefills some of the requests.
       rooms: as `rooms` lists them.
       block: the most tokens that a step of the loop gives a row.
     """
 
     def __init__(
-        self, requests: Sequence[EncodedRequest], most: int, loop: Held, start: Start, rooms: Sequence[int], block: int
+        self, requests: Sequence[EncodedRequest], most: int, held: Held, start: Start, rooms: Sequence[int], block: int
     ) -> None:
-        self.requests, self.loop, self.start, self.block = requests, loop, start, block
+        self.requests, self.held, self.start, self.block = requests, held, start, block
         self.room, *self.larger = rooms
         self.few = refill_rows(most)
         first = range(min(most, len(requests)))
@@ -82,7 +82,7 @@ class RunningBatch:
         if stride is None and any(self.requests[i].stop for i in self.busy.values()):
             stride = STRIDE
         pause = Pause(*np.asarray([until, min(full, self.longest + (stride or full))], np.int32))
-        self.state, ms = timed(run_decode, self.loop, self.state, self.options, pause)
+        self.state, ms = timed(run_decode, self.held, self.state, self.options, pause)
         self.decode_ms += ms
         state = self.state
         done, *told = jax.tree.map(np.array, (state.done, state.tokens, state.count, state.stats, state.trace))
@@ -113,13 +113,13 @@ class RunningBatch:
             self.busy |= dict(zip(places, taken))
             nowhere = [len(self.options.temperature)] * (len(ready.count) - len(taken))
             rows = np.asarray(places[: len(taken)] + nowhere, np.int32)
-            with on_mesh(self.loop.mesh):
+            with on_mesh(self.held.mesh):
                 self.state, self.options = insert_rows(self.state, self.options, ready, options, rows)
 
     def grow(self) -> None:
         """Give the caches more slots where an answer has come to their end."""
         if self.larger and self.longest >= self.room - self.block + 1:
-            self.state, ms = timed(grow, Held(self.larger[0] - self.room, self.loop.mesh, self.state))
+            self.state, ms = timed(grow, Held(self.larger[0] - self.room, self.held.mesh, self.state))
             self.decode_ms += ms
             self.room, *self.larger = self.larger
 

@@ -112,7 +112,7 @@ class Pair:
         """Return passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
         cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
         cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
-        return Passes(model.model.extend, model.loop_params, cache, batch)
+        return Passes(model.model.extend, model.params, cache, batch)
 
     def drafter(self, views: int) -> ChainDrafter:
         """Return a drafter of so many views, which all show the same."""
@@ -126,14 +126,9 @@ class Pair:
         rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
         return PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views, jnp.float32))
 
-    def params(self, batch: int) -> tuple[Params, Params]:
-        """Return the parameters as prefill reads them, and as a loop does."""
-        models = {"target": self.target, "drafter": self.draft}
-        rows = batch * (self.config.gamma + 1)
-        return (
-            {name: model.params for name, model in models.items()},
-            {name: model.loop_params(rows) for name, model in models.items()},
-        )
+    @property
+    def params(self) -> Params:
+        return {"target": self.target.params, "drafter": self.draft.params}
 
 
 def measure_passes(pair: Pair, roofline: Roofline) -> list[Record]:
@@ -212,16 +207,17 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     config, gamma = pair.config, pair.config.gamma
     drafter, inputs = pair.drafter(views), pair.prompts(batch, views)
     options = greedy(batch, config.new)
-    whole, looped = pair.params(batch)
     programs: dict[str, Any] = {"plain": Autoregressive(pair.target.model)}
     for tau in config.forced:
         pattern = accepted_pattern(tau, gamma)
         programs[f"{tau:g}"] = ForcedSpeculator(pair.target.model, drafter, Static(), pattern=pattern)
-    states = {name: run_prefill(program, whole, inputs, options, config.new) for name, program in programs.items()}
+    states = {
+        name: run_prefill(program, pair.params, inputs, options, config.new) for name, program in programs.items()
+    }
     steps: dict[str, float] = {}
 
     def decode(name: str, times: int) -> Array:
-        done = [_run_decode(programs[name], looped, states[name], options) for _ in range(times)]
+        done = [_run_decode(programs[name], pair.params, states[name], options) for _ in range(times)]
         steps[name] = float(done[-1].stats.steps.max())
         return done[-1].count
 
@@ -232,7 +228,7 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
         "draft_ms": pair.passes(pair.draft, views * batch, slots, 1).over(1),
         "target_ms": target.over(1),
         "verify_ms": target.over(gamma + 1),
-        "block_ms": blocks(programs[first], looped, states[first], options),
+        "block_ms": blocks(programs[first], pair.params, states[first], options),
     }
     ms = time_loops(calls, config.repeats, f"forced, B = {batch}, R = {views}")
     times = {name: taken for name, taken in ms.items() if name.endswith("_ms")}
@@ -258,14 +254,13 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
     `share` is what the rule adds to a block of the same views with static weights, as a share of that;
     `state_bytes` what it remembers of a row.
     """
-    whole, looped = pair.params(batch)
     options = greedy(batch, pair.config.new)
     calls, found = {}, []
     for views in pair.config.views:
         for rule in ("static", *rules) if views > 1 else ("static",):
             program = Speculator(pair.target.model, pair.drafter(views), parse_weighting(rule))
-            state = run_prefill(program, whole, pair.prompts(batch, views), options, pair.config.new)
-            calls[f"{views} {rule}"] = blocks(program, looped, state, options)
+            state = run_prefill(program, pair.params, pair.prompts(batch, views), options, pair.config.new)
+            calls[f"{views} {rule}"] = blocks(program, pair.params, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
             found.append({"kind": "mixtures", "batch": batch, "views": views, "rule": rule, "state_bytes": size})
     ms = time_loops(calls, pair.config.repeats, f"mixtures, B = {batch}")

@@ -65,23 +65,21 @@ class Passes:
 
     Args:
       extend: (params, tokens [B, T], state) -> logits [..., B, T, V], state.
-      params: those for a pass of so many rows, T of each.
     """
 
     def __init__(
-        self, extend: Callable[..., tuple[Array, Any]], params: Callable[[int], Params], state: Any, batch: int
+        self, extend: Callable[..., tuple[Array, Any]], params: Params, state: Any, batch: int
     ) -> None:
         self.extend, self.params, self.state, self.batch = extend, params, state, batch
 
     def over(self, tokens: int) -> Callable[[int], Any]:
         """Return `call(n)`, which runs n passes over so many tokens a row, each from the same length on."""
         fed = jnp.ones((self.batch, tokens), jnp.int32)
-        params = self.params(fed.size)
-        held = Held(self.extend, mesh_of(params), params)
+        held = Held(self.extend, mesh_of(self.params), self.params)
 
         def call(times: int) -> Array:
             args = fed, self.state, jnp.int32(times)
-            out, self.state = executable(_run_passes, held, *args)(params, *args)
+            out, self.state = executable(_run_passes, held, *args)(self.params, *args)
             return out
 
         return call
@@ -139,9 +137,8 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     program = engine.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
-    params = engine.loop_params(len(state.count))
-    target = Passes(program.target.extend, lambda _: params["target"], state.target, len(state.count))
-    draft = Passes(program.drafter.extend, lambda _: params, state.drafter, len(state.count))
+    target = Passes(program.target.extend, engine.params["target"], state.target, len(state.count))
+    draft = Passes(program.drafter.extend, engine.params, state.drafter, len(state.count))
     calls = {
         "draft_ms": draft.over(-(-program.drafter.reads // program.drafter.gamma)),
         "target_ms": target.over(1),
@@ -156,7 +153,7 @@ def time_members(
     """Time a pass of each model over so many tokens, after the request's prompt, in milliseconds."""
     state = engine.prefill([request])
     members = [
-        Passes(form.model.model.extend, form.model.loop_params, cache, len(cache.length))
+        Passes(form.model.model.extend, form.model.params, cache, len(cache.length))
         for form, cache in zip(engine.assembly.forms, state.target, strict=True)
     ]
     calls = {f"{width} {m}": model.over(width) for width in set(widths) for m, model in enumerate(members)}

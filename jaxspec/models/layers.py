@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import RotaryConfig
-from jaxspec.models.panels import times_panels
 from jaxspec.sharding import constrain
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -109,7 +108,7 @@ class Embed(nn.Embed):
 
 
 class Dense(nn.Module):
-    """x W + b, where W is `kernel` [D, E] or lies in `panels` [C, D, E/C] (`jaxspec.models.panels`)."""
+    """x W + b."""
 
     features: int
     bias: bool
@@ -119,11 +118,8 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... out"]:
         out = wide(x.dtype) if self.widens else None
-        if self.has_variable("params", "panels"):
-            y = times_panels(x, self.get_variable("params", "panels"), out)
-        else:
-            kernel = self.param("kernel", INIT, (x.shape[-1], self.features))
-            y = jnp.matmul(x, kernel, preferred_element_type=out)
+        kernel = self.param("kernel", INIT, (x.shape[-1], self.features))
+        y = jnp.matmul(x, kernel, preferred_element_type=out)
         if self.bias:
             y += self.param("bias", nn.initializers.zeros, (self.features,))
         return y

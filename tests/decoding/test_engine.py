@@ -362,16 +362,6 @@ def test_a_tower_is_shared_across_dtypes(target: LoadedModel, draft: LoadedModel
     assert not Engine(half, other, CONFIG).program.shares_tower
 
 
-def test_panels_can_be_left_out(target: LoadedModel) -> None:
-    config = replace(tiny.CONFIG, text_config=replace(tiny.CONFIG.text_config, hidden_size=64, intermediate_size=64))
-    wide = replace(target, config=config, params=jax.device_put(tiny.random_params(config)))
-    assert wide.panel_bytes(1) > 0
-    lean = replace(wide, panels=False)
-    assert lean.panel_bytes(1) == 0
-    assert Engine(lean).memory_report(["Hi"]).panels == 0
-    assert Engine(lean).loop_params(1)["target"] is lean.params
-
-
 def test_the_api_is_set_up_as_the_command_line_is(tmp_path: Path, target: LoadedModel) -> None:
     """In a process of its own: float32 on CPUs, programs kept on disk, and not a word from transformers."""
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params)
