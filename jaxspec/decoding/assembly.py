@@ -16,7 +16,7 @@ from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.requests import EncodedRequest
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.views import VIEWS, Row, View, parse_view, parse_views, prompt_views
+from jaxspec.decoding.views import VIEWS, PromptRow, View, parse_view, parse_views, prompt_views
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
@@ -35,7 +35,7 @@ class Form:
     spare: int | None = 0
     """Tokens past the last new one that the context has to hold; None where longer prompts are allowed."""
 
-    def check_context(self, request: EncodedRequest, row: Row) -> None:
+    def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
         """Raises InputError for a prompt that is, with its answer, over the model's context."""
         limit = text_config(self.model.config).max_position_embeddings
         if self.spare is None or len(row) + request.max_new_tokens + self.spare <= limit:

@@ -16,7 +16,7 @@ from jaxspec.config import ModelConfig, text_config
 from jaxspec.data.images import Picture
 from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.views import Row, View, rewrite
+from jaxspec.decoding.views import PromptRow, View, rewrite
 from jaxspec.errors import InputError, check_counts
 from jaxspec.models.inputs import Slots
 from jaxspec.sampling import Sampling
@@ -97,7 +97,7 @@ class EncodedRequest(Request):
     prompt: Prompt
     name: str = ""
     """Which of several it is, for errors."""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[PromptRow, ...] = ()
     """The prompt in each form that the program's models read."""
     sizes: Any = None
     """`Sizes` of its bucket."""
@@ -156,7 +156,7 @@ def in_batches(sizes: Sequence[Hashable], most: int) -> Iterator[list[int]]:
 
 def prompt_row(
     encoder: PromptEncoder, model: LoadedModel, view: View, prompt: Prompt, captions: Sequence[str] = ()
-) -> Row:
+) -> PromptRow:
     """The prompt as the view shows it to the model; `captions` of its images are for view C. Raises InputError where
     that is nothing."""
     shown: list[Slots | list[int]] = []

@@ -102,7 +102,7 @@ VIEWS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
     """One prompt in one form, on the host; `PromptRows` is a batch of them."""
 
     tokens: np.ndarray
@@ -117,18 +117,18 @@ class Row:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, kept: slice) -> Row:
+    def __getitem__(self, kept: slice) -> PromptRow:
         """Return a part of the row."""
         rotary = None if self.rotary is None else self.rotary[:, kept]
         blend, sources = (None if part is None else part[kept] for part in (self.blend, self.sources))
-        return Row(self.tokens[kept], sources, blend, rotary)
+        return PromptRow(self.tokens[kept], sources, blend, rotary)
 
-    def followed_by(self, tokens: Sequence[int]) -> Row:
+    def followed_by(self, tokens: Sequence[int]) -> PromptRow:
         """Return the row with more text behind it."""
-        return _concatenated([self, Row(np.asarray(tokens, np.int32))])
+        return _concatenated([self, PromptRow(np.asarray(tokens, np.int32))])
 
 
-def _concatenated(parts: Sequence[Row]) -> Row:
+def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
     """Return rows one behind the other as one; the positions of each begin after the largest of the one before.
 
     A slot of text has the source TEXT, and its rotary positions are all three the same: behind an image at the
@@ -152,7 +152,7 @@ def _concatenated(parts: Sequence[Row]) -> Row:
         rotary = np.concatenate(places, axis=1)
     sources = column("sources", np.full((1, width), TEXT, np.int32))
     blend = column("blend", np.eye(1, width, dtype=np.float32))
-    return Row(np.concatenate([part.tokens for part in parts]), sources, blend, rotary)
+    return PromptRow(np.concatenate([part.tokens for part in parts]), sources, blend, rotary)
 
 
 def parse_views(names: Sequence[str]) -> tuple[View, ...]:
@@ -189,7 +189,7 @@ def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
     return wanted
 
 
-def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]) -> Row:
+def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]) -> PromptRow:
     """Return the prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids.
 
     Of [1, 99, 5] with the placeholder 99, ids [7, 8] make [1, 7, 8, 5].
@@ -198,20 +198,20 @@ def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots |
     if len(places) != len(shown):
         raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder")
     before, *texts = np.split(np.asarray(tokens, np.int32), places)
-    parts, first = [Row(before)], 0
+    parts, first = [PromptRow(before)], 0
     for stands, text in zip(shown, texts, strict=True):
         if isinstance(stands, Slots):  # the images' feature rows lie one behind the other
             sources = np.where(stands.sources < 0, stands.sources, stands.sources + first).astype(np.int32)
             first += stands.rows
             ids = np.full(len(sources), image_token, np.int32)
-            parts.append(Row(ids, sources, stands.blend, stands.positions))
+            parts.append(PromptRow(ids, sources, stands.blend, stands.positions))
         else:
-            parts.append(Row(np.asarray(stands, np.int32)))
-        parts.append(Row(text[1:]))
+            parts.append(PromptRow(np.asarray(stands, np.int32)))
+        parts.append(PromptRow(text[1:]))
     return _concatenated(parts)
 
 
-def which_image(row: Row, slots: Sequence[int]) -> np.ndarray:
+def which_image(row: PromptRow, slots: Sequence[int]) -> np.ndarray:
     """Return which image each slot of a row shows, -1 for text; `slots` is how many each image takes."""
     shown = np.full(len(row), -1)
     if row.sources is not None:
@@ -219,7 +219,7 @@ def which_image(row: Row, slots: Sequence[int]) -> np.ndarray:
     return shown
 
 
-def stack_rows(rows: Sequence[Sequence[Row]], width: int) -> tuple[PromptRows, ...]:
+def stack_rows(rows: Sequence[Sequence[PromptRow]], width: int) -> tuple[PromptRows, ...]:
     """Return host arrays of each form of B prompts, right-padded to `width`.
 
     The first form is the target's. Rotary positions are given to all the draft's views or to none: they are one
@@ -230,7 +230,7 @@ def stack_rows(rows: Sequence[Sequence[Row]], width: int) -> tuple[PromptRows, .
     return tuple(_stack([forms[i] for forms in rows], width, turning[i > 0]) for i in range(len(rows[0])))
 
 
-def _stack(rows: list[Row], width: int, turning: bool) -> PromptRows:
+def _stack(rows: list[PromptRow], width: int, turning: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
     sources, blend = _pad([row.sources for row in rows], width, TEXT), _pad([row.blend for row in rows], width, 0)
     known: dict[str, Any] = {"tokens": tokens, "length": length, "sources": sources, "blend": blend}

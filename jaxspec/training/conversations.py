@@ -26,7 +26,7 @@ from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, bucket
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
 from jaxspec.decoding.requests import prompt_encoder
-from jaxspec.decoding.views import VIEWS, Row, View, rewrite, stack_rows, which_image
+from jaxspec.decoding.views import VIEWS, PromptRow, View, rewrite, stack_rows, which_image
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT, PromptRows, Slots
 from jaxspec.typing import Bool, Int, UInt
@@ -176,7 +176,7 @@ class ConversationBatches:
 class _Form:
     """A conversation as one model reads it."""
 
-    row: Row
+    row: PromptRow
     shown: np.ndarray
     """Which image each slot shows, -1 for text."""
     places: np.ndarray
