@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jaxspec.checkpoints.directories import read_config
-from jaxspec.checkpoints.huggingface import load, save
+from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
@@ -23,15 +23,6 @@ from tests import tiny
 from tests.conftest import ROOT
 from tests.robustness.damage import outcome, use
 from tests.tiny.families import FAMILIES, write
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sharded LLaVA with tokeniser and image processor."""
-    path = tmp_path_factory.mktemp("good") / "model"
-    params, words, pages = tiny.random_params(tiny.CONFIG), tiny.tokenizer(), tiny.image_processor()
-    save(path, tiny.CONFIG, params, tokenizer=words, image_processor=pages, max_shard_bytes=40_000)
-    return path
 
 
 @pytest.fixture

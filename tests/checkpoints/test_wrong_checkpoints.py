@@ -14,22 +14,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoints.huggingface import load, save
+from jaxspec.checkpoints.huggingface import load
 from jaxspec.cli.inspect import inspect
 from jaxspec.decoding.loading import with_stop_tokens
 from jaxspec.errors import InputError
 from tests import tiny
 
 HEAD = "language_model.lm_head.weight"
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sharded LLaVA with tokeniser and image processor."""
-    path = tmp_path_factory.mktemp("good") / "model"
-    params, words, pages = tiny.random_params(tiny.CONFIG), tiny.tokenizer(), tiny.image_processor()
-    save(path, tiny.CONFIG, params, tokenizer=words, image_processor=pages, max_shard_bytes=40_000)
-    return path
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -64,7 +64,12 @@ def test_every_field_is_accounted_for():
 @pytest.mark.parametrize("name", CHANGES)
 def test_field_changes_output(name):
     config = VisionConfig(**hf.VISION | {"num_hidden_layers": 1})
-    other = replace(config, **{name: CHANGES[name]})
+    check_field(config, **{name: CHANGES[name]})
+
+
+def check_field(config: VisionConfig, **change: Any) -> None:
+    """Another value is another set of parameters, or gives other features with the same."""
+    other = replace(config, **change)
 
     def shapes(c: VisionConfig) -> Any:
         pixels = jnp.zeros((1, c.image_size, c.image_size, c.num_channels))
