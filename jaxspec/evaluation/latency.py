@@ -126,6 +126,17 @@ class Pair:
         rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
         return PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views, jnp.float32))
 
+    def image_prompt(self, model: LoadedModel, images: int) -> tuple[PromptRows, Array | None]:
+        """Return a prompt of so many images and a text behind them, and the features of the images."""
+        shown = images * getattr(model.config, "image_tokens", 0)
+        tokens = jnp.arange(self.config.prompt + shown)[None] % model.model.text.vocab_size
+        rows = PromptRows(tokens, jnp.full(1, tokens.shape[1], jnp.int32))
+        if not images:
+            return rows, None
+        width = model.config.vision_config.hidden_size  # type: ignore[union-attr]
+        features = jnp.zeros((1, images, shown // images, width), self.dtype)
+        return rows.replace(sources=in_order(jnp.arange(tokens.shape[1])[None] < shown)), features
+
     @property
     def params(self) -> Params:
         return {"target": self.target.params, "drafter": self.draft.params}
@@ -159,8 +170,10 @@ def measure_images(pair: Pair) -> list[Record]:
     for name, model in (("target", pair.target), ("draft", pair.draft)):
         for images in config.images if model.model.has_vision else (0,):
             if images:
-                calls[f"{name} tower {images}"] = partial(_encode, model, images)
-            calls[f"{name} prefill {images}"] = partial(_prefill, model, images, config.prompt)
+                pixels = image_zeros(model.config, 1, images)
+                calls[f"{name} tower {images}"] = _repeated(_run_encode, model.model, model.params, pixels)
+            prompt = pair.image_prompt(model, images)
+            calls[f"{name} prefill {images}"] = _repeated(_run_prefill, model.model, model.params, *prompt)
     ms = time_loops(calls, config.repeats, "images")
     found = []
     for images in config.images:
@@ -169,30 +182,17 @@ def measure_images(pair: Pair) -> list[Record]:
     return found
 
 
-def _encode(model: LoadedModel, images: int, times: int) -> Array:
-    pixels = image_zeros(model.config, 1, images)
-    return [_run_encode(model.model, model.params, pixels) for _ in range(times)][-1]
+def _repeated(run: Callable[..., Array], *args: Any) -> Callable[[int], Array]:
+    """Return `call(n)`, which runs a program n times."""
+    return lambda times: [run(*args) for _ in range(times)][-1]
 
 
-@partial(jax.jit, static_argnames="model")
+@partial(jax.jit, static_argnums=0)
 def _run_encode(model: LanguageModel, params: Params, pixels: dict[str, Array]) -> Array:
     return model.encode(params, pixels)
 
 
-def _prefill(model: LoadedModel, images: int, prompt: int, times: int) -> Array:
-    shown = images * getattr(model.config, "image_tokens", 0)
-    tokens = jnp.arange(prompt + shown)[None] % model.model.text.vocab_size
-    rows = PromptRows(tokens, jnp.full(1, tokens.shape[1], jnp.int32))
-    features = None
-    if images:
-        width = model.config.vision_config.hidden_size  # type: ignore[union-attr]
-        dtype = jax.tree.leaves(model.params)[0].dtype
-        features = jnp.zeros((1, images, shown // images, width), dtype)
-        rows = rows.replace(sources=in_order(jnp.arange(tokens.shape[1])[None] < shown))
-    return [_run_prefill(model.model, model.params, rows, features) for _ in range(times)][-1]
-
-
-@partial(jax.jit, static_argnames="model")
+@partial(jax.jit, static_argnums=0)
 def _run_prefill(model: LanguageModel, params: Params, rows: PromptRows, features: Array | None) -> Array:
     logits, cache = model.prefill(params, model.embed(params, rows, features), rows, rows.tokens.shape[1])
     return logits + cache.k[-1][0, 0, 0, 0] * 0
