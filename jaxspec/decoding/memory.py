@@ -133,7 +133,7 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
     """Shapes of the inputs, for planning and for compiling ahead of time."""
 
     def prompts(model: LanguageModel, pool: Pool | None, tiles: int) -> Prompts:
-        rows = _rows(model, pool, batch, sizes.length, tiles > 0, tiles > 0 and model.turns)
+        rows = _rows(model, pool, batch, sizes.length, tiles > 0, tiles > 0 and model.mrope)
         return Prompts(rows, _images(model, batch, tiles))
 
     def make() -> tuple[PromptBatch, Sampling]:
@@ -152,10 +152,10 @@ def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes)
     """The inputs with what drafting reads."""
     drafter, tiles = program.drafter, sizes.tiles[1]
     shown = [view.reads_images and tiles > 0 for view in drafter.views]
-    turning = any(shown) and drafter.model.turns
+    mrope = any(shown) and drafter.model.mrope
     return inputs.replace(
         views=tuple(
-            _rows(drafter.model, view.pool, batch, sizes.length, show, turning)
+            _rows(drafter.model, view.pool, batch, sizes.length, show, mrope)
             for view, show in zip(drafter.views, shown, strict=True)
         ),
         view_images=_images(drafter.model, batch, tiles) if program.reads_images else None,
@@ -165,11 +165,11 @@ def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes)
     )
 
 
-def _rows(model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, turning: bool) -> PromptRows:
-    """Prompts without images unless `shown`, and with rotary places of their own if `turning`."""
+def _rows(model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, mrope: bool) -> PromptRows:
+    """Prompts without images unless `shown`, and with rotary places of their own if `mrope`."""
     row = jnp.zeros(batch, jnp.int32)
     out = PromptRows(jnp.zeros((batch, length), jnp.int32), row)
-    if turning:
+    if mrope:
         out = out.replace(rotary=jnp.zeros((batch, 3, length), jnp.int32), shift=row)
     if not shown:
         return out

@@ -226,15 +226,15 @@ def stack_rows(rows: Sequence[Sequence[PromptRow]], width: int) -> tuple[PromptR
     batch, and a text draft has none even where the target has.
     """
     parts = slice(1), slice(1, None)
-    turning = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
-    return tuple(_stack([forms[i] for forms in rows], width, turning[i > 0]) for i in range(len(rows[0])))
+    mrope = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
+    return tuple(_stack([forms[i] for forms in rows], width, mrope[i > 0]) for i in range(len(rows[0])))
 
 
-def _stack(rows: list[PromptRow], width: int, turning: bool) -> PromptRows:
+def _stack(rows: list[PromptRow], width: int, mrope: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
     sources, blend = _pad([row.sources for row in rows], width, TEXT), _pad([row.blend for row in rows], width, 0)
     known: dict[str, Any] = {"tokens": tokens, "length": length, "sources": sources, "blend": blend}
-    if turning:
+    if mrope:
         rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
         for i, row in enumerate(rows):
             if row.rotary is not None:

@@ -214,9 +214,9 @@ class LanguageModel:
         return self._images.blended(pool) if self._images else 0
 
     @property
-    def turns(self) -> bool:
+    def mrope(self) -> bool:
         """Whether images take other rotary positions than slots (M-RoPE)."""
-        return self._images is not None and self._images.turns
+        return self._images is not None and self._images.mrope
 
     @property
     def _images(self) -> type[ImageInputs] | None:

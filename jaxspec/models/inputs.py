@@ -102,7 +102,7 @@ def _windows(size: int, left: int) -> np.ndarray:
 class ImageInputs(Protocol):
     """How a family's tower reads images: host side, made of a configuration and transformers' image processor."""
 
-    turns: ClassVar[bool]
+    mrope: ClassVar[bool]
     """Whether `slots` have positions (M-RoPE)."""
 
     def __init__(self, config: Any, processor: Any) -> None: ...

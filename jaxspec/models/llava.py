@@ -85,7 +85,7 @@ class LlavaImages:
 
     config: Any
     processor: Any
-    turns: ClassVar = False
+    mrope: ClassVar = False
 
     @staticmethod
     def shapes(config: Any) -> Shapes:

@@ -182,7 +182,7 @@ class QwenImages:
 
     config: Any
     processor: Any
-    turns: ClassVar = True
+    mrope: ClassVar = True
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
