@@ -23,21 +23,17 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig, LlavaConfig
-from jaxspec.data.sources import mixture
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, states_before
 from jaxspec.models.layers import apply
 from jaxspec.sharding import shardings
-from jaxspec.training.batches import process_share
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches, iterate
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.objectives import encode
-from jaxspec.training.recipes import Stage, dataset_signature, open_data, steps_before
-from jaxspec.training.signatures import model_signature
+from jaxspec.training.recipes import StagedRecipe, open_sources, stage_data
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -57,20 +53,13 @@ class Anchoring:
     """Weight of step s is decay^s (EAGLE-3's)."""
 
 
-@dataclass(frozen=True)
-class HeadRecipe:
-    """A head, its target, and how it is trained."""
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe(StagedRecipe):
+    """A head of a LLaVA-1.5, LLaVA-NeXT or LLaVA-OneVision, and how it is trained."""
 
-    target: str
-    """Directory or hub id of a LLaVA-1.5, LLaVA-NeXT or LLaVA-OneVision."""
     head: Mapping[str, Any]
     """Options of `KVHeadConfig.of_target`."""
-    stages: tuple[Stage, ...]
     anchoring: Anchoring
-    buckets: tuple[int, ...]
-    """Buckets of row lengths; longer rows are cut at the last."""
-    tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8)
-    """Buckets of the most images of one row."""
 
 
 class HeadBatch(struct.PyTreeNode):
@@ -173,6 +162,7 @@ def train_kv_head(
 
     Returns the head's configuration and its own parameters. Raises InputError for targets and data that do not fit.
     """
+    sources = open_sources(recipe.stages, data)
     target = LoadedModel.load(recipe.target, jnp.dtype(recipe.stages[0].train.dtype))
     if not isinstance(target.config, LlavaConfig):
         raise InputError(
@@ -188,29 +178,11 @@ def train_kv_head(
 
     loss_fn = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
-        parts = [(open_data(name, data or {}), weight) for name, weight in stage.data]
-        conversations = ConversationBatches(
-            mixture(parts, stage.train.seed),
-            prompt_encoder(target),
-            replace(target, params={}),
-            stage.train.batch,
-            recipe.buckets,
-            recipe.tile_buckets,
-            seed=stage.train.seed,
-            process=process_share(stage.train.mesh.make(stage.train.batch)),
-        )
+        conversations, inputs = stage_data(recipe, stage, sources, target, target)
+        inputs |= {"head": asdict(config), "anchoring": asdict(recipe.anchoring)}
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed)
-        params = {"head": head, "target": target.params}
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
-        inputs = {
-            "target": model_signature(recipe.target),
-            "head": asdict(config),
-            "anchoring": asdict(recipe.anchoring),
-            "buckets": recipe.buckets,
-            "tile_buckets": recipe.tile_buckets,
-            "data": dataset_signature(stage, parts),
-            "before": steps_before(recipe.stages, stage),
-        }
+        params = {"head": head, "target": target.params}
         with closing(iterate(conversations, train.steps, read=batches)) as made:
             head = fit(train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs)["head"]
     return config, head

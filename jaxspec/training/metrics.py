@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from jaxspec.errors import InputError
 from jaxspec.files import write_text, writing
 from jaxspec.training.config import TrainConfig
+
+AGAIN = "the same command goes on"
+Writer = Callable[[int, Mapping[str, float]], None]
 
 
 class MetricsLog:
@@ -22,46 +24,48 @@ class MetricsLog:
     def __init__(self, directory: Path, config: TrainConfig, start: int) -> None:
         """Goes on from step `start`: what an interrupted run wrote beyond it is taken back."""
         self._directory = directory
-        self._file: Any = None
-        self._others: list[Any] = []
+        self._writers: list[tuple[Writer, Callable[[], None]]] = []
+        """Each with what closes it."""
         if jax.process_index():
             return
-        path = directory / "metrics.jsonl"
-        with writing(path):
-            kept = [line for step, line in _lines(path) if step <= start]
-            write_text(path, "".join(f"{line}\n" for line in kept))
-            self._file = path.open("a", encoding="utf-8")
+        self._writers.append(_lines(directory / "metrics.jsonl", start))
         if config.tensorboard:
-            self._others.append(_TensorBoard(directory / "tensorboard", start))
+            self._writers.append(_tensorboard(directory / "tensorboard", start))
         if config.wandb:
-            self._others.append(_Wandb(directory, config))
+            self._writers.append(_wandb(directory, config))
 
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for part in (self._file, *self._others):
-            if part is None:
-                continue
+        for _write, close in self._writers:
             try:
-                with writing(self._directory, "the same command goes on"):
-                    part.close()
+                with writing(self._directory, AGAIN):
+                    close()
             except InputError:
                 if kind is None:  # or it tries again what could not be written, and that was told
                     raise
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line of a step's metrics, on disk when this returns."""
-        if self._file is None:
-            return
-        with writing(self._file.name, "the same command goes on"):
-            self._file.write(json.dumps({**values, "step": step}) + "\n")
-            self._file.flush()
-        for part in self._others:
-            part.write(step, values)
+        for write, _ in self._writers:
+            write(step, values)
 
 
-def _lines(path: Path) -> list[tuple[float, str]]:
+def _lines(path: Path, start: int) -> tuple[Writer, Callable[[], None]]:
+    with writing(path):
+        write_text(path, "".join(f"{line}\n" for step, line in _read(path) if step <= start))
+        file = path.open("a", encoding="utf-8")
+
+    def write(step: int, values: Mapping[str, float]) -> None:
+        with writing(path, AGAIN):
+            file.write(json.dumps({**values, "step": step}) + "\n")
+            file.flush()
+
+    return write, file.close
+
+
+def _read(path: Path) -> list[tuple[float, str]]:
     """The lines of metrics, with their steps. Where a file holds others too it is kept, under another name."""
     if not path.exists():
         return []
@@ -86,36 +90,32 @@ def _step(line: str) -> float | None:
     return step if isinstance(step, int | float) else None
 
 
-class _TensorBoard:
-    def __init__(self, directory: Path, start: int) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise InputError("tensorboard: not installed; pip install 'jaxspec[tensorboard]'") from None
-        self._writer = SummaryWriter(str(directory), purge_step=start + 1)
+def _tensorboard(directory: Path, start: int) -> tuple[Writer, Callable[[], None]]:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise InputError("tensorboard: not installed; pip install 'jaxspec[tensorboard]'") from None
+    writer = SummaryWriter(str(directory), purge_step=start + 1)
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def write(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return write, writer.close
 
 
-class _Wandb:
-    def __init__(self, directory: Path, config: TrainConfig) -> None:
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise InputError("wandb: not installed; pip install 'jaxspec[wandb]'") from None
-        name = directory.absolute().as_posix().strip("/").replace("/", "-")
-        self._run = wandb.init(
-            project=config.wandb, name=directory.name, id=name[-64:], resume="allow", dir=str(directory),
-            config=vars(config),
-        )  # fmt: skip
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+def _wandb(directory: Path, config: TrainConfig) -> tuple[Writer, Callable[[], None]]:
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError("wandb: not installed; pip install 'jaxspec[wandb]'") from None
+    name = directory.absolute().as_posix().strip("/").replace("/", "-")
+    run = wandb.init(
+        project=config.wandb,
+        name=directory.name,
+        id=name[-64:],
+        resume="allow",
+        dir=str(directory),
+        config=vars(config),
+    )
+    return lambda step, values: run.log(dict(values), step=step), run.finish

@@ -12,8 +12,6 @@ from jax.experimental import multihost_utils
 
 from jaxspec.command import silence_unread
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 
 class Preempted(SystemExit):
     """A run was told to end (SIGTERM, Ctrl-C, SIGHUP) and has saved all; the same command goes on.
@@ -38,31 +36,24 @@ class Preemption:
         self._before: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return self
-        for number in _SIGNALS:
-            alone = jax.process_count() == 1
-            if signal.getsignal(number) is not signal.SIG_IGN and (alone or number != signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._tell if alone else self._hand_on)
+        for number in (signal.SIGINT, signal.SIGHUP, *[signal.SIGTERM] * (jax.process_count() == 1)):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
-        self._told, self.number = True, number
-        self._once(number)
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
-        self._once(number)
-        signal.raise_signal(signal.SIGTERM)
-
-    def _once(self, number: int) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         silence_unread()  # the terminal may be gone, and saving is not to fail for a word about it
         if number == signal.SIGINT:  # a second Ctrl-C does not wait for the step
             signal.signal(number, self._before[number] or signal.SIG_DFL)
+        if jax.process_count() > 1:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            self._told, self.number = True, number
 
     def reached(self, step: int) -> bool:
         """Whether to save and leave after this step; every process asks after every step."""
-        if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._told
+        return multihost_utils.reached_preemption_sync_point(step) if jax.process_count() > 1 else self._told

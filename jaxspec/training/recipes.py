@@ -1,11 +1,11 @@
 """Recipes: what a draft starts as, and the stages that make it a draft for its target.
 
-| start | `sees` | the draft |
+| start | view | the draft |
 |---|---|---|
-| an LVLM | yes | it, trained on |
-| the configuration of a fresh LVLM | yes | the target's tower, and all else of it fresh |
-| a text model, or the configuration of a fresh one | yes | the target's tower and a fresh projector before it |
-| the same | no | a text model, which is shown view T |
+| an LVLM | any | it, trained on |
+| the configuration of a fresh LVLM | any | it, with the target's tower |
+| a text model, or the configuration of a fresh one | reads images | it, behind the tower and a fresh projector |
+| the same | reads none | it, a text model |
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, t
 from jaxspec.data.sources import mixture, open_source
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import prompt_encoder
-from jaxspec.decoding.views import parse_views
+from jaxspec.decoding.views import parse_view
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
 from jaxspec.sharding import shardings
@@ -53,22 +53,27 @@ class Stage:
     """Images and what is said of them, without questions and roles."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A draft for a target; a preset under `configs/train/recipes/` is an instance."""
+@dataclass(frozen=True, kw_only=True)
+class StagedRecipe:
+    """What recipes of drafts and of KV heads share; presets under `configs/train/` are instances."""
 
     target: str
     """Directory or hub id. Its tokeniser and image processor become the draft's; in distillation it is the teacher."""
-    start: str | RotaryConfig | LlavaConfig
-    """Directory or hub id of what the draft starts as, or the configuration of a fresh decoder or LVLM."""
     stages: tuple[Stage, ...]
     buckets: tuple[int, ...]
     """Buckets of row lengths; longer rows are cut at the last."""
-    sees: bool = True
-    view: str = "M"
-    """How the draft is shown prompts: as drafting will show them."""
     tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
     """Buckets of the most image tiles of one row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(StagedRecipe):
+    """A draft for a target."""
+
+    start: str | RotaryConfig | LlavaConfig
+    """Directory or hub id of what the draft starts as, or the configuration of a fresh decoder or LVLM."""
+    view: str = "M"
+    """How the draft is shown prompts: as drafting will show them."""
     distillation: Distillation | None = None
     held_out: str = ""
     """Data set of the target's own greedy answers, on which tokens per block are simulated; empty: none."""
@@ -90,14 +95,12 @@ def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None
 
     Raises InputError for models and data that do not fit; see `fit` for the rest.
     """
-    sources = {name: open_data(name, data or {}) for name in _names(recipe.stages, recipe.held_out)}
+    sources = open_sources(recipe.stages, data, recipe.held_out)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):  # placed on the mesh stage by stage
         target = LoadedModel.load(recipe.target)
         draft = start_draft(recipe, target)
     for stage in recipe.stages:
-        parts = [(sources[name], weight) for name, weight in stage.data]
-        held_out = sources.get(recipe.held_out)
-        draft = replace(draft, params=_train(recipe, stage, target, draft, parts, held_out, directory / stage.name))
+        draft = replace(draft, params=_train(recipe, stage, target, draft, sources, directory / stage.name))
     return draft
 
 
@@ -111,11 +114,7 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         start = LoadedModel(recipe.start, params, target.tokenizer, target.image_processor)
     else:
         start = LoadedModel(recipe.start, init_params(recipe.start, key), target.tokenizer, None)
-    if isinstance(start.config, LvlmConfig):
-        if not recipe.sees:
-            raise InputError(f"start {recipe.start}: is an LVLM, and the recipe wants a text model; give another")
-        return start
-    if not recipe.sees:
+    if isinstance(start.config, LvlmConfig) or not parse_view(recipe.view).reads_images:
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
         raise InputError(
@@ -133,29 +132,19 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
 
 
 def _train(
-    recipe: Recipe,
-    stage: Stage,
-    target: LoadedModel,
-    draft: LoadedModel,
-    parts: list[tuple[Any, float]],
-    held_out: Any | None,
-    directory: Path,
+    recipe: Recipe, stage: Stage, target: LoadedModel, draft: LoadedModel, sources: Mapping[str, Any], directory: Path
 ) -> Params:
-    (view,) = parse_views((recipe.view,))
+    view = parse_view(recipe.view)
     teacher = target if recipe.distillation else None
-    batches = ConversationBatches(
-        mixture(parts, stage.train.seed),
-        prompt_encoder(target),
-        replace(draft, params={}),
-        stage.train.batch,
-        recipe.buckets,
-        recipe.tile_buckets,
-        view,
-        stage.plain,
-        teacher and replace(teacher, params={}),
-        stage.train.seed,
-        process_share(stage.train.mesh.make(stage.train.batch)),
-    )
+    untold = teacher and replace(teacher, params={})
+    batches, inputs = stage_data(recipe, stage, sources, target, draft, view=view, plain=stage.plain, teacher=untold)
+    inputs |= {
+        "start": model_signature(recipe.start) if isinstance(recipe.start, str) else asdict(recipe.start),
+        "sees": view.reads_images,
+        "view": recipe.view,
+        "distillation": recipe.distillation and asdict(recipe.distillation),
+        "plain": stage.plain,
+    }
     params, train = draft.params, stage.train
     if teacher is not None:
         params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}
@@ -166,37 +155,54 @@ def _train(
         return own | {TEACHER: shardings(teacher.config, params[TEACHER], mesh)} if teacher else own
 
     evaluate = None
-    if held_out is not None:
-        samples = mixture([(held_out, 1.0)], 0)
-        told = replace(batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1))
-        evaluate = simulated(draft.model, [told(step) for step in range(HELD_OUT)], view)
+    if recipe.held_out:
+        samples = mixture([(sources[recipe.held_out], 1.0)], 0)
+        held_out = replace(batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1))
+        evaluate = simulated(draft.model, [held_out(step) for step in range(HELD_OUT)], view)
     loss_fn = tuning_loss(draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation)
-    inputs = {
-        "target": model_signature(recipe.target),
-        "start": model_signature(recipe.start) if isinstance(recipe.start, str) else asdict(recipe.start),
-        "sees": recipe.sees,
-        "view": recipe.view,
-        "buckets": recipe.buckets,
-        "tile_buckets": recipe.tile_buckets,
-        "distillation": recipe.distillation and asdict(recipe.distillation),
-        "plain": stage.plain,
-        "data": dataset_signature(stage, parts),
-        "before": steps_before(recipe.stages, stage),
-    }
-    with closing(iterate(batches, stage.train.steps, recipe.workers)) as made:
+    with closing(iterate(batches, train.steps, recipe.workers)) as made:
         trained = fit(train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs)
     return without_teacher(trained)
 
 
-def dataset_signature(stage: Stage, parts: Sequence[tuple[Any, float]]) -> list[tuple[str, float, int, str]]:
-    """(name, weight, samples, fingerprint) of each data set of a stage: a run goes on with the same ones only."""
-    named = zip(stage.data, parts, strict=True)
-    return [(name, weight, len(source), data_signature(source)) for (name, weight), (source, _) in named]
+def stage_data(
+    recipe: StagedRecipe,
+    stage: Stage,
+    sources: Mapping[str, Any],
+    target: LoadedModel,
+    draft: LoadedModel,
+    **options: Any,
+) -> tuple[ConversationBatches, dict[str, Any]]:
+    """A stage's batches as the draft reads them, and what decides them, for `fit` to know the run by.
+
+    Args:
+      sources: data sets by their names.
+      options: more fields of `ConversationBatches`.
+    """
+    batches = ConversationBatches(
+        mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed),
+        prompt_encoder(target),
+        replace(draft, params={}),
+        stage.train.batch,
+        recipe.buckets,
+        recipe.tile_buckets,
+        seed=stage.train.seed,
+        process=process_share(stage.train.mesh.make(stage.train.batch)),
+        **options,
+    )
+    earlier = recipe.stages[: recipe.stages.index(stage)]
+    return batches, {
+        "target": model_signature(recipe.target),
+        "buckets": recipe.buckets,
+        "units": recipe.tile_buckets,
+        "data": [dataset_signature(name, weight, sources[name]) for name, weight in stage.data],
+        "before": {stage.name: stage.train.steps for stage in earlier},
+    }
 
 
-def steps_before(stages: Sequence[Stage], stage: Stage) -> dict[str, int]:
-    """Steps of each stage before this one: a run that began at the end of these goes on with no others."""
-    return {earlier.name: earlier.train.steps for earlier in stages[: stages.index(stage)]}
+def dataset_signature(name: str, weight: float, source: Any) -> tuple[str, float, int, str]:
+    """(name, weight, samples, fingerprint) of a data set: a run goes on with the same ones only."""
+    return name, weight, len(source), data_signature(source)
 
 
 def parse_data(
@@ -227,8 +233,12 @@ def _names(stages: Sequence[Stage], held_out: str) -> list[str]:
     return list(dict.fromkeys([*names, held_out] if held_out else names))
 
 
-def open_data(name: str, data: Mapping[str, Path]) -> Any:
-    """A data set by its name under `runs/data`, or where `data` says that it lies."""
+def open_sources(stages: Sequence[Stage], data: Mapping[str, Path] | None, held_out: str = "") -> dict[str, Any]:
+    """All data sets that are read, by name: those under `runs/data`, or where `data` says that they lie."""
+    return {name: _open(name, data or {}) for name in _names(stages, held_out)}
+
+
+def _open(name: str, data: Mapping[str, Path]) -> Any:
     if name.partition(":")[0] == "picturebook" and name not in data:
         return open_source(name)
     path = data.get(name, PREPARED / name)

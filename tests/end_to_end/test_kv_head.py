@@ -67,10 +67,10 @@ def test_a_head_of_a_tiled_target_learns_from_its_answers_and_drafts_as_scored(t
 
     train = TrainConfig(steps=2, batch=4, learning_rate=1e-3, warmup=1, log_every=1, mesh=MeshConfig(data=1))
     recipe = HeadRecipe(
-        str(path),
-        {"pooling": "attention", "image_tokens": 12, "image_slots": 3, "feature": "last_hidden", "gamma": J},
-        (Stage("kv_head", train, (("talk_t0", 1.0),)),),
-        Anchoring(anchors=4),
+        target=str(path),
+        head={"pooling": "attention", "image_tokens": 12, "image_slots": 3, "feature": "last_hidden", "gamma": J},
+        stages=(Stage("kv_head", train, (("talk_t0", 1.0),)),),
+        anchoring=Anchoring(anchors=4),
         buckets=(160,),
         tile_buckets=(6,),
     )

@@ -43,7 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(folder: Path, **fields: Any) -> Recipe:
-    made = Recipe(str(folder / "target"), SMALL, (FIRST, SECOND), buckets=(128,), tile_buckets=(2,))
+    target = str(folder / "target")
+    made = Recipe(target=target, start=SMALL, stages=(FIRST, SECOND), buckets=(128,), tile_buckets=(2,))
     return replace(made, **fields)
 
 
@@ -92,7 +93,7 @@ def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(folder:
 
 def test_a_text_draft_learns_from_a_teacher(folder: Path, tmp_path: Path) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
-    made = recipe(folder, sees=False, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))
+    made = recipe(folder, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))
     draft = train_draft(made, tmp_path, {"talk": folder / "talk"})
     assert draft.config == SMALL
     assert set(draft.params) == {"model", "lm_head"}
@@ -156,10 +157,9 @@ def test_the_heads_command_refuses_data_that_no_stage_reads() -> None:
 def test_presets_fit_the_models_that_they_train(name: str) -> None:
     """Every pattern of a stage matches a parameter, and leaves something to train."""
     made: Recipe = load_preset("train.recipes", name)
-    paths = abstract_params(tiny.CONFIG if made.sees else tiny.CONFIG.text_config)
+    paths = abstract_params(tiny.CONFIG if made.view != "T" else tiny.CONFIG.text_config)
     for stage in made.stages:
         trainable, held = partition(paths, stage.train.frozen)
         make_optimizer(stage.train, trainable)
         assert trainable
         assert bool(held) == bool(stage.train.frozen)
-    assert (made.view == "T") == (not made.sees)

@@ -13,6 +13,5 @@ config = Recipe(
     start=DRAFT.text_config,
     stages=(Stage("tune", replace(TUNE, frozen=()), PAGES),),
     buckets=(96,),
-    sees=False,
     view="T",
 )

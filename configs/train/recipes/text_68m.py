@@ -13,7 +13,6 @@ from jaxspec.training.recipes import Stage
 
 config = replace(
     llava15_68m,
-    sees=False,
     view="T",
     stages=(Stage("tune", replace(TUNE, frozen=()), (("llava_v1_5_mix665k", 1.0),)),),
     buckets=(128, 256, 512, 1024, 2048),
