@@ -76,27 +76,28 @@ def step_memory(config: TrainConfig, mesh: Mesh | AbstractMesh, length: int) -> 
         return shardings(pair.draft, draft, mesh) | {TEACHER: shardings(pair.target, teacher, mesh)}
 
     params = {**draft, TEACHER: teacher}
-    trainable, held = partition(params, config.frozen)
+    trainable, frozen = partition(params, config.frozen)
     where = placed_on(mesh, params, places)
     optimizer = make_optimizer(config, trainable)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), trainable)
     state = _placed(state, like_parameters(state, where, mesh))
-    fixed = _placed(jax.eval_shape(partial(in_dtype, dtype=config.dtype), held), {path: where[path] for path in held})
+    frozen = jax.eval_shape(partial(in_dtype, dtype=config.dtype), frozen)
+    frozen = _placed(frozen, {path: where[path] for path in frozen})
     batch = batch_of(config.batch, length)
     batch = _placed(batch, jax.tree.map(lambda _: rows_sharding(mesh), batch))
     step = jax.jit(make_step(loss_fn, optimizer, config), donate_argnums=0)
     with on_mesh(mesh):
-        traced = step.trace(state, fixed, batch)
+        traced = step.trace(state, frozen, batch)
         lowered = traced.lower(lowering_platforms=("tpu",)) if isinstance(mesh, AbstractMesh) else traced.lower()
-    trained, flops = _held(state.params), model_flops(loss_fn, config, state.params, fixed, batch)
-    return StepMemory(_held(fixed), trained, _held(state.opt_state), trained, _held(batch), flops, lowered)
+    trained, flops = _bytes(state.params), model_flops(loss_fn, config, state.params, frozen, batch)
+    return StepMemory(_bytes(frozen), trained, _bytes(state.opt_state), trained, _bytes(batch), flops, lowered)
 
 
 def _placed(tree: Any, places: Any) -> Any:
     return jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), tree, places)
 
 
-def _held(tree: Any) -> int:
+def _bytes(tree: Any) -> int:
     """Bytes of one device's parts."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 

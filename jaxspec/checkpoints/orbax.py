@@ -1,6 +1,6 @@
 """Training state on disk: Orbax, the newest steps kept, each written to a temporary name and renamed.
 
-A step holds the state, whose arrays each process writes its part of, and the place in the data of every process;
+A step holds the state, whose arrays each process writes its part of, and the place in the data, the same for all;
 with them what decides the run, and sums of both, for Orbax does not see a bit of an array that has turned over.
 `CheckpointManager` rather than Orbax v1, whose import path and function names still differ between the releases
 that the supported Python versions install.
@@ -82,11 +82,11 @@ class Checkpoints:
         """Writes in the background, unless it is to `wait`; the arrays are copied first, so they may be donated.
 
         Args:
-          place: this process's place in the data, for JSON.
+          place: the place in the data, the same in all processes, for JSON.
         """
         with self._writing():
             if self._manager.latest_step() != step:
-                told = {"processes": _gather(place), "run": self._run, "state": int(_sum(state))}
+                told = {"processes": [place], "run": self._run, "state": int(_sum(state))}
                 data = ocp.args.JsonSave(told | {"sum": _sum_of_json(told)})
                 parts = {"state": ocp.args.StandardSave(state), "data": data}
                 self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
@@ -94,11 +94,10 @@ class Checkpoints:
                 self._manager.wait_until_finished()
 
     def restore(self, state: State) -> tuple[State, Any]:
-        """The newest saved state, shaped and placed like `state`, and this process's place in the data.
+        """The newest saved state, shaped and placed like `state`, and the place in the data.
 
-        The devices may be others than those that saved it, and so may the number of processes where they all
-        were at the same place. (`state` itself, None) when nothing is saved. Steps that are damaged are told, and
-        set aside where an older one is not.
+        The devices and processes may be others than those that saved it. (`state` itself, None) when nothing is
+        saved. Steps that are damaged are told, and set aside where an older one is not.
 
         Raises InputError where all are damaged.
         """
@@ -108,7 +107,7 @@ class Checkpoints:
             found, reason = self._read(step, state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
             if found is not None:
                 self._set_aside(damaged, step)
-                return found["state"], self._own(step, found["data"]["processes"])
+                return found["state"], found["data"]["processes"][0]
             damaged[step] = reason
         for step, reason in damaged.items():
             why = f"step {step} cannot be read ({reason}), nor any before it"
@@ -153,16 +152,6 @@ class Checkpoints:
             multihost_utils.sync_global_devices("damaged steps")
             self._manager.reload()
 
-    def _own(self, step: int, places: list[Any]) -> Any:
-        if len(places) == jax.process_count():
-            return places[jax.process_index()]
-        if any(place != places[0] for place in places):
-            raise InputError(
-                f"{self._directory}: step {step} was saved by {len(places)} processes at different places in their "
-                f"data, and now there are {jax.process_count()}; go on with {len(places)}"
-            )
-        return places[0]
-
     def _writing(self) -> AbstractContextManager[None]:
         return writing(str(self._directory), self._then)
 
@@ -198,14 +187,3 @@ def _sum(state: Any) -> Array:
         place = sum((number * (2 * axis + 7) for axis, number in enumerate(axes)), jnp.uint32(0))
         total = 31 * total + jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
     return total
-
-
-def _gather(place: Any) -> list[Any]:
-    """The places of all processes, in their order."""
-    if jax.process_count() == 1:
-        return [place]
-    own = np.frombuffer(json.dumps(place).encode(), np.uint8)
-    longest = int(np.max(multihost_utils.process_allgather(np.int32(len(own)))))
-    padded = np.pad(own, (0, longest - len(own)), constant_values=ord(" "))
-    rows = np.asarray(multihost_utils.process_allgather(padded))
-    return [json.loads(row.tobytes()) for row in rows]

@@ -23,8 +23,8 @@ from jaxspec.sharding import MESH_AXES
 class BatchIterator(Protocol):
     """This process's rows of each batch, and a place in the stream; Grain's iterators are such.
 
-    The place is anything that JSON holds. Where it is the same in all processes (it counts batches, say), a run
-    may go on with another number of them. All processes must give arrays of the same shapes.
+    The place is anything that JSON holds, and the same in all processes (it counts batches, say), so that a run may go
+    on with another number of them. All processes must give arrays of the same shapes.
     """
 
     def __next__(self) -> Any: ...

@@ -50,12 +50,12 @@ class MeasuredStep:
         config: TrainConfig,
         loss_fn: LossFn,
         optimizer: optax.GradientTransformation,
-        held: Flat,
+        frozen: Flat,
         mesh: Mesh,
         places: Any,
     ) -> None:
         """`places` are the shardings of the state, which it keeps from step to step."""
-        self._config, self._loss_fn, self._held, self._mesh = config, loss_fn, held, mesh
+        self._config, self._loss_fn, self._frozen, self._mesh = config, loss_fn, frozen, mesh
         step = make_step(loss_fn, optimizer, config)
         self._step = jax.jit(step, donate_argnums=0, out_shardings=(places, None))
         self._schedule = make_schedule(config)
@@ -85,7 +85,7 @@ class MeasuredStep:
 
     def _run(self, state: TrainState, batch: Any) -> TrainState:
         with on_mesh(self._mesh):
-            state, self._metrics = self._step(state, self._held, batch)
+            state, self._metrics = self._step(state, self._frozen, batch)
         return state
 
     def read(self, step: int) -> dict[str, float]:
@@ -138,7 +138,7 @@ class MeasuredStep:
 
     def _count(self, state: TrainState, batch: Any) -> dict[str, float]:
         """Return what one step on such a batch has: samples, tokens, and operations of the model's gradient."""
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, self._held, batch))
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, self._frozen, batch))
         counts = {
             "samples_per_second": float(self._config.batch),
             "model_flops_per_second": model_flops(self._loss_fn, self._config, *shapes),
@@ -152,10 +152,10 @@ def peak_flops(device: Any) -> float | None:
     return next((peak for name, peak in PEAK.items() if name in device.device_kind), None)
 
 
-def model_flops(loss_fn: LossFn, config: TrainConfig, trainable: Flat, held: Flat, batch: Any) -> float:
+def model_flops(loss_fn: LossFn, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any) -> float:
     """Operations of the gradient on such a batch, none of them twice; all may be mere shapes."""
     once = replace(config, accumulate=1, remat=False)
-    return matmul_flops(partial(gradient, loss_fn, once), trainable, held, batch)
+    return matmul_flops(partial(gradient, loss_fn, once), trainable, frozen, batch)
 
 
 def matmul_flops(function: Callable[..., Any], *args: Any) -> float:

@@ -45,19 +45,19 @@ def flatten(params: Params) -> Flat:
     return dict(flatten_dict(params, sep="/"))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def partition(params: Params, frozen: Sequence[str]) -> tuple[Flat, Flat]:
+def partition(params: Params, patterns: Sequence[str]) -> tuple[Flat, Flat]:
     """(trainable, frozen) parameters by path; a path is frozen if any of the regexes matches from its start."""
     flat = flatten(params)
-    _check_patterns("frozen", frozen, flat)
-    held = {path: leaf for path, leaf in flat.items() if any(re.match(pattern, path) for pattern in frozen)}
-    if len(held) == len(flat):
-        raise InputError(f"frozen: {', '.join(frozen)} match every parameter; leave something to train")
-    return {path: leaf for path, leaf in flat.items() if path not in held}, held
+    _check_patterns("frozen", patterns, flat)
+    frozen = {path: leaf for path, leaf in flat.items() if any(re.match(pattern, path) for pattern in patterns)}
+    if len(frozen) == len(flat):
+        raise InputError(f"frozen: {', '.join(patterns)} match every parameter; leave something to train")
+    return {path: leaf for path, leaf in flat.items() if path not in frozen}, frozen
 
 
-def merge(trainable: Mapping[str, Any], held: Mapping[str, Any]) -> Params:
+def merge(trainable: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
     """Undo `partition`."""
-    return unflatten_dict({**trainable, **held}, sep="/")
+    return unflatten_dict({**trainable, **frozen}, sep="/")
 
 
 def _check_patterns(field: str, patterns: Sequence[str], flat: Mapping[str, Any]) -> None:
@@ -121,13 +121,13 @@ def like_parameters(tree: Any, places: Mapping[str, NamedSharding], mesh: Any) -
 
 def place_state(
     trainable: Flat,
-    held: Flat,
+    frozen: Flat,
     optimizer: optax.GradientTransformation,
     where: Mapping[str, NamedSharding],
     mesh: Mesh,
     dtype: str,
 ) -> tuple[TrainState, Flat]:
-    """(first state, frozen parameters) on the mesh. Frozen ones are held in what is computed in, and only so."""
+    """(first state, frozen parameters) on the mesh. Frozen ones are kept in what is computed in, and only so."""
 
     def put(path: str, leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and leaf.sharding == where[path]:
@@ -138,7 +138,7 @@ def place_state(
     init = partial(init_state, optimizer=optimizer)
     places = like_parameters(jax.eval_shape(init, trainable), where, mesh)
     state = jax.jit(init, out_shardings=places)({path: put(path, leaf) for path, leaf in trainable.items()})
-    return state, {path: put(path, in_dtype(leaf, dtype)) for path, leaf in held.items()}
+    return state, {path: put(path, in_dtype(leaf, dtype)) for path, leaf in frozen.items()}
 
 
 def on_host(tree: Any) -> Any:
@@ -153,7 +153,7 @@ def on_host(tree: Any) -> Any:
 
 
 def gradient(
-    loss_fn: LossFn, config: TrainConfig, trainable: Flat, held: Flat, batch: Any
+    loss_fn: LossFn, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any
 ) -> tuple[Flat, dict[str, Array]]:
     """Gradient of the mean loss over a batch, and the metrics; computed in the configuration's dtype and parts.
 
@@ -163,7 +163,7 @@ def gradient(
     def whole(batch: Any) -> tuple[Flat, dict[str, Array]]:
         def loss(trainable: Flat) -> tuple[Array, dict[str, Array]]:
             with remat_layers(config.remat):
-                return loss_fn(merge(in_dtype(trainable, config.dtype), held), batch)
+                return loss_fn(merge(in_dtype(trainable, config.dtype), frozen), batch)
 
         return jax.grad(loss, has_aux=True)(trainable)
 
@@ -189,8 +189,8 @@ def gradient(
 def make_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, config: TrainConfig) -> Callable[..., Any]:
     """(state, frozen, batch) -> (state, metrics), to be compiled with the state donated."""
 
-    def step(state: TrainState, held: Flat, batch: Any) -> tuple[TrainState, dict[str, Array]]:
-        grads, metrics = gradient(loss_fn, config, state.params, held, batch)
+    def step(state: TrainState, frozen: Flat, batch: Any) -> tuple[TrainState, dict[str, Array]]:
+        grads, metrics = gradient(loss_fn, config, state.params, frozen, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), metrics | {"grad_norm": optax.global_norm(grads)}

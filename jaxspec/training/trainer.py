@@ -65,7 +65,7 @@ def fit(
     """
     mesh = config.mesh.make(config.batch)
     data: Any = batches if hasattr(batches, "get_state") else StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]
-    trainable, held = partition(params, config.frozen)
+    trainable, frozen = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     run = run_signature(config, dict(inputs or {}))
     with (
@@ -73,14 +73,14 @@ def fit(
         Checkpoints(config.checkpoints or directory / "checkpoints", config.keep, run) as checkpoints,
     ):
         claim(directory, config, run, checkpoints.newest())
-        state, fixed = place_state(trainable, held, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
+        state, placed = place_state(trainable, frozen, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
         state, place = checkpoints.restore(state)
         if place is not None:
             data.set_state(place)
         start = int(state.step)
         if start:
             _say(f"resuming {directory} at step {start} of {config.steps}")
-        step = MeasuredStep(config, loss_fn, optimizer, fixed, mesh, jax.tree.map(lambda x: x.sharding, state))
+        step = MeasuredStep(config, loss_fn, optimizer, placed, mesh, jax.tree.map(lambda x: x.sharding, state))
         bar = tqdm(
             total=config.steps, initial=start, unit="step", desc=directory.name, smoothing=0.1,
             disable=jax.process_index() > 0,
@@ -103,14 +103,14 @@ def fit(
                 if saves or told or evaluates:
                     with step.pause(done):
                         if evaluate and evaluates and (last or not told):
-                            log.write(done, evaluate(merge(on_host(state.params), held)))
+                            log.write(done, evaluate(merge(on_host(state.params), frozen)))
                         if saves or told:
                             checkpoints.save(done, state, place, wait=last or told)
                 bar.update()
                 if told and not last:
                     _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
                     raise Preempted(preemption.number)
-    return merge(on_host(state.params), held)
+    return merge(on_host(state.params), frozen)
 
 
 @contextmanager

@@ -13,10 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
@@ -318,21 +316,6 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     with pytest.raises(Diverged, match="step 3: loss is nan; try a lower learning rate"):
         fit(STAGE, params(), loss_fn, poisoned, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
-
-
-@pytest.mark.parametrize(("places", "found"), [([5, 5], 5), ([5, 6], None)])
-def test_places_of_other_numbers_of_processes(places, found, tmp_path):
-    """One process goes on for two where both had come as far."""
-    state = {"a": jnp.arange(3)}
-    with Checkpoints(tmp_path) as checkpoints:
-        parts = {"state": ocp.args.StandardSave(state), "data": ocp.args.JsonSave({"processes": places})}
-        checkpoints._manager.save(1, args=ocp.args.Composite(**parts))
-    with Checkpoints(tmp_path) as checkpoints:
-        if found is not None:
-            assert checkpoints.restore(state)[1] == found
-            return
-        with pytest.raises(InputError, match="step 1 was saved by 2 processes at different places"):
-            checkpoints.restore(state)
 
 
 def test_another_run_is_not_gone_on_with(tmp_path):
