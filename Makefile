@@ -38,7 +38,7 @@ models: $(VENV)/.train
 	$(VENV)/bin/python -m train.recipe mini_target
 	$(VENV)/bin/python -m train.recipe mini_draft
 	$(VENV)/bin/python -m train.recipe mini_captioner --target runs/train/mini_draft/hf
-	$(VENV)/bin/python -m train.kv_head --head.feature last_hidden --target runs/train/mini_target/hf
+	$(VENV)/bin/python -m train.recipe kv_mini --head.feature last_hidden --target runs/train/mini_target/hf
 	$(VENV)/bin/python -m train.distill_data --target runs/train/mini_target/hf --data picturebook --samples 9000 \
 	  --max-new-tokens 96 --batch-size 32 --name picturebook_t0
 	kinds=$$($(VENV)/bin/python -c 'from configs.train.recipes.mini_draft import KINDS; print(*KINDS, sep=",")') && \

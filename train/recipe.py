@@ -1,13 +1,13 @@
-"""Trains a draft by a recipe and writes it in Hugging Face layout.
+"""Trains a draft, or a KV head, by a recipe and writes its directory.
 
     python -m train.recipe mini_text
     python -m train.recipe mini_large --data runs/data/my_mix --tune.steps 100
     python -m train.recipe llava15_68m --data llava_v1_5_mix665k=/data/mix --tune.accumulate 4
     python -m train.recipe pooled --view P36 --start mjbooo/lvlm68m
+    python -m train.recipe kv_mini_answers --head.pooling drop --anchoring.loss ce
 
 A recipe is a preset under configs/train/recipes; each of its stages takes the options of a TrainConfig after its name,
-and a distillation its own: --distillation.divergence tvd.
-A run that was stopped goes on where it was.
+and so does a distillation (--distillation.divergence tvd). A run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ import jax
 import tyro
 
 from jaxspec.checkpoints import directories, huggingface
+from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.command import input_errors, script_name
+from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import join_cluster, parse_dtype, setup_runtime
-from jaxspec.training.config import TrainConfig
-from jaxspec.training.objectives import Distillation
-from jaxspec.training.recipes import Recipe, parse_data, train_draft
+from jaxspec.training.kv_head import HeadRecipe, train_kv_head
+from jaxspec.training.recipes import Recipe, StagedRecipe, parse_data, train_draft
 
 KIND = "train.recipes"
 
@@ -39,12 +41,6 @@ class Options:
 
     target: str | None = None
     """Directory or hub id of the target; by default the recipe's."""
-    start: str | None = None
-    """Directory or hub id of what the draft starts as; by default the recipe's."""
-    view: str | None = None
-    """How the draft is shown prompts: M, T, P, P36 ...; by default the recipe's."""
-    held_out: str | None = None
-    """Data set of the target's own greedy answers, to simulate tokens per block on every `evaluate_every` steps."""
     data: tuple[str, ...] = ()
     """PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH, where one
     of the recipe's own lies, if not in runs/data."""
@@ -53,15 +49,40 @@ class Options:
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
-    """The finished draft, a Hugging Face directory; by default RUNS/hf."""
-    dtype: str = "bfloat16"
-    """Dtype of the finished draft's file."""
+    """The finished model, a Hugging Face directory, or one of a KV head; by default RUNS/hf."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
 
 
+@dataclass(frozen=True)
+class DraftOptions(Options):
+    """What is asked for of a draft, besides the stages."""
+
+    start: str | None = None
+    """Directory or hub id of what the draft starts as; by default the recipe's."""
+    view: str | None = None
+    """How the draft is shown prompts: M, T, P, P36 ...; by default the recipe's."""
+    held_out: str | None = None
+    """Data set of the target's own greedy answers, to simulate tokens per block on every `evaluate_every` steps."""
+    dtype: str = "bfloat16"
+    """Dtype of the finished draft's file."""
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What may be changed of the recipe's head; see `KVHeadConfig`."""
+
+    pooling: Pooling = "linear"
+    """How an image becomes slots: by learned matrices (linear, the paper's), learned queries (attention) or averages
+    (avgpool), not at all (none), or it is left out (drop)."""
+    reads_text: bool = True
+    """Without, the target's keys and values of text are left out."""
+    feature: Feature = "none"
+    """What is read of a token besides its embedding: nothing, as in the paper, or the target's last hidden state."""
+
+
 def main(args: Sequence[str] | None = None) -> Path:
-    """Trains the recipe's stages and exports the draft."""
+    """Trains the recipe's stages and writes what comes of them."""
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0].startswith("-"):
         known = ", ".join(preset_names(KIND))
@@ -71,17 +92,20 @@ def main(args: Sequence[str] | None = None) -> Path:
         raise InputError(f"recipe: none is named; give one of {known} before the options")
     name, *rest = words
     recipe, options = _parse(name, load_preset(KIND, name), rest)
-    stages, places = parse_data(options.data, recipe.stages, recipe.held_out)
+    stages, places = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
     recipe = replace(recipe, stages=stages)
-    dtype = parse_dtype(options.dtype)
+    dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     join_cluster(options.cluster)
     setup_runtime()
     runs = options.runs or Path("runs/train") / name
     out = options.out or runs / "hf"
     directories.check_output(out, *(runs / stage.name for stage in stages))
-    draft = train_draft(recipe, runs, places)
-    if jax.process_index() == 0:
-        huggingface.save(
+    if isinstance(recipe, HeadRecipe):
+        write = partial(save_kv_head, out, *train_kv_head(recipe, runs, places), overwrite=True)
+    else:
+        draft = train_draft(recipe, runs, places)
+        write = partial(
+            huggingface.save,
             out,
             draft.config,
             draft.params,
@@ -90,30 +114,36 @@ def main(args: Sequence[str] | None = None) -> Path:
             dtype=dtype,
             overwrite=True,
         )
+    if jax.process_index() == 0:
+        write()
         print(f"wrote {out}")
     return out
 
 
-def _parse(name: str, recipe: Recipe, args: Sequence[str]) -> tuple[Recipe, Options]:
+def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
     """The recipe with what the command line changes."""
-    parts: list[Any] = [(stage.name, TrainConfig, field(default=stage.train)) for stage in recipe.stages]
-    if recipe.distillation is not None:
-        parts.append(("distillation", Distillation, field(default=recipe.distillation)))
-    command: Any = make_dataclass("Command", parts, bases=(Options,), frozen=True)
+    parts: dict[str, Any] = {stage.name: stage.train for stage in recipe.stages}
+    if isinstance(recipe, HeadRecipe):
+        parts |= {"head": Ablation(), "anchoring": recipe.anchoring}
+    elif isinstance(recipe, Recipe) and recipe.distillation is not None:
+        parts["distillation"] = recipe.distillation
+    kind = DraftOptions if isinstance(recipe, Recipe) else Options
+    columns: list[Any] = [(part, type(default), field(default=default)) for part, default in parts.items()]
+    command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
     found, unknown = tyro.cli(command, prog=f"python -m train.recipe {name}", args=args, return_unknown_args=True)
     if unknown:
-        known = [part.name for part in fields(Options)]
-        known += [f"{name}.{part.name}" for name, kind, _ in parts for part in fields(kind)]
-        options = [f"--{name}".replace("_", "-") for name in known]
+        known = [option.name for option in fields(kind)]
+        known += [f"{part}.{option.name}" for part, default in parts.items() for option in fields(default)]
+        options = [f"--{option}".replace("_", "-") for option in known]
         raise InputError(f"{unknown[0]}: no such option; {nearest(unknown[0], options)}")
-    changed = {key: getattr(found, key) for key in ("target", "start", "view", "buckets", "held_out")}
-    recipe = replace(
-        recipe,
-        stages=tuple(replace(stage, train=getattr(found, stage.name)) for stage in recipe.stages),
-        distillation=getattr(found, "distillation", None),
-        **{key: value for key, value in changed.items() if value is not None},
-    )
-    return recipe, Options(**{part.name: getattr(found, part.name) for part in fields(Options)})
+    options = kind(**{option.name: getattr(found, option.name) for option in fields(kind)})
+    changed = {key: value for key, value in vars(options).items() if key in vars(recipe) and value is not None}
+    for part in parts.keys() & {"distillation", "anchoring"}:
+        changed[part] = getattr(found, part)
+    if isinstance(recipe, HeadRecipe):
+        changed["head"] = {**recipe.head, **vars(found.head)}
+    stages = tuple(replace(stage, train=getattr(found, stage.name)) for stage in recipe.stages)
+    return replace(recipe, stages=stages, **changed), options  # type: ignore[return-value]
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ class TrainConfig:
     keep: int = 2
     """Newest checkpoints that are kept."""
     log_every: int = 20
+    """Steps between lines of metrics."""
     evaluate_every: int = 0
     """Steps between evaluations of the half-trained model; 0: none."""
     tensorboard: bool = False

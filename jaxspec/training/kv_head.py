@@ -49,6 +49,7 @@ class Anchoring:
     anchors: int
     """A: blocks of a row, drawn from all places where one can begin. Memory grows with it."""
     loss: Loss = "kl"
+    """kl, to the target's distributions, or ce, cross entropy of the answers."""
     decay: float = 0.8
     """Weight of step s is decay^s (EAGLE-3's)."""
 

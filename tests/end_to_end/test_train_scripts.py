@@ -10,14 +10,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tyro
 
 from jaxspec.checkpoints.directories import check_output
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
-from train import kv_head, recipe, tower
+from train import recipe, tower
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +26,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tower.main(train, path / "tower")
     for name, seer in (("target", "tower"), ("draft", "tower"), ("captioner", "draft")):
         words = ["--target", str(path / seer / "hf"), "--runs", str(path / name)]
-        for option in ("steps=2", "batch=2", "save-every=1", "log-every=1", "mesh.data=1"):
-            words.append(f"--tune.{option}")
-        recipe.main([f"mini_{name}", *words])
-    kv_head.main("debug", buckets=(96, 160), runs=path)
+        recipe.main([f"mini_{name}", *words, *two_steps("tune")])
+    words = ["--data", "picturebook:describe", "--anchoring.anchors", "2", "--buckets", "96", "160"]
+    recipe.main(["kv_mini", *words, "--runs", str(path / "head"), *two_steps("kv-head")])
     return path
 
 
+def two_steps(stage: str) -> list[str]:
+    options = ("steps=2", "batch=2", "save-every=1", "log-every=1", "mesh.data=1")
+    return [f"--{stage}.{option}" for option in options]
+
+
 def test_each_stage_took_its_steps_once(runs: Path) -> None:
-    for stage in ("tower", "target/tune", "draft/tune", "captioner/tune", "kv_head"):
+    for stage in ("tower", "target/tune", "draft/tune", "captioner/tune", "head/kv_head"):
         log = [json.loads(line) for line in (runs / stage / "metrics.jsonl").read_text().splitlines()]
         assert [entry["step"] for entry in log] == [1, 2]
         if stage.endswith("tune"):  # decoders that begin at random, for whom all words are alike
@@ -44,16 +47,16 @@ def test_each_stage_took_its_steps_once(runs: Path) -> None:
 
 
 def test_a_kv_head_lies_with_its_run_and_reports_as_drafts_do(runs: Path) -> None:
-    assert load_kv_head(runs / "kv_head" / "hf", np.float32)[0].pooling == "linear"
-    assert json.loads((runs / "kv_head" / "train_config.json").read_text())["buckets"] == [96, 160]
-    line = json.loads((runs / "kv_head" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert load_kv_head(runs / "head" / "hf", np.float32)[0].pooling == "linear"
+    assert json.loads((runs / "head" / "kv_head" / "train_config.json").read_text())["buckets"] == [96, 160]
+    line = json.loads((runs / "head" / "kv_head" / "metrics.jsonl").read_text().splitlines()[-1])
     assert line["tokens_per_block"] >= 1
     assert 0 <= line["acceptance"] <= 1
 
 
 def test_the_options_of_a_kv_head_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        tyro.cli(kv_head.main, args=["--help"])
+        recipe.main(["kv_mini", "--help"])
     shown = " ".join(re.sub("[│─╭╮╰╯]", " ", capsys.readouterr().out).split())
     assert "--head.feature" in shown
     assert not re.findall(r"(--[a-z.-]+)(?: \{[^}]*\}| [A-Z{}|]+)? \(default", shown)
@@ -65,7 +68,7 @@ def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> Non
     before = (made / "config.json").stat()
     for train in (
         lambda: recipe.main(["mini_text", "--out", str(made), "--runs", str(tmp_path)]),
-        lambda: kv_head.main("debug", runs=tmp_path, out=made),
+        lambda: recipe.main(["kv_mini", "--out", str(made), "--runs", str(tmp_path)]),
         lambda: tower.main(runs=tmp_path / "tower", out=made),
     ):
         with pytest.raises(InputError, match="hf: holds a model that another run made; give another path"):

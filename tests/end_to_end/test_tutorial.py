@@ -18,7 +18,7 @@ from jaxspec.data.sources import Prepared
 from jaxspec.evaluation.config import parse_command
 from jaxspec.presets import load_preset
 from tests.conftest import ROOT
-from train import distill_data, kv_head, prepare, recipe
+from train import distill_data, prepare, recipe
 
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 PREPARE = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
@@ -97,12 +97,8 @@ def distilled(words: list[str]) -> Step:
 def trained(words: list[str]) -> Step:
     name, *rest = words
     config, options = recipe._parse(name, load_preset(recipe.KIND, name), rest)
-    return {*options.data, config.target, *filter(None, [options.start])}, {f"runs/train/{name}/hf"}
-
-
-def headed(words: list[str]) -> Step:
-    options = vars(tyro.extras.get_parser(kv_head.main).parse_args(words))
-    return set(options["data"]), set()
+    start = getattr(options, "start", None)
+    return {*options.data, config.target, *filter(None, [start])}, {f"runs/train/{name}/hf"}
 
 
 def exported(words: list[str]) -> Step:
@@ -124,7 +120,6 @@ STEPS = {
     "train.prepare": prepared,
     "train.distill_data": distilled,
     "train.recipe": trained,
-    "train.kv_head": headed,
     "jaxspec": exported,
     "eval.block_efficiency": evaluated,
 }

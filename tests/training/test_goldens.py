@@ -27,7 +27,7 @@ TEACHER, STUDENT = tiny.random_params(tiny.CONFIG), tiny.random_params(tiny.CONF
 
 def batches(view: str, **fields: Any) -> ConversationBatches:
     model = TEXT if view == "T" else MODEL
-    return ConversationBatches(Talk(), ENCODER, model, 4, (64, 96), tile_buckets=(0, 2), view=parse_view(view), **fields)
+    return ConversationBatches(Talk(), ENCODER, model, 4, (64, 96), (0, 2), parse_view(view), **fields)
 
 
 def checksum(batch: Any) -> int:

@@ -18,12 +18,12 @@ from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
 from jaxspec.presets import load_preset, preset_names
 from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
 from jaxspec.training.step import make_optimizer, partition
 from tests import tiny
 from tests.tiny import Talk
-from train import kv_head
 from train import recipe as script
 
 SMALL = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
@@ -123,6 +123,8 @@ def test_the_command_writes_a_draft_that_loads(
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (["llava15_68m", "--held-out", "talk"], "held_out talk: no stage .*give --align.evaluate-every or --tune"),
         (["mini_text", "--dtype", "bf16"], "dtype: 'bf16' is none of models; did you mean 'bfloat16'"),
+        (["kv_mini", "--data", "typo=/nowhere"], "--data typo: no stage reads it"),
+        (["kv_mini", "--loss", "ce"], "--loss: no such option; "),
         (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
     ],
 )
@@ -148,12 +150,22 @@ def test_data_that_is_named() -> None:
         parse_data(("tlk=/nowhere",), (FIRST, SECOND))
 
 
-def test_the_heads_command_refuses_data_that_no_stage_reads() -> None:
-    with pytest.raises(InputError, match="--data typo: no stage reads it"):
-        kv_head.main("debug", data=("typo=/nowhere",))
+def test_options_of_a_head() -> None:
+    words = ["--head.pooling", "drop", "--anchoring.loss", "ce", "--kv-head.steps", "7", "--target", "there"]
+    made, _ = script._parse("kv_mini", load_preset(script.KIND, "kv_mini"), words)
+    assert isinstance(made, HeadRecipe)
+    assert made.head == {
+        "image_slots": 4, "slot_bias": True, "gamma": 5, "pooling": "drop", "reads_text": True, "feature": "none",
+    }  # fmt: skip
+    assert made.anchoring == Anchoring(anchors=32, loss="ce")
+    assert made.stages[0].train.steps == 7
+    assert made.target == "there"
 
 
-@pytest.mark.parametrize("name", preset_names("train.recipes"))
+DRAFTS = [name for name in preset_names("train.recipes") if isinstance(load_preset("train.recipes", name), Recipe)]
+
+
+@pytest.mark.parametrize("name", DRAFTS)
 def test_presets_fit_the_models_that_they_train(name: str) -> None:
     """Every pattern of a stage matches a parameter, and leaves something to train."""
     made: Recipe = load_preset("train.recipes", name)
