@@ -115,7 +115,7 @@ def _counts(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _times(pairs: Sequence[tuple[Turn, Turn]]) -> dict[str, Any]:
-    """Return what takes time, of pairs of a method's turn and the baseline's."""
+    """Return seconds and speed-ups, of pairs of a method's turn and the baseline's."""
     timed = [
         (len(turn.tokens), turn.wall_time, len(plain.tokens), plain.wall_time)
         for turn, plain in pairs
