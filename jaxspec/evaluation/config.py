@@ -73,7 +73,7 @@ class Models:
     captioner: str | None = None
     """What captions images for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
     tiles: bool = True
-    """Without, a LLaVA-NeXT reads one page an image, as LLaVA-1.5 does."""
+    """Without, a LLaVA-NeXT reads one tile an image, as LLaVA-1.5 does."""
 
 
 @dataclass(frozen=True, kw_only=True)

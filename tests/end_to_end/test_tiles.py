@@ -79,7 +79,7 @@ def test_a_draft_of_the_same_family(target, answers):
 
 
 def test_a_draft_that_reads_pages(target, answers):
-    """A LLaVA-1.5 of other width, with a tower of its own that sees one page of each image: the TABED paper's pair."""
+    """A LLaVA-1.5 of other width, with a tower of its own that sees one tile of each image: the TABED paper's pair."""
     _, ours = target
     if ours.config.model_type != "llava_next":
         pytest.skip("one family is enough to show it")
