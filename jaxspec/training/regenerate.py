@@ -78,28 +78,29 @@ def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> I
 
     Raises InputError where the source holds other samples than those that were answered.
     """
-    for chunk in range(work.chunks):
-        file = _file(folder, chunk)
-        for row in (line.values for line in local_rows(file)):
-            turns, sample = tuple((asked, told) for asked, told in row["turns"]), source[row["sample"]]
-            if row["id"] != sample.id:
-                raise InputError(
-                    f"{file}: answers sample {row['id']!r}, and number {row['sample']} of {work.data} is "
-                    f"{sample.id!r} now; give the data that was answered, or another name"
-                )
-            if turns:
-                shown = sum(asked.count(PLACEHOLDER) for asked, _ in turns)
-                yield replace(sample, turns=turns, images=sample.images[:shown])
+    for row in _rows(work, folder):
+        sample = source[row["sample"]]
+        if row["id"] != sample.id:
+            raise InputError(
+                f"{folder}: answers sample {row['id']!r}, and number {row['sample']} of {work.data} is "
+                f"{sample.id!r} now; give the data that was answered, or another name"
+            )
+        if row["turns"]:
+            shown = sum(asked.count(PLACEHOLDER) for asked, _ in row["turns"])
+            yield replace(sample, turns=tuple(map(tuple, row["turns"])), images=sample.images[:shown])
 
 
 def losses(work: Regeneration, folder: Path) -> dict[str, int]:
     """How many conversations were refused, and how many ended before an answer that was too long."""
     counts = {"refused": 0, "cut": 0}
-    for chunk in range(work.chunks):
-        for row in local_rows(_file(folder, chunk)):
-            counts["refused"] += row.values["refused"] is not None
-            counts["cut"] += row.values["cut"]
+    for row in _rows(work, folder):
+        counts["refused"] += row["refused"] is not None
+        counts["cut"] += row["cut"]
     return counts
+
+
+def _rows(work: Regeneration, folder: Path) -> Iterator[dict[str, Any]]:
+    return (row.values for chunk in range(work.chunks) for row in local_rows(_file(folder, chunk)))
 
 
 def _claim(folder: Path, work: Regeneration) -> None:
