@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
     from jaxspec.decoding.loading import LoadedModel
     from jaxspec.decoding.requests import Request, Result
+    from jaxspec.decoding.session import Session
     from jaxspec.errors import InputError
 
 _HOMES = {
@@ -25,6 +26,7 @@ _HOMES = {
     "LoadedModel": "jaxspec.decoding.loading",
     "Request": "jaxspec.decoding.requests",
     "Result": "jaxspec.decoding.requests",
+    "Session": "jaxspec.decoding.session",
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "LoadedModel",
     "Request",
     "Result",
+    "Session",
     "__version__",
 ]
 

@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from jaxspec.cache import KVCache
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, init_gamma, measure_costs, update_prior
 from jaxspec.decoding.assembly import collaboration, speculation
@@ -35,7 +36,17 @@ from jaxspec.decoding.requests import (
     prompt_row,
     sampling_options,
 )
-from jaxspec.decoding.running import STRIDE, RunningBatch, grow, refill_rows, rooms, run_decode, run_prefill
+from jaxspec.decoding.running import (
+    STRIDE,
+    RunningBatch,
+    grow,
+    larger_cache,
+    refill_rows,
+    rooms,
+    run_decode,
+    run_prefill,
+)
+from jaxspec.decoding.scoring import run_logprobs
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, rewound, snapshot
 from jaxspec.decoding.views import (
@@ -50,7 +61,7 @@ from jaxspec.decoding.views import (
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
-from jaxspec.sharding import mesh_of
+from jaxspec.sharding import mesh_of, on_mesh
 from jaxspec.typing import Params
 
 __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
@@ -136,6 +147,23 @@ class Engine:
         parts = (seeds[start : start + most] for start in range(0, count, most))
         return [result for part in parts for *_, done in [self._run(part, prompts=1)] for result in done]
 
+    def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
+        """Return the log-probabilities [T] that the target gives to an answer's tokens, at temperature 1, unfiltered.
+
+        Of several models, those of their combination.
+        """
+        (read,) = self._read([request])
+        length = max(map(len, read.rows)) + len(tokens)
+        whole = replace(
+            read,
+            rows=tuple(row.followed_by(tokens) for row in read.rows),
+            sizes=read.sizes._replace(length=bucket(length, self.config.prompt_buckets, "tokens")),
+        )
+        batch, _ = self._inputs([whole], whole.sizes)
+        starts = np.asarray([len(row) - 1 for row in read.rows], np.int32)
+        held, said = Held(self.program, self.mesh, self._params([read])), np.asarray([tokens], np.int32)
+        return np.asarray(timed(run_logprobs, held, batch, said, starts)[0])
+
     def check(self, request: Request) -> None:
         """Raises InputError where the request is too long for the target or the buckets, or an image is none."""
         decoded_images(self._read([request]), 0)
@@ -194,10 +222,7 @@ class Engine:
 
         Yields their results; with a stride, results so far each time that the longest answer has so many tokens more.
         """
-        sizes, most = requests[0].sizes, len(requests) if prompts else self.config.batch_size
-        held = self._held(requests[:most])
-        start = partial(self._start, sizes, held, prompts=prompts)
-        batch = RunningBatch(requests, most, held, start, self._rooms(sizes), self.program.most_tokens)
+        batch = self._begin(requests, prompts)
         while batch.busy:
             batch.decode(self.encoder, stride)
             if stride or not (batch.busy or batch.waiting):
@@ -206,6 +231,15 @@ class Engine:
             batch.grow()
         if batch.state.gamma is not None:
             self._earlier = update_prior(self._earlier, batch.state.gamma)
+
+    def _begin(
+        self, requests: list[EncodedRequest], prompts: int | None = None, past: KVCache | None = None
+    ) -> RunningBatch:
+        """Place and prefill requests of one bucket; `past` holds the beginning of the only one's prompt."""
+        sizes, most = requests[0].sizes, len(requests) if prompts else self.config.batch_size
+        held = self._held(requests[:most])
+        start = partial(self._start, sizes, held, prompts=prompts, past=past)
+        return RunningBatch(requests, most, held, start, self._rooms(sizes), self.program.most_tokens)
 
     def _read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
         """Return the requests as they will be decoded: with captions, their prompts in each form, and sizes."""
@@ -282,9 +316,19 @@ class Engine:
         least: int,
         room: int,
         prompts: int | None = None,
+        past: KVCache | None = None,
     ) -> tuple[DecodeState, Sampling, float]:
         """Prefill requests: the state, their options, and milliseconds."""
         batch, options = self._inputs(requests, sizes, least, prompts)
+        if past is not None:
+            missing = sizes.length + room + self.program.spare_slots - past.slots
+            kept = int(np.asarray(past.length)[0])
+            if missing > 0:
+                with on_mesh(self.mesh):
+                    past = larger_cache(missing, past)
+            rest = requests[0].rows[0][kept:]
+            width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
+            batch = batch.replace(target=stack_rows([[rest]], width)[0], past=past)
         if batch.gamma is not None:
             costs = self._measured_costs(sizes, held, batch, options)
             batch = batch.replace(gamma=init_gamma(costs, len(options.temperature), self._earlier))

@@ -160,22 +160,26 @@ def rooms(new: int, block: int) -> list[int]:
 def grow(slots: int, state: DecodeState) -> DecodeState:
     """The state with so many more slots for new tokens in every row."""
 
-    def longer(leaf: Array, axis: int, kept: int = 0) -> Array:
-        """With slots before the last `kept` of that axis."""
-        front, back = jnp.split(leaf, [leaf.shape[axis] - kept], axis)
-        space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
-        return jnp.concatenate([front, space, back], axis)
+    target, drafter = map_caches(partial(larger_cache, slots), (state.target, state.drafter))
+    trace = jax.tree.map(lambda leaf: _longer(leaf, 1, slots), state.trace)
+    return place(state.replace(target=target, drafter=drafter, trace=trace, tokens=_longer(state.tokens, 1, slots)))
 
-    def larger(cache: KVCache) -> KVCache:
-        k, v = (tuple(longer(leaf, 2) for leaf in leaves) for leaves in (cache.k, cache.v))
-        bias = cache.bias if cache.bias is None else longer(cache.bias, 1)
-        # Of a row that has read nothing the last slot is in use, see `hidden_before`.
-        hidden = cache.hidden if cache.hidden is None else longer(cache.hidden, 2, kept=1)
-        return cache.replace(k=k, v=v, bias=bias, hidden=hidden)
 
-    target, drafter = map_caches(larger, (state.target, state.drafter))
-    trace = jax.tree.map(lambda leaf: longer(leaf, 1), state.trace)
-    return place(state.replace(target=target, drafter=drafter, trace=trace, tokens=longer(state.tokens, 1)))
+@partial(jax.jit, static_argnames=("slots",))
+def larger_cache(slots: int, cache: KVCache) -> KVCache:
+    """Return the cache with so many more slots behind those it has."""
+    k, v = (tuple(_longer(leaf, 2, slots) for leaf in leaves) for leaves in (cache.k, cache.v))
+    bias = cache.bias if cache.bias is None else _longer(cache.bias, 1, slots)
+    # Of a row that has read nothing the last slot is in use, see `hidden_before`.
+    hidden = cache.hidden if cache.hidden is None else _longer(cache.hidden, 2, slots, kept=1)
+    return cache.replace(k=k, v=v, bias=bias, hidden=hidden)
+
+
+def _longer(leaf: Array, axis: int, slots: int, kept: int = 0) -> Array:
+    """Return the array with slots before the last `kept` of that axis."""
+    front, back = jnp.split(leaf, [leaf.shape[axis] - kept], axis)
+    space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
+    return jnp.concatenate([front, space, back], axis)
 
 
 def refill_rows(batch_size: int) -> int:

@@ -116,7 +116,7 @@ class Speculator:
         logits, features, cache = prefill_target(
             self.target, params["target"], batch, slots, head is not None and head.reads_hidden
         )
-        drafter = self.drafter.prefill(params, batch, features if self.shares_tower else None, cache, slots)
+        drafter = self.drafter.prefill(params, batch, features if self.shares_tower else None, cache, cache.slots)
         logits, cache, drafter, weights = copied((logits, cache, drafter, batch.weights), batch, options)
         first, weighting = first_token(logits, options), self.weighting.init(weights)
         stats = DecodeStats.zeros(len(first), self.drafter.gamma)
@@ -225,8 +225,13 @@ def prefill_target(
     """Run the prompts: logits of what follows them, the image features, and a cache of `slots`."""
     rows = batch.target
     features = None if batch.images is None else model.encode(params, batch.images)
-    logits, cache = model.prefill(params, model.embed(params, rows, features), rows, slots, keep_hidden)
-    return logits, features, cache
+    embeds = model.embed(params, rows, features)
+    if batch.past is None:
+        logits, cache = model.prefill(params, embeds, rows, slots, keep_hidden)
+        return logits, features, cache
+    every, cache = model.advance(params, embeds, batch.past)
+    logits = jnp.take_along_axis(every, rows.length[:, None, None] - 1, axis=1)[:, 0]
+    return logits, features, cache.replace(length=batch.past.length + rows.length)
 
 
 def copied(tree: Any, batch: PromptBatch, options: Sampling) -> Any:

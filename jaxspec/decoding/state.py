@@ -45,6 +45,8 @@ class PromptBatch(struct.PyTreeNode):
     """What the first block's length is chosen by, for programs that choose it."""
     head: HeadRows | None = None
     """What a KV head reads of the target's rows; None without one."""
+    past: KVCache | None = None
+    """The target's cache of an earlier turn, where `target` is only what follows its tokens."""
     others: tuple[Prompts, ...] = ()
     """Those of the models that write together with the first, whose are `target` and `images`."""
 

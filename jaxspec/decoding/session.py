@@ -1,0 +1,70 @@
+"""A conversation whose turns each read only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.cache import KVCache
+from jaxspec.data.prompts import Prompt
+from jaxspec.decoding.engine import Engine
+from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.replay import RecordedTarget
+from jaxspec.decoding.requests import Request, Result
+from jaxspec.decoding.views import PromptRow
+from jaxspec.errors import InputError
+from jaxspec.models.inputs import TEXT
+
+
+class Session:
+    """A conversation with an engine's target, whose cache stays from turn to turn.
+
+    `session.ask("What is this?", images=[photo]).text`, then `session.ask("What colour is it?").text`. Answers are
+    those to the whole prompts. A draft, which is small, reads its views anew in every turn.
+
+    Raises InputError for engines of several models, and of recorded answers.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine.target, LoadedModel) or isinstance(engine.target, RecordedTarget):
+            raise InputError("session: has one target that is loaded; give several models, or answers, to generate")
+        self.engine = engine
+        self._prompt: Prompt | None = None
+        self._answer: tuple[int, ...] = ()
+        self._cache: KVCache | None = None
+        self._cached = np.zeros(0, np.int32)
+        """The tokens that the cache holds."""
+
+    def ask(self, question: str, images: Sequence[Any] = (), **options: Any) -> Result:
+        """Answer the next question; `options` are those of a `Request`."""
+        encoder = self.engine.encoder
+        if self._prompt is None:
+            prompt = encoder.prompt(question, images)
+        else:
+            prompt = encoder.follow_up(self._prompt, self._answer, question, images)
+        (read,) = self.engine._read([Request(prompt, **options)])
+        row = read.rows[0]
+        batch = self.engine._begin([read], past=self._past(row))
+        while batch.busy:
+            batch.decode(encoder, None)
+            batch.grow()
+        (result,) = batch.results()
+        cache: KVCache = batch.state.target
+        said = np.concatenate([row.tokens, np.asarray(batch.state.tokens)[0]])
+        self._prompt, self._answer, self._cache = read.prompt, result.tokens, cache
+        self._cached = said[: int(np.asarray(cache.length)[0])]
+        return result
+
+    def _past(self, row: PromptRow) -> KVCache | None:
+        """The cache, as long as what it holds begins the row; None where the whole row has to be read."""
+        if self._cache is None:
+            return None
+        same = min(len(self._cached), len(row) - 1)
+        differs = np.flatnonzero(self._cached[:same] != row.tokens[:same])
+        kept = int(differs[0]) if len(differs) else same
+        fresh = row[kept:]
+        if fresh.rotary is not None and fresh.sources is not None and (fresh.sources != TEXT).any():
+            return None  # images shift the positions behind them (M-RoPE), and only whole prompts say by how much
+        return self._cache.replace(length=np.full(1, kept, np.int32))

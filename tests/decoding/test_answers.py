@@ -1,0 +1,148 @@
+"""What can be asked of an answer: strings to stop at, samples of one prefill, log-probabilities, further turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxspec.decoding import compile_cache, running
+from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.loading import LoadedHead
+from jaxspec.decoding.session import Session
+from jaxspec.errors import InputError
+from jaxspec.evaluation.exactness import forward_logits
+from jaxspec.models import LanguageModel
+from tests import tiny
+
+NEW = 24
+CONFIG = EngineConfig(
+    ("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64, 128, 256), image_buckets=(0, 1, 2)
+)
+PAGES = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8)) for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def headed(target: LoadedModel) -> LoadedModel:
+    head = tiny.kv_head(LanguageModel(target.config), target.params)
+    return replace(target, head=LoadedHead(*head))
+
+
+def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> dict[str, Engine]:
+    return {
+        "plain": Engine(target, config=replace(CONFIG, views=("M",))),
+        "views": Engine(target, draft, CONFIG),
+        "kv": Engine(headed, config=replace(CONFIG, views=("kv",))),
+    }
+
+
+KINDS = ("plain", "views", "kv")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_ends_before_the_first_string_to_stop_at(
+    temperature: float, target: LoadedModel, draft: LoadedModel
+) -> None:
+    engine = Engine(target, draft, CONFIG)
+    asked = Request("What?", NEW, temperature, images=PAGES[:1])
+    free = engine.generate(asked)
+    middle = free.text[len(free.text) // 2 :][:2]
+    (one, other) = engine.generate([replace(asked, stop=("nowhere", middle)), asked])
+    assert other.tokens == free.tokens  # in the same batch, but not asked to stop
+    assert one.text == free.text[: free.text.index(middle)]
+    assert one.tokens == free.tokens[: len(one.tokens)]
+    assert middle in engine.encoder.decode(one.tokens)
+    assert middle not in engine.encoder.decode(one.tokens[:-1])
+    *parts, last = engine.stream(replace(asked, stop=(middle,)))
+    assert last.text == one.text
+    assert all(last.text.startswith(part.text) for part in parts)
+    with pytest.raises(InputError, match="stop: 'ab'; give a list"):
+        Request("What?", stop="ab")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_those_of_their_seeds(
+    kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel
+) -> None:
+    engine = engines(target, draft, headed)[kind]
+    asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
+    drawn = engine.samples(asked, 3)
+    alone = engine.generate([replace(asked, seed=7 + i) for i in range(3)])
+    assert [result.tokens for result in drawn] == [result.tokens for result in alone]
+    assert len({result.tokens for result in drawn}) == 3
+    with pytest.raises(InputError, match="temperature: 0 gives every sample the same"):
+        engine.samples(Request("What?", NEW), 2)
+
+
+def test_models_that_write_together_draw_samples_too(target: LoadedModel, draft: LoadedModel) -> None:
+    engine = Engine([target, draft], config=CollaborationConfig(gammas=(2, 2), new_buckets=(32,), prompt_buckets=(64,)))
+    asked = Request("What?", NEW, 1.0, seed=7, images=PAGES[:1])
+    assert [r.tokens for r in engine.samples(asked, 2)] == [
+        engine.generate(replace(asked, seed=seed)).tokens for seed in (7, 8)
+    ]
+
+
+def test_log_probabilities_are_those_of_full_passes(target: LoadedModel, draft: LoadedModel) -> None:
+    engine = Engine(target, draft, CONFIG)
+    asked = Request(engine.encoder.prompt("What?", PAGES[:1]), 6, 1.0)
+    answer = engine.generate(asked).tokens
+    rows = [forward_logits(target, asked.prompt, answer[:place]) for place in range(len(answer))]
+    expected = [jax.nn.log_softmax(row)[token] for row, token in zip(rows, answer, strict=True)]
+    np.testing.assert_allclose(engine.logprobs(asked, answer), expected, atol=1e-4)
+    together = Engine([target, draft], config=CollaborationConfig("weighted:0.7,0.3"))
+    others = [forward_logits(draft, asked.prompt, answer[:place]) for place in range(len(answer))]
+    expected = [
+        np.log(0.7 * jax.nn.softmax(row)[token] + 0.3 * jax.nn.softmax(other)[token])
+        for row, other, token in zip(rows, others, answer, strict=True)
+    ]
+    np.testing.assert_allclose(together.logprobs(asked, answer), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_answers_as_whole_prompts_do(
+    kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image in the first turn, none in the second, another in the third, which samples; caches grow."""
+    monkeypatch.setattr(running, "FIRST", 8)
+    engine = engines(target, draft, headed)[kind]
+    session, prompt, read = Session(engine), None, []
+    prefill = engine._start
+    monkeypatch.setattr(
+        engine, "_start", lambda *args, **options: read.append(options["past"]) or prefill(*args, **options)
+    )
+    for question, images, temperature in (("What?", PAGES[:1], 0.0), ("And then?", [], 0.0), ("This?", PAGES[1:], 1.0)):
+        told = session.ask(question, images, max_new_tokens=NEW, temperature=temperature)
+        prompt = (
+            engine.encoder.prompt(question, images)
+            if prompt is None
+            else engine.encoder.follow_up(prompt, answer, question, images)
+        )
+        answer = engine.generate(Request(prompt, NEW, temperature)).tokens
+        assert told.tokens == answer
+    kept = [None if past is None else int(past.length[0]) for past in read[::2]]
+    assert kept[0] is None
+    assert 0 < kept[1] < kept[2]
+
+
+def test_a_session_has_one_target(target: LoadedModel, draft: LoadedModel) -> None:
+    with pytest.raises(InputError, match="session: has one target"):
+        Session(Engine([target, draft]))
+
+
+def test_a_warm_engine_compiles_nothing(
+    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "FIRST", 8)
+    compiled: dict[Any, Any] = {}
+    monkeypatch.setattr(compile_cache, "_EXECUTABLES", compiled)
+    engine = Engine(target, draft, CONFIG)
+    asked = Request("What?", NEW, images=PAGES[:1])
+    engine.warmup([asked])
+    known = len(compiled)
+    assert known == 4  # prefill, decode, growth to 32 tokens, and decode there
+    engine.generate(asked)
+    assert len(compiled) == known
