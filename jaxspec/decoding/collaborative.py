@@ -343,7 +343,7 @@ class Alternating:
             drafted = fed[:, 1 : run + 1]
 
             def check() -> tuple[Verdict, Array]:
-                slots = _slots(state.count[:, None] + jnp.arange(run), pending)
+                slots = (state.count[:, None] + jnp.arange(run)) % pending.logits[0].shape[1]
                 scores = [
                     logits[:, :run] if m == model else jnp.take_along_axis(ring, slots[..., None], axis=1)
                     for m, ring in enumerate(pending.logits)
@@ -431,16 +431,12 @@ class Alternating:
         return logits, written.replace(length=cache.length)
 
 
-def _slots(index: Int[Array, "B T"], pending: Pending) -> Int[Array, "B T"]:
-    return index % pending.logits[0].shape[1]
-
-
 def _write(
     pending: Pending, model: int, index: Int[Array, "B T"], kept: Bool[Array, "B T"], logits: Float[Array, "B T V"]
 ) -> tuple[Array, ...]:
     """The rings, with the model's logits for the tokens at these indices."""
     ring = pending.logits[model]
-    slots = jnp.where(kept, _slots(index, pending), ring.shape[1])
+    slots = jnp.where(kept, index % ring.shape[1], ring.shape[1])
     ring = ring.at[jnp.arange(len(slots))[:, None], slots].set(logits, mode="drop")
     return _with(pending.logits, model, ring)
 
