@@ -76,7 +76,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 
 
 def make_mesh(model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh of the first data * fsdp * model devices. Raises InputError where there are fewer."""
+    """Return a mesh of the first data * fsdp * model devices. Raises InputError where there are fewer."""
     devices = jax.devices() if devices is None else devices
     count = data * fsdp * model
     if min(data, fsdp, model) < 1 or count > len(devices):
@@ -88,12 +88,12 @@ def make_mesh(model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[An
 
 
 def abstract_mesh(model: int = 1, fsdp: int = 1, data: int = 1) -> AbstractMesh:
-    """The same without devices, for plans."""
+    """Return the same without devices, for plans."""
     return AbstractMesh((data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def logical_axes(path: str) -> tuple[str | None, ...]:
-    """The row of the table that a parameter's path matches."""
+    """Return the row of the table that a parameter's path matches."""
     rows = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
     if len(rows) != 1:
         raise ValueError(f"jaxspec.sharding.TABLE: {len(rows)} rows match {path!r}; exactly one must")
@@ -101,7 +101,7 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
 
 
 def spec(config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """How a parameter is split. Heads are split whole: their number must divide, not only their columns."""
+    """Return how a parameter is split. Heads are split whole: their number must divide, not only their columns."""
     text = text_config(config)
     heads = {"heads": text.num_attention_heads, "kv_heads": text.num_key_value_heads}
     axes = logical_axes(path)
@@ -109,7 +109,7 @@ def spec(config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | Ab
 
 
 def partition(mesh: Mesh | AbstractMesh, axes: Sequence[str | None], counts: Sequence[int]) -> PartitionSpec:
-    """The split of dimensions by their logical axes; `counts` must divide, or they stay whole."""
+    """Return the split of dimensions by their logical axes; `counts` must divide, or they stay whole."""
     names = []
     for axis, count in zip(axes, counts):
         name = None if axis is None else MESH_AXES[axis]
@@ -119,7 +119,7 @@ def partition(mesh: Mesh | AbstractMesh, axes: Sequence[str | None], counts: Seq
 
 
 def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) -> Any:
-    """The sharding of every parameter: a pytree like `params`, whose leaves need only have shapes."""
+    """Return the sharding of every parameter: a pytree like `params`, whose leaves need only have shapes."""
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         name = "/".join(key.key for key in path)
@@ -134,12 +134,12 @@ def cache_sharding(mesh: Mesh | AbstractMesh, shape: Sequence[int]) -> NamedShar
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Whole on every device, as drafts and inputs are."""
+    """Return whole on every device, as drafts and inputs are."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def mesh_of(params: Params) -> Mesh | None:
-    """The mesh that parameters lie on; None for those of a single device, and for mere shapes."""
+    """Return the mesh that parameters lie on; None for those of a single device, and for mere shapes."""
     sharding = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
@@ -167,7 +167,7 @@ def platform_of(params: Params) -> str:
 
 
 def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
-    """Where `constrain` is to be obeyed: programs are traced within it."""
+    """Mark where `constrain` is to be obeyed: programs are traced within it."""
     if mesh is None:
         return nullcontext()
     return jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
@@ -182,7 +182,7 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def shard_count(axis: str, size: int) -> int:
-    """Parts that `constrain` splits an axis of this size into; 1 outside a mesh."""
+    """Return parts that `constrain` splits an axis of this size into; 1 outside a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return 1
@@ -192,7 +192,7 @@ def shard_count(axis: str, size: int) -> int:
 
 
 def bytes_per_device(params: Params, places: Any) -> int:
-    """Bytes of (abstract) parameters that the most loaded device holds."""
+    """Return bytes of (abstract) parameters that the most loaded device holds."""
 
     def held(leaf: Any, place: NamedSharding) -> int:
         return math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize

@@ -45,7 +45,7 @@ class StepMemory:
 
 
 def batch_of(rows: int, length: int) -> ConversationBatch:
-    """Shapes of rows of one image and `length` tokens, as `ConversationBatches` makes them with a teacher."""
+    """Return shapes of rows of one image and `length` tokens, as `ConversationBatches` makes them with a teacher."""
 
     def make() -> ConversationBatch:
         wide, narrow = jnp.zeros((rows, length), jnp.int32), jnp.zeros(rows, jnp.int32)
@@ -98,7 +98,7 @@ def _placed(tree: Any, places: Any) -> Any:
 
 
 def _bytes(tree: Any) -> int:
-    """Bytes of one device's parts."""
+    """Return bytes of one device's parts."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 

@@ -127,7 +127,7 @@ def main(command: Llava | Text | Book) -> Path:
 
 
 def _reader(target: str) -> LoadedModel:
-    """A target without its parameters."""
+    """Return a target without its parameters."""
     path = directories.locate(target)
     config = directories.read_config(path)
     processor = load_image_processor(path, config) if LanguageModel(config).has_vision else None
@@ -135,7 +135,7 @@ def _reader(target: str) -> LoadedModel:
 
 
 def _fits(reached: Sequence[tuple[int, int]]) -> str:
-    """A table: of buckets of some lengths, how many rows have an answer within, and how many are whole."""
+    """Return a table: of buckets of some lengths, how many rows have an answer within, and how many are whole."""
     first, whole = (np.asarray(column) for column in zip(*reached, strict=True))
     lengths = [size for i in range(4, 40) for size in (2**i, 3 * 2 ** (i - 1))]
     shown = [size for i, size in enumerate(lengths) if first.min() <= size and (i == 0 or lengths[i - 1] < whole.max())]

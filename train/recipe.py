@@ -121,7 +121,7 @@ def main(args: Sequence[str] | None = None) -> Path:
 
 
 def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
-    """The recipe with what the command line changes."""
+    """Return the recipe with what the command line changes."""
     parts: dict[str, Any] = {stage.name: stage.train for stage in recipe.stages}
     if isinstance(recipe, HeadRecipe):
         parts |= {"head": Ablation(), "anchoring": recipe.anchoring}

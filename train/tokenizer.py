@@ -16,12 +16,12 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 
 def make_tokenizer(samples: int = 4000) -> PreTrainedTokenizerFast:
-    """The mini models', of the texts of the first training samples."""
+    """Return the mini models', of the texts of the first training samples."""
     return train_tokenizer(_texts(samples), VOCABULARY, (PLACEHOLDER,))
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, extra: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """A tokeniser of so many tokens, the same on every machine.
+    """Return a tokeniser of so many tokens, the same on every machine.
 
     Args:
       extra: special tokens besides Llama's.

@@ -50,7 +50,7 @@ def batch_of(step: int, train: TrainConfig) -> dict[str, np.ndarray]:
 
 
 def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """Mean cross entropy over tokens of all heads, and each head's accuracy."""
+    """Return mean cross entropy over tokens of all heads, and each head's accuracy."""
     states, _ = apply(VisionTower(TOWER), params["vision_tower"], batch["pixels"])
     tokens = states[LAYER][:, 1:]
     loss, metrics = jnp.zeros(()), {}
@@ -66,7 +66,7 @@ def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, A
 
 
 def init(train: TrainConfig) -> Params:
-    """A random tower and its heads."""
+    """Return a random tower and its heads."""
     pixels = jnp.zeros((1, TOWER.image_size, TOWER.image_size, 3))
     keys = jax.random.split(jax.random.key(train.seed), len(LABEL_CLASSES) + 1)
     heads = {}

@@ -71,7 +71,7 @@ class Checkpoints:
             self._manager.close()
 
     def newest(self) -> tuple[int, Any] | None:
-        """The newest step that can be read, and the `run` that it tells; None when nothing is saved."""
+        """Return the newest step that can be read, and the `run` that it tells; None when nothing is saved."""
         for step in self._steps():
             found, _ = self._read(step, data=ocp.args.JsonRestore())
             if found is not None:
@@ -94,7 +94,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
 
     def restore(self, state: State) -> tuple[State, Any]:
-        """The newest saved state, shaped and placed like `state`, and the place in the data.
+        """Return the newest saved state, shaped and placed like `state`, and the place in the data.
 
         The devices and processes may be others than those that saved it. (`state` itself, None) when nothing is
         saved. Steps that are damaged are told, and set aside where an older one is not.
@@ -115,7 +115,7 @@ class Checkpoints:
         return state, None
 
     def _steps(self) -> list[int]:
-        """All steps that have a folder, the newest first."""
+        """Return all steps that have a folder, the newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
     def _read(self, step: int, **parts: Any) -> tuple[Any, str]:
@@ -163,7 +163,7 @@ class Checkpoints:
 
 
 def _check(found: Any) -> None:
-    """Raises ValueError where what was read is not what was written."""
+    """Raise ValueError where what was read is not what was written."""
     told = dict(found["data"])
     if "sum" in told and told.pop("sum") != _sum_of_json(told):
         raise ValueError("its place in the data is not what was saved")
@@ -178,7 +178,8 @@ def _sum_of_json(values: Any) -> int:
 
 @jax.jit
 def _sum(state: Any) -> Array:
-    """A number that any other bit in the state would change, however its arrays are placed; they are not moved."""
+    """Return a number that any other bit in the state would change, however its arrays are placed; they are not moved.
+    """
     total = jnp.uint32(0)
     for leaf in map(jnp.asarray, jax.tree.leaves(state)):
         unsigned = jnp.dtype(f"u{min(leaf.dtype.itemsize, 4)}")

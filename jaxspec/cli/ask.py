@@ -53,13 +53,13 @@ class Ask(Compiles):
     """Print one JSON object with text, tokens and stats instead of the text."""
 
     def request(self) -> Request:
-        """The checked request, with a prompt to be replaced as soon as there is a tokeniser."""
+        """Return the checked request, with a prompt to be replaced as soon as there is a tokeniser."""
         place_images(self.prompt, len(self.image))
         nothing = Prompt(np.zeros(0, np.int32))
         return Request(nothing, self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.seed, self.stop)
 
     def pictures(self) -> list[Image]:
-        """The images, of which one that is none is an InputError."""
+        """Return the images, of which one that is none is an InputError."""
         return [load_image(path) for path in self.image]
 
     @property
@@ -109,7 +109,7 @@ def answer(
 
 
 def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:
-    """The numbers of a comma-separated list."""
+    """Return the numbers of a comma-separated list."""
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:

@@ -122,7 +122,7 @@ def run(args: Generate) -> None:
 
 
 def _check_drafts(args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]) -> None:
-    """Raises InputError for drafts that draft nothing, and for options that are about none."""
+    """Raise InputError for drafts that draft nothing, and for options that are about none."""
     if draft is None and head is None:
         _refuse(args, OF_DRAFTS, "is about a draft, and none is given; give --draft")
     if draft is None:
@@ -140,7 +140,7 @@ def _check_drafts(args: Generate, draft: str | None, head: str | None, views: tu
 
 
 def _refuse(args: Generate, names: Sequence[str], why: str) -> None:
-    """Raises InputError for an option of these names that is not left as it was: nothing would read it."""
+    """Raise InputError for an option of these names that is not left as it was: nothing would read it."""
     given = [name for name in names if getattr(args, name) != getattr(Generate, name)]
     if given:
         raise InputError(f"--{given[0].replace('_', '-')}: {why}")

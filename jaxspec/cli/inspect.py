@@ -153,7 +153,7 @@ def _inspect_head(path: Path) -> Inspection:
 
 
 def _stored(tensors: dict[str, StoredTensor], part: Callable[[str], str]) -> dict[str, dict[str, int]]:
-    """What is said of the tensors themselves."""
+    """Return what is said of the tensors themselves."""
     parameters, dtypes = Counter[str](), Counter[str]()
     for name, tensor in tensors.items():
         parameters[part(name)] += math.prod(tensor.shape)

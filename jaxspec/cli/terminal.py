@@ -18,19 +18,19 @@ class Compiles:
 
 
 def progress(words: str) -> None:
-    """On terminals only: words that the next ones overwrite, so that a failure leaves only its own line."""
+    """Show words on terminals only that the next ones overwrite, so that a failure leaves only its own line."""
     if sys.stderr.isatty():
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
 
 
 def clear() -> None:
-    """On terminals only: away with such words, before something else is printed there."""
+    """Clear such words on terminals, before something else is printed there."""
     if sys.stderr.isatty():
         print(end="\r\033[K", file=sys.stderr, flush=True)
 
 
 def say(words: object) -> None:
-    """A line that stays."""
+    """Print a line that stays."""
     clear()
     print(words, file=sys.stderr)
 

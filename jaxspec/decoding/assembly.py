@@ -36,7 +36,7 @@ class Form:
     """Tokens past the last new one that the context has to hold; None where longer prompts are allowed."""
 
     def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
-        """Raises InputError for a prompt that is, with its answer, over the model's context."""
+        """Raise InputError for a prompt that is, with its answer, over the model's context."""
         limit = text_config(self.model.config).max_position_embeddings
         if self.spare is None or len(row) + request.max_new_tokens + self.spare <= limit:
             return

@@ -104,7 +104,7 @@ def prefill_members(
 def draw_combined(
     params: Params, logits: Float[Array, "M B V"], index: Int[Array, " B"], options: Sampling
 ) -> Int[Array, " B"]:
-    """The token at an index, from the combined distribution."""
+    """Return the token at an index, from the combined distribution."""
     combination = params["combination"]
     return draw_next(
         lambda: greedy_token(combination, logits), lambda: combined(combination, logits, options), index, options
@@ -213,7 +213,7 @@ class OneProposer:
         )
 
     def run(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-        """One run for all rows: propose, score, verify, commit."""
+        """Run once for all rows: propose, score, verify, commit."""
         live = (~state.done).astype(jnp.int32)
         last = newest(state)
         places = self.gamma + (self.bonus or not self.gamma)
@@ -326,7 +326,7 @@ class Alternating:
         return jax.lax.while_loop(lambda state: keep_decoding(state, pause), step, state)
 
     def turn(self, model: int, params: Params, options: Sampling, state: DecodeState) -> DecodeState:
-        """One model's turn, for the rows that wait for it: score; verify the oldest run if all have; propose."""
+        """Take one model's turn, for the rows that wait for it: score; verify the oldest run if all have; propose."""
         owner = (model + 1) % len(self.members)
         run, others = self.gammas[owner], sum(self.gammas) - self.gammas[model]
         pending = state.drafter
@@ -391,7 +391,7 @@ class Alternating:
         index: Int[Array, " B"],
         proposing: Bool[Array, " B"],
     ) -> tuple[DecodeState, tuple[Array, ...]]:
-        """The model's own run from `index` on; the first token is drawn from `logits`, and each next one by a pass."""
+        """Propose the model's own run from `index` on, the first token drawn from `logits`, each next one by a pass."""
         gamma = self.gammas[model]
         rows = jnp.arange(len(index))
 
@@ -425,7 +425,7 @@ class Alternating:
         active: Bool[Array, " B"],
         ahead: int | Int[Array, " B"],
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """A pass over tokens `ahead` places past the cache's length, which stays; rows not `active` write nothing."""
+        """Run a pass over tokens `ahead` places past the cache's length, which stays; idle rows write nothing."""
         placed = cache.replace(length=jnp.where(active, cache.length + ahead, cache.slots))
         logits, written = self.members[model].model.extend(params["models"][model], tokens, placed)
         return logits, written.replace(length=cache.length)
@@ -434,7 +434,7 @@ class Alternating:
 def _write(
     pending: Pending, model: int, index: Int[Array, "B T"], kept: Bool[Array, "B T"], logits: Float[Array, "B T V"]
 ) -> tuple[Array, ...]:
-    """The rings, with the model's logits for the tokens at these indices."""
+    """Return the rings, with the model's logits for the tokens at these indices."""
     ring = pending.logits[model]
     slots = jnp.where(kept, index % ring.shape[1], ring.shape[1])
     ring = ring.at[jnp.arange(len(slots))[:, None], slots].set(logits, mode="drop")
@@ -442,7 +442,7 @@ def _write(
 
 
 def _with(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
-    """The tuple with another item at a place."""
+    """Return the tuple with another item at a place."""
     return (*items[:at], item, *items[at + 1 :])
 
 

@@ -39,22 +39,22 @@ class Combination(Protocol):
     """A pytree, so that its numbers are traced: another weight compiles nothing."""
 
     def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
-        """The combined distribution before top-k and top-p; temperature 0 counts as 1."""
+        """Return the combined distribution before top-k and top-p; temperature 0 counts as 1."""
         ...
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
-        """The token of temperature 0, given `soft` at temperature 1."""
+        """Return the token of temperature 0, given `soft` at temperature 1."""
         ...
 
 
 def combined(combination: Combination, logits: Float[Array, "M B V"], options: Sampling) -> Float[Array, "B V"]:
-    """What the models draw the next token from together."""
+    """Return the distribution that the models draw the next token from together."""
     soft = combination.soft(logits, options.temperature)
     return filtered(soft, options, combination.best(logits, soft))
 
 
 def greedy_token(combination: Combination, logits: Float[Array, "M B V"]) -> Int[Array, " B"]:
-    """What `combined` puts all mass on at temperature 0."""
+    """Return what `combined` puts all mass on at temperature 0."""
     return combination.best(logits, combination.soft(logits, jnp.ones(logits.shape[1])))
 
 
@@ -118,7 +118,7 @@ KINDS = ("weighted", "contrastive", "logits")
 
 
 def parse_combination(text: str, models: int) -> Combination:
-    """The combination of so many models that a text names, as in the table above.
+    """Return the combination of so many models that a text names, as in the table above.
 
     Raises InputError for unknown kinds and options, and for numbers that do not fit.
     """
@@ -145,7 +145,7 @@ def parse_combination(text: str, models: int) -> Combination:
 
 
 def weighted(weights: list[float], models: int, greedy: str = "mean") -> Weighted:
-    """Checked weights, one a model."""
+    """Return checked weights, one a model."""
     shown = ",".join(f"{w:g}" for w in weights)
     if len(weights) != models:
         raise InputError(f"weights: {shown} are {len(weights)} for {models} models; give one a model")
@@ -157,7 +157,7 @@ def weighted(weights: list[float], models: int, greedy: str = "mean") -> Weighte
 
 
 def linear(text: str, coefficients: list[float], models: int, plausibility: float = 0.0) -> Linear:
-    """Checked coefficients, one a model; `text` is what a complaint cites."""
+    """Return checked coefficients, one a model; `text` is what a complaint cites."""
     if len(coefficients) != models:
         raise InputError(f"combination {text!r}: {len(coefficients)} numbers for {models} models; give one a model")
     if not 0 <= plausibility <= 1:

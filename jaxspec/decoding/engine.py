@@ -165,11 +165,12 @@ class Engine:
         return np.asarray(timed(run_logprobs, held, batch, said, starts)[0])
 
     def check(self, request: Request) -> None:
-        """Raises InputError where the request is too long for the target or the buckets, or an image is none."""
+        """Raise InputError where the request is too long for the target or the buckets, or an image is none."""
         decoded_images(self._read([request]), 0)
 
     def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
-        """The state after prefill of at most `batch_size` requests as one batch, in the largest of their buckets."""
+        """Return the state after prefill of at most `batch_size` requests as one batch, in the largest of their
+        buckets."""
         read = self._read(requests)
         sizes = self._largest(read)
         held = Held(self.program, self.mesh, self._params(read))
@@ -191,7 +192,7 @@ class Engine:
                 room = size
 
     def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
-        """What decoding the largest batch of these requests will hold on the device, before it is allocated."""
+        """Return what decoding the largest batch of these requests will hold on the device, before it is allocated."""
         read = self._read(requests)
         sizes, most = self._largest(read), self.config.batch_size
         batch = bucket(min(len(read), most), BATCH_BUCKETS, "batch")
@@ -210,7 +211,7 @@ class Engine:
         return self.config.refill and self._recorded is None
 
     def _rooms(self, sizes: Sizes) -> list[int]:
-        """Room for new tokens that caches begin with, and those that they grow to."""
+        """Return room for new tokens that caches begin with, and those that they grow to."""
         config = self.config
         fixed = config.refill or getattr(config, "adaptive_gamma", False) or self._recorded is not None
         return rooms(sizes.new, self.program.most_tokens) if config.grow and not fixed else [sizes.new]
@@ -254,7 +255,7 @@ class Engine:
         return each(self._written, read, captions)
 
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
-        """The request; to a recorded target, for no more tokens than the recorded answer has."""
+        """Return the request; to a recorded target, for no more tokens than the recorded answer has."""
         if self._recorded is None:
             return request
         if request.temperature > 0:
@@ -263,7 +264,7 @@ class Engine:
         return replace(request, max_new_tokens=min(request.max_new_tokens, known))
 
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
-        """The request with its prompt in each form, and the bucket that all of them fit in."""
+        """Return the request with its prompt in each form, and the bucket that all of them fit in."""
         config, told, rows = self.config, [caption.text for caption in captions], []
         for form in self.assembly.forms:
             rows.append(prompt_row(self.encoder, form.model, form.view, request.prompt, told))
@@ -289,7 +290,7 @@ class Engine:
         return Sizes(max(length), tuple(map(max, zip(*tiles, strict=True))), *map(max, rest))
 
     def _shown(self, request: EncodedRequest) -> np.ndarray:
-        """Which image each slot of the target's row shows, -1 for text."""
+        """Return which image each slot of the target's row shows, -1 for text."""
         images, reader = request.prompt.images, self.lead.images
         slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
         return which_image(request.rows[0], [len(part.sources) for part in slots])
@@ -302,7 +303,7 @@ class Engine:
         return self._known
 
     def _params(self, requests: list[EncodedRequest]) -> Params:
-        """The parameters; those of a recorded target are the answers to these requests."""
+        """Return the parameters; those of a recorded target are the answers to these requests."""
         if self._recorded is None:
             return self.params
         batch = bucket(len(requests), BATCH_BUCKETS, "batch")
@@ -338,7 +339,7 @@ class Engine:
     def _inputs(
         self, requests: Sequence[EncodedRequest], sizes: Sizes, least: int = 1, prompts: int | None = None
     ) -> tuple[PromptBatch, Sampling]:
-        """The requests as numpy arrays, padded to the sizes and to `least` rows with rows that emit nothing.
+        """Return the requests as numpy arrays, padded to the sizes and to `least` rows with rows that emit nothing.
 
         Where they are samples of the first `prompts` of them, only those are read.
         """

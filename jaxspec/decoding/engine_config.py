@@ -110,7 +110,8 @@ class CollaborationConfig(Batching):
             raise InputError(f"gammas: {self.gammas} drafted tokens; give each model 1 or more")
 
     def checked(self, models: int) -> tuple[Combination, tuple[int, ...]]:
-        """The combination and the draft lengths of so many models; InputError where something does not fit them."""
+        """Return the combination and the draft lengths of so many models; InputError where something does not fit them.
+        """
         if models < 2:
             raise InputError(f"collaboration: {models} model; give 2 or more, the same one twice if need be")
         if not 0 <= self.proposer < models:

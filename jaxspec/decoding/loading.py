@@ -91,13 +91,15 @@ class LoadedModel:
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 
     def with_head(self, path: str | Path) -> LoadedModel:
-        """The model with the KV head of a directory, in its own dtype. InputError if that was made for another."""
+        """Return the model with the KV head of a directory, in its own dtype. InputError if that was made for another.
+        """
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
         check_target(config, self.config)
         return replace(self, head=LoadedHead(config, params))
 
     def without_tiles(self) -> LoadedModel:
-        """A LLaVA-NeXT read as LLaVA-1.5: of each image one tile, scaled and cropped, and no end-of-line embedding.
+        """Return a LLaVA-NeXT read as LLaVA-1.5: of each image one tile, scaled and cropped, and no end-of-line
+        embedding.
 
         The released TABED code runs its LLaVA-NeXT targets so. LLaVA-1.5 and text models are what they were.
         InputError for families whose images are never one such tile.
@@ -114,8 +116,8 @@ class LoadedModel:
         return replace(self, config=self.config.without_tiles(), params=params, image_processor=processor)
 
     def sharing_tower(self, other: LoadedModel) -> LoadedModel:
-        """The model with the other's arrays as its vision tower, where they are its own in the other's dtype, and on
-        the same devices.
+        """Return the model with the other's arrays as its vision tower, where they are its own in the other's dtype,
+        and on the same devices.
 
         Else the model itself. The second copy of the tower is free then.
         """
@@ -147,7 +149,7 @@ class LoadedModel:
 
 
 def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
-    """The configuration with generation_config.json's end-of-sequence ids, where there is such a file.
+    """Return the configuration with generation_config.json's end-of-sequence ids, where there is such a file.
 
     As in transformers: chat models name the token that ends a turn there, and often nowhere else; and where the file
     names none, no token ends an answer.
@@ -164,7 +166,7 @@ def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
 def image_inputs(
     model: LoadedModel, pictures: Sequence[Sequence[Image]], tiles: int
 ) -> dict[str, Any] | None:
-    """The tiles [B, U, ...] of each row's images, padded with zeros; None if there are to be none."""
+    """Return the tiles [B, U, ...] of each row's images, padded with zeros; None if there are to be none."""
     if tiles == 0 or model.images is None:
         return None
     shapes = model.images.shapes(model.config)
@@ -179,7 +181,7 @@ def image_inputs(
 
 
 def same_images(target: LoadedModel, draft: LoadedModel) -> bool:
-    """Whether images become the same inputs to both towers."""
+    """Return whether images become the same inputs to both towers."""
     a, b = target.config, draft.config
     if not isinstance(a, LvlmConfig) or not isinstance(b, LvlmConfig) or a.tower != b.tower:
         return False
@@ -189,14 +191,14 @@ def same_images(target: LoadedModel, draft: LoadedModel) -> bool:
 
 
 def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
-    """Whether both see the same features, so that images are encoded once."""
+    """Return whether both see the same features, so that images are encoded once."""
     if not same_images(target, draft):
         return False
     return _equal(*(split_tower(model.config, model.params)[0] for model in (draft, target)))
 
 
 def _equal(ours: Params, theirs: Params) -> bool:
-    """Whether two trees hold the same arrays: same names, and same values in their dtypes."""
+    """Return whether two trees hold the same arrays: same names, and same values in their dtypes."""
     if jax.tree.structure(ours) != jax.tree.structure(theirs):
         return False
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)

@@ -130,7 +130,7 @@ def plan_memory(
 
 
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
-    """Shapes of the inputs, for planning and for compiling ahead of time."""
+    """Return shapes of the inputs, for planning and for compiling ahead of time."""
 
     def prompts(model: LanguageModel, pool: Pool | None, tiles: int) -> Prompts:
         rows = _rows(model, pool, batch, sizes.length, tiles > 0, tiles > 0 and model.mrope)
@@ -149,7 +149,7 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
 
 
 def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes) -> PromptBatch:
-    """The inputs with what drafting reads."""
+    """Return the inputs with what drafting reads."""
     drafter, tiles = program.drafter, sizes.tiles[1]
     shown = [view.reads_images and tiles > 0 for view in drafter.views]
     mrope = any(shown) and drafter.model.mrope
@@ -187,7 +187,7 @@ def _options(batch: int) -> Sampling:
 
 
 def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> int:
-    """The largest of the towers' and of prefill's activations and a step's distributions, in bytes.
+    """Return the largest of the towers' and of prefill's activations and a step's distributions, in bytes.
 
     A step holds the models' logits, before and after temperature and filters, and what is drawn from.
     """
@@ -207,7 +207,7 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
 
 
 def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: int) -> int:
-    """Bytes of a few residual streams and one MLP of the whole prompt, and the scores (float32, before and after
+    """Return bytes of a few residual streams and one MLP of the whole prompt, and the scores (float32, before and after
     softmax) of one block of queries."""
     queries = QUERY_BLOCK if length >= 2 * QUERY_BLOCK else length
     streams = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
@@ -215,7 +215,7 @@ def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: in
 
 
 def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
-    """Bytes of a few streams and one MLP of all tiles, and the scores of one block of tiles, or of one block of
+    """Return bytes of a few streams and one MLP of all tiles, and the scores of one block of tiles, or of one block of
     queries with all windows of a row."""
     if isinstance(config, TextConfig):
         return 0
@@ -231,7 +231,7 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
 
 
 def _bytes(tree: Any) -> int:
-    """What one device holds of a tree; leaves that say nothing of a sharding are whole on each."""
+    """Return what one device holds of a tree; leaves that say nothing of a sharding are whole on each."""
 
     def held(x: Any) -> int:
         split = getattr(x, "sharding", None)

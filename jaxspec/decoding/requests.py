@@ -157,8 +157,8 @@ def in_batches(sizes: Sequence[Hashable], most: int) -> Iterator[list[int]]:
 def prompt_row(
     encoder: PromptEncoder, model: LoadedModel, view: View, prompt: Prompt, captions: Sequence[str] = ()
 ) -> PromptRow:
-    """The prompt as the view shows it to the model; `captions` of its images are for view C. Raises InputError where
-    that is nothing."""
+    """Return the prompt as the view shows it to the model; `captions` of its images are for view C. Raises InputError
+    where that is nothing."""
     shown: list[Slots | list[int]] = []
     for i, image in enumerate(prompt.images):
         if view.reads_images:
@@ -173,12 +173,13 @@ def prompt_row(
 
 
 def prompt_encoder(model: LoadedModel) -> PromptEncoder:
-    """What makes the prompts of requests that are written with this model's tokens."""
+    """Return what makes the prompts of requests that are written with this model's tokens."""
     return PromptEncoder.of(model.config, model.tokenizer)
 
 
 def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
-    """The bucket of the tiles that the prompt's images are to the model; of no model 0, of a text model that of 0."""
+    """Return the bucket of the tiles that the prompt's images are to the model; of no model 0, of a text model that of
+    0."""
     if model is None:
         return 0
     reader = model.images
@@ -187,7 +188,7 @@ def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int
 
 
 def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
-    """The requests' options as numpy, with rows that emit nothing up to `batch`; the config tells EOS."""
+    """Return the requests' options as numpy, with rows that emit nothing up to `batch`; the config tells EOS."""
 
     def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
         return np.asarray(values + [fill] * (batch - len(values)), dtype)

@@ -98,7 +98,7 @@ class RunningBatch:
         self.longest = max((int(told[1][row]) for row in self.busy), default=0)
 
     def results(self) -> list[Result]:
-        """What the requests that have begun have come to, in their order."""
+        """Return what the requests that have begun have come to, in their order."""
         times = {"prefill_ms": self.prefill_ms, "decode_ms": self.decode_ms, "batch": len(self.requests)}
         known = self.told | self.found
         return [Result(**known[i], **times, caption_ms=self.requests[i].caption_ms) for i in sorted(known)]
@@ -127,7 +127,7 @@ class RunningBatch:
 def _result(
     decoder: Any, request: EncodedRequest, row: int, tokens: Any, count: Any, stats: Any, trace: Any
 ) -> dict[str, Any]:
-    """What a row has come to: the fields of a `Result`, and whether it has come to a string to stop at."""
+    """Return what a row has come to: the fields of a `Result`, and whether it has come to a string to stop at."""
     said = tokens[row, : count[row]].tolist()
     text = decoder.decode(said)
     end = _first(text, request.stop)
@@ -149,7 +149,7 @@ def _first(text: str, stops: Sequence[str]) -> int | None:
 
 
 def rooms(new: int, block: int) -> list[int]:
-    """Room for new tokens, from the first to `new`; each but the last is larger than a block's tokens."""
+    """Return room for new tokens, from the first to `new`; each but the last is larger than a block's tokens."""
     sizes = [FIRST]
     while sizes[-1] < new:
         sizes.append(FACTOR * sizes[-1])
@@ -158,7 +158,7 @@ def rooms(new: int, block: int) -> list[int]:
 
 @partial(jax.jit, static_argnames=("slots",))
 def grow(slots: int, state: DecodeState) -> DecodeState:
-    """The state with so many more slots for new tokens in every row."""
+    """Return the state with so many more slots for new tokens in every row."""
 
     target, drafter = map_caches(partial(larger_cache, slots), (state.target, state.drafter))
     trace = jax.tree.map(lambda leaf: _longer(leaf, 1, slots), state.trace)
@@ -191,7 +191,8 @@ def refill_rows(batch_size: int) -> int:
 def insert_rows(
     state: DecodeState, options: Sampling, fresh: DecodeState, its_options: Sampling, rows: Int[Array, " fresh"]
 ) -> tuple[DecodeState, Sampling]:
-    """The state and options with row i of the fresh ones, N after prefill, in row `rows[i]`; B and more: nowhere."""
+    """Return the state and options with row i of the fresh ones, N after prefill, in row `rows[i]`; B and more:
+    nowhere."""
     batch = len(state.count)
 
     def put(old: Array, new: Array) -> Array:

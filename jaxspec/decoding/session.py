@@ -58,7 +58,7 @@ class Session:
         return result
 
     def _past(self, row: PromptRow) -> KVCache | None:
-        """The cache, as long as what it holds begins the row; None where the whole row has to be read."""
+        """Return the cache, as long as what it holds begins the row; None where the whole row has to be read."""
         if self._cache is None:
             return None
         same = min(len(self._cached), len(row) - 1)

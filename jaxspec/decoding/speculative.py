@@ -60,7 +60,7 @@ class Autoregressive:
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """One token a step until every row is done, or the loop is to pause, in one `while_loop`."""
+        """Decode one token a step until every row is done, or the loop is to pause, in one `while_loop`."""
         nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
 
         def step(state: DecodeState) -> DecodeState:
@@ -127,7 +127,7 @@ class Speculator:
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Blocks of one draft and one target pass until every row is done, or the loop is to pause."""
+        """Decode in blocks of one draft and one target pass until every row is done, or the loop is to pause."""
         if self.gammas:
             return self._decode_adaptively(params, state, options, pause)
         return jax.lax.while_loop(
@@ -137,14 +137,14 @@ class Speculator:
     def _decode_adaptively(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None
     ) -> DecodeState:
-        """Blocks of chosen lengths, until every row is done or plain decoding is expected to be faster."""
+        """Decode in blocks of chosen lengths, until every row is done or plain decoding is expected to be faster."""
 
         def chosen(state: DecodeState) -> tuple[DecodeState, Array]:
             assert state.gamma is not None
             return state, state.gamma.choose(self.gammas, state.done)
 
         def of_length(choice: int, carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
-            """Blocks for as long as this length is the choice."""
+            """Run blocks for as long as this length is the choice."""
             speculator = replace(self, drafter=replace(self.drafter, gamma=self.gammas[choice]))
             return jax.lax.while_loop(
                 lambda carry: keep_decoding(carry[0], pause) & (carry[1] == choice),
@@ -167,7 +167,7 @@ class Speculator:
         return Autoregressive(self.target).decode(params, state, options, pause)
 
     def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-        """One block for all rows: each accepts as many tokens as its own verdict says."""
+        """Run one block for all rows: each accepts as many tokens as its own verdict says."""
         gamma = self.drafter.gamma
         last = newest(state)
         previous = jnp.take_along_axis(state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1)[:, 0]
@@ -209,7 +209,8 @@ class Speculator:
             return state.replace(drafter=self.drafter.commit(drafter, emitted, state.target, kept))
 
     def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
-        """Which drafted tokens stand against what the target says after the newest token and after each of them."""
+        """Return which drafted tokens stand against what the target says after the newest token and after each of them.
+        """
         greedy = options.temperature == 0
 
         def drawn() -> Verdict:
@@ -254,5 +255,5 @@ def first_token(logits: Float[Array, "B V"], options: Sampling) -> Int[Array, " 
 
 
 def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
-    """One token a row from the model's own distribution."""
+    """Return one token a row from the model's own distribution."""
     return draw_next(lambda: argmax(logits), lambda: distribution(logits, options), count, options)

@@ -106,7 +106,7 @@ def map_caches(change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Arra
 
 
 def place(state: DecodeState) -> DecodeState:
-    """On a mesh: the target's cache split as its heads are, all else whole on every device."""
+    """Split the target's cache on a mesh as its heads are, all else whole on every device."""
 
     def split(cache: KVCache) -> KVCache:
         k, v = (tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v))
@@ -125,7 +125,7 @@ def init_state(
     drafter: Any = None,
     weighting: Any = None,
 ) -> DecodeState:
-    """The state after prefill: one new token, drawn by the target. Rows that may emit nothing start out done."""
+    """Return the state after prefill: one new token, drawn by the target. Rows that may emit nothing start out done."""
     ended = jnp.any(first[:, None] == options.eos, axis=1)
     return DecodeState(
         tokens=jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first),
@@ -139,17 +139,18 @@ def init_state(
 
 
 def rewound(after: Any, before: Any) -> Any:
-    """A state, or caches, with all but floats as before: where its rows were; what was written since is not read."""
+    """Return a state, or caches, with all but floats as before: where its rows were; what was written since is not
+    read."""
     return jax.tree.map(lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before)
 
 
 def snapshot(state: DecodeState) -> DecodeState:
-    """What `rewound` takes of a state, as numpy, so that it outlives a loop that takes the state over."""
+    """Return what `rewound` takes of a state, as numpy, so that it outlives a loop that takes the state over."""
     return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x), state)
 
 
 def newest(state: DecodeState) -> Int[Array, " B"]:
-    """The last committed token of each row: the one that the target has not read yet."""
+    """Return the last committed token of each row: the one that the target has not read yet."""
     return jnp.take_along_axis(state.tokens, jnp.maximum(state.count, 1)[:, None] - 1, axis=1)[:, 0]
 
 
@@ -167,7 +168,7 @@ class Pause(struct.PyTreeNode):
 
 
 def keep_decoding(state: DecodeState, pause: Pause | None = None) -> Array:
-    """Whether a loop goes on."""
+    """Return whether a loop goes on."""
     if pause is None:
         return ~jnp.all(state.done)
     return (jnp.sum(state.done) < pause.rows) & jnp.all(state.done | (state.count < pause.count))
@@ -185,7 +186,7 @@ def draw_next(
     count: Int[Array, " B"],
     options: Sampling,
 ) -> Int[Array, " B"]:
-    """One token a row, drawn from `probs()`, which is one-hot at `best()` for greedy rows.
+    """Return one token a row, drawn from `probs()`, which is one-hot at `best()` for greedy rows.
 
     Where all rows are greedy nothing is drawn and no distribution made: on a CPU both cost as much as a small model.
     """
@@ -196,7 +197,8 @@ def draw_next(
 def cut(
     block: Int[Array, "B T"], wanted: Int[Array, " B"], room: Int[Array, " B"], options: Sampling
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """How many of the first `wanted` tokens a row emits: none past its room or behind an EOS; and whether one is."""
+    """Return how many of the first `wanted` tokens a row emits: none past its room or behind an EOS; and whether one
+    is."""
     places = jnp.arange(block.shape[1])
     emitted = jnp.minimum(wanted, room)
     ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])

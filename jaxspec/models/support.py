@@ -20,7 +20,7 @@ BETWEEN = re.compile(r"(<!-- families( in full)?: [^\n]*-->\n).*?(<!-- /families
 
 
 def support_table() -> str:
-    """One row a family, in Markdown."""
+    """Return one row a family, in Markdown."""
     titles = ("`model_type`", "family", "image input", "for example", "notes")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for model_type, family in FAMILIES.items():
@@ -31,13 +31,13 @@ def support_table() -> str:
 
 
 def support_line() -> str:
-    """The families in a sentence, with one example each."""
+    """Return the families in a sentence, with one example each."""
     named = [f"{family.title} (`{family.examples[0]}`)" for family in FAMILIES.values()]
     return fill(f"{'; '.join(named)}.", 120, break_long_words=False, break_on_hyphens=False)
 
 
 def with_table(text: str) -> str:
-    """The text with the families between its markers. Raises InputError where it has none."""
+    """Return the text with the families between its markers. Raises InputError where it has none."""
 
     def told(found: re.Match[str]) -> str:
         return f"{found[1]}{support_table() if found[2] else support_line()}\n{found[3]}"

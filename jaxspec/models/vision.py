@@ -166,7 +166,7 @@ class VisionTower(nn.Module):
     def __call__(
         self, pixels: Float[Array, "B Y X 3"]
     ) -> tuple[tuple[Float[Array, "B P E"], ...], Float[Array, "B *P E"]]:
-        """All hidden states (the embeddings first), and the pooled output.
+        """Return all hidden states (the embeddings first), and the pooled output.
 
         A SigLIP tower without `vision_use_head` pools nothing: its last states, normed, stand there instead.
         Under `jit` the layers past the one that a caller reads are never computed.

@@ -24,7 +24,8 @@ class MeshConfig:
     """Devices that heads, MLPs and the vocabulary are split over."""
 
     def make(self, batch: int) -> Mesh:
-        """The mesh for batches of so many samples. Raises InputError where the devices or the batch do not fit."""
+        """Return the mesh for batches of so many samples. Raises InputError where the devices or the batch do not fit.
+        """
         data = self.data
         if data is None:
             left = len(jax.devices()) // (self.fsdp * self.model)
@@ -40,7 +41,7 @@ class MeshConfig:
 
 
 def check_batch(batch: int, mesh: Mesh | AbstractMesh) -> None:
-    """Raises InputError for a batch that does not divide over the devices that have samples of their own."""
+    """Raise InputError for a batch that does not divide over the devices that have samples of their own."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     if batch % (data * fsdp):
         raise InputError(

@@ -131,11 +131,11 @@ class ConversationBatches:
         return [row.forms[0].shown for row in self._rows(step)[self._own]]
 
     def unlearned(self, step: int) -> list[Unlearned]:
-        """The rows of a step, of all processes, of which nothing is learned."""
+        """Return the rows of a step, of all processes, of which nothing is learned."""
         return [row.name for row in self._rows(step) if not len(row.learned)]
 
     def _rows(self, step: int) -> list[_TrainingRow]:
-        """The rows of a step, of all processes."""
+        """Return the rows of a step, of all processes."""
         group, place = divmod(step, GROUP)
         with _GROUPING:  # threads that ask for the same group make it once
             rows = _group(self, group)
@@ -200,7 +200,7 @@ _GROUPING = threading.Lock()
 
 @lru_cache(maxsize=2)
 def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
-    """All rows of a group of steps, sorted by length."""
+    """Return all rows of a group of steps, sorted by length."""
     count = GROUP * batches.batch
     rows = _read(batches, [batches.samples[group * count + i] for i in range(count)])
     return sorted(rows, key=lambda row: len(row.forms[0].row))

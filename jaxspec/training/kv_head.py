@@ -111,7 +111,7 @@ def draw_anchors(
 
 
 def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring) -> LossFn:
-    """The loss of {"target": frozen, "head": trainable} on a batch of `HeadBatches`, and its metrics."""
+    """Return the loss of {"target": frozen, "head": trainable} on a batch of `HeadBatches`, and its metrics."""
     head, steps = KVHead(config), config.gamma
 
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:

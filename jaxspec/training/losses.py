@@ -34,7 +34,7 @@ def next_token_loss(
 
 
 def divergence(kind: Divergence, log_p: Float[Array, "... V"], log_q: Float[Array, "... V"]) -> Array:
-    """How far, in nats, the student's distribution q is from the teacher's p, both given as log-probabilities.
+    """Return how far, in nats, the student's distribution q is from the teacher's p, both given as log-probabilities.
 
     forward_kl: sum p (log p - log q); reverse_kl: sum q (log q - log p); tvd: sum |p - q| / 2.
     """
@@ -57,14 +57,14 @@ def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
 
 
 def top_k(log_p: Float[Array, "... V"], k: int) -> tuple[Int[Array, "... top"], Float[Array, "... top+1"]]:
-    """A teacher's distribution in little space: its k most probable tokens, and k + 1 log-probabilities, of each
+    """Return a teacher's distribution in little space: its k most probable tokens, and k + 1 log-probabilities, of each
     and of all others together."""
     largest, ids = jax.lax.top_k(log_p, k)
     return ids, jnp.concatenate([largest, _rest(largest)], axis=-1)
 
 
 def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... top"]) -> Float[Array, "... top+1"]:
-    """The student's distribution over the teacher's k tokens and all others together.
+    """Return the student's distribution over the teacher's k tokens and all others together.
 
     A divergence between the two is at most the exact one, and equal to it at 0.
     """
@@ -73,7 +73,7 @@ def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... top"]) -> Float[A
 
 
 def _rest(log_p: Float[Array, "... top"]) -> Float[Array, "... 1"]:
-    """The log of what the k leave of 1; no less than float32 resolves."""
+    """Return the log of what the k leave of 1; no less than float32 resolves."""
     left = 1.0 - jnp.exp(log_p).sum(-1, keepdims=True)
     return jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).eps))
 
@@ -85,7 +85,7 @@ def distillation_loss(
     kind: Divergence = "forward_kl",
     k: int | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Mean divergence of what student and teacher expect at the masked tokens, each from the position before it.
+    """Return mean divergence of what student and teacher expect at the masked tokens, each from the position before it.
 
     Where one vocabulary is padded to be longer, only the words of both count. No gradient goes to the teacher.
 
@@ -190,5 +190,5 @@ def count_blocks(
 
 
 def agreement(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Whether a draft with these logits would have drafted token t, greedily, after the row up to t - 1."""
+    """Return whether a draft with these logits would have drafted token t, greedily, after the row up to t - 1."""
     return jnp.pad(logits[:, :-1].argmax(-1) == tokens[:, 1:], ((0, 0), (1, 0)))

@@ -64,7 +64,7 @@ class MeasuredStep:
         self._restart()
 
     def __call__(self, state: TrainState, batch: Any, waited: float) -> TrainState:
-        """One step. `waited` is for how many seconds the batch was waited for; they count if no step ran then."""
+        """Run one step. `waited` is for how many seconds the batch was waited for; they count if no step ran then."""
         before: dict[str, Any] = self._metrics
         if before:
             self._waited += waited * all(value.is_ready() for value in before.values())
@@ -148,7 +148,7 @@ class MeasuredStep:
 
 
 def peak_flops(device: Any) -> float | None:
-    """What a device can do at most; None for kinds not in the table."""
+    """Return what a device can do at most; None for kinds not in the table."""
     return next((peak for name, peak in PEAK.items() if name in device.device_kind), None)
 
 

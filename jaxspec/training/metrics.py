@@ -47,7 +47,7 @@ class MetricsLog:
                     raise
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One line of a step's metrics, on disk when this returns."""
+        """Write one line of a step's metrics, on disk when this returns."""
         for write, _ in self._writers:
             write(step, values)
 
@@ -66,7 +66,7 @@ def _lines(path: Path, start: int) -> tuple[Writer, Callable[[], None]]:
 
 
 def _read(path: Path) -> list[tuple[float, str]]:
-    """The lines of metrics, with their steps. Where a file holds others too it is kept, under another name."""
+    """Return the lines of metrics, with their steps. Where a file holds others too it is kept, under another name."""
     if not path.exists():
         return []
     lines = [(_step(line), line) for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
@@ -82,7 +82,7 @@ def _read(path: Path) -> list[tuple[float, str]]:
 
 
 def _step(line: str) -> float | None:
-    """The step of a line of metrics; None where it is none."""
+    """Return the step of a line of metrics; None where it is none."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError, RecursionError):

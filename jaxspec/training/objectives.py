@@ -64,7 +64,7 @@ def score(model: LanguageModel, params: Params, batch: ConversationBatch, view: 
 
 
 def without_teacher(params: Params) -> Params:
-    """The draft's own parameters."""
+    """Return the draft's own parameters."""
     return {name: part for name, part in params.items() if name != TEACHER}
 
 
@@ -107,8 +107,8 @@ def tuning_loss(
 
 
 def teacher_params(teacher: LoadedModel, draft: LoadedModel, view: View, frozen: Sequence[str]) -> Params:
-    """A teacher's parameters beside a draft's of which `frozen` does not train: without its tower where the draft
-    sees through the same, and it stays the same. Images are encoded once then."""
+    """Return a teacher's parameters beside a draft's of which `frozen` does not train: without its tower where the
+    draft sees through the same, and it stays the same. Images are encoded once then."""
     if not view.reads_images or not same_tower(teacher, draft):
         return teacher.params
     tower, rest = split_tower(teacher.config, teacher.params)
@@ -119,7 +119,7 @@ def teacher_params(teacher: LoadedModel, draft: LoadedModel, view: View, frozen:
 def _taught(
     teacher: LanguageModel, params: Params, batch: ConversationBatch, features: Float[Array, "B U P E"] | None
 ) -> Float[Array, "B L V"]:
-    """The teacher's logits at the draft's slots; `features` are of the draft's images."""
+    """Return the teacher's logits at the draft's slots; `features` are of the draft's images."""
     read = batch.teacher
     assert read is not None, "the batch has no rows of the teacher"
     if split_tower(teacher.config, params)[0]:
@@ -153,8 +153,8 @@ def answered(
     view: View,
     max_new_tokens: int,
 ) -> ConversationBatch:
-    """The batch with all that follows each row's first question written anew by the draft, sampled at temperature 1.
-    `features` are the tower's, of the draft's images.
+    """Return the batch with all that follows each row's first question written anew by the draft, sampled at
+    temperature 1. `features` are the tower's, of the draft's images.
 
     An answer ends with EOS, after `max_new_tokens`, or where a row of the batch ends, the draft's or the teacher's.
     Rows without an answer to learn stay so. No gradient goes through the sampling.
@@ -188,7 +188,7 @@ def _sample(
     view: View,
     count: int,
 ) -> tuple[Int[Array, "B J"], Bool[Array, "B J"]]:
-    """Tokens that follow the rows' first `begin`, and which of them belong to the answers."""
+    """Return tokens that follow the rows' first `begin`, and which of them belong to the answers."""
     rows = batch.rows.replace(length=begin)
     embeds = model.embed(params, rows, features, view.pool)
     logits, cache = model.prefill(params, embeds, rows, rows.tokens.shape[1] + count)
@@ -208,7 +208,7 @@ def _sample(
 
 
 def _written(rows: PromptRows, begin: Array, tokens: Array, live: Array) -> PromptRows:
-    """The rows with the live tokens from `begin` on in place of what was there."""
+    """Return the rows with the live tokens from `begin` on in place of what was there."""
     width = rows.tokens.shape[1]
     after = jnp.arange(width) >= begin[:, None]
     where = jnp.where(live, begin[:, None] + jnp.arange(tokens.shape[1]), width)

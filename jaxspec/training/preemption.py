@@ -55,5 +55,5 @@ class Preemption:
             self._told, self.number = True, number
 
     def reached(self, step: int) -> bool:
-        """Whether to save and leave after this step; every process asks after every step."""
+        """Return whether to save and leave after this step; every process asks after every step."""
         return multihost_utils.reached_preemption_sync_point(step) if jax.process_count() > 1 else self._told

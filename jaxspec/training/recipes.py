@@ -105,7 +105,7 @@ def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None
 
 
 def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
-    """What the recipe's first stage trains, float32 where it is fresh."""
+    """Return what the recipe's first stage trains, float32 where it is fresh."""
     key = jax.random.key(recipe.stages[0].train.seed)
     if isinstance(recipe.start, str):
         start = LoadedModel.load(recipe.start)
@@ -173,7 +173,7 @@ def stage_data(
     draft: LoadedModel,
     **options: Any,
 ) -> tuple[ConversationBatches, dict[str, Any]]:
-    """A stage's batches as the draft reads them, and what decides them, for `fit` to know the run by.
+    """Return a stage's batches as the draft reads them, and what decides them, for `fit` to know the run by.
 
     Args:
       sources: data sets by their names.
@@ -208,7 +208,7 @@ def dataset_signature(name: str, weight: float, source: Any) -> tuple[str, float
 def parse_data(
     entries: Sequence[str], stages: tuple[Stage, ...], held_out: str = ""
 ) -> tuple[tuple[Stage, ...], dict[str, Path]]:
-    """The stages with the data that a command line's `--data` names, and where data sets lie.
+    """Return the stages with the data that a command line's `--data` names, and where data sets lie.
 
     Args:
       entries: PATH of a prepared data set that all stages train on instead of their own, several mixed alike; or
@@ -228,13 +228,13 @@ def parse_data(
 
 
 def _names(stages: Sequence[Stage], held_out: str) -> list[str]:
-    """All data sets that are read, each once."""
+    """Return all data sets that are read, each once."""
     names = [name for stage in stages for name, _ in stage.data]
     return list(dict.fromkeys([*names, held_out] if held_out else names))
 
 
 def open_sources(stages: Sequence[Stage], data: Mapping[str, Path] | None, held_out: str = "") -> dict[str, Any]:
-    """All data sets that are read, by name: those under `runs/data`, or where `data` says that they lie."""
+    """Return all data sets that are read, by name: those under `runs/data`, or where `data` says that they lie."""
     return {name: _open(name, data or {}) for name in _names(stages, held_out)}
 
 

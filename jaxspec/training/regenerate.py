@@ -91,7 +91,7 @@ def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> I
 
 
 def losses(work: Regeneration, folder: Path) -> dict[str, int]:
-    """How many conversations were refused, and how many ended before an answer that was too long."""
+    """Return how many conversations were refused, and how many ended before an answer that was too long."""
     counts = {"refused": 0, "cut": 0}
     for row in _rows(work, folder):
         counts["refused"] += row["refused"] is not None
@@ -125,7 +125,7 @@ def _members(work: Regeneration, chunk: int) -> range:
 
 
 def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> list[dict[str, Any]]:
-    """One row a sample: its answered turns, all samples' first turns decoded together, then all second ones."""
+    """Return one row a sample: its answered turns, all samples' first turns decoded together, then all second ones."""
     eos = text_config(engine.lead.config).eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos or ())
     rows: dict[int, dict[str, Any]] = {
@@ -158,7 +158,7 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
 
 
 def _prompt(engine: Engine, sample: Sample, turn: int, told: tuple[Prompt, Sequence[int]] | None) -> Prompt:
-    """The prompt of a turn, with the images that its question brings."""
+    """Return the prompt of a turn, with the images that its question brings."""
     asked = sample.turns[turn][0]
     if not asked.replace(PLACEHOLDER, "").strip():
         raise InputError(f"sample {sample.id}: nothing is asked; text alone cannot be answered anew")

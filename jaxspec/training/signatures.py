@@ -65,7 +65,7 @@ def model_signature(name: str | Path) -> str:
 
 
 def run_signature(config: TrainConfig, inputs: dict[str, Any]) -> dict[str, Any]:
-    """All that decides a run, as JSON gives it back: the configuration, and what else `fit` is told."""
+    """Return all that decides a run, as JSON gives it back: the configuration, and what else `fit` is told."""
     return json.loads(json.dumps(asdict(config) | inputs))
 
 
@@ -97,11 +97,11 @@ def claim(directory: Path, config: TrainConfig, run: dict[str, Any], saved: tupl
 
 
 def _lasting(values: dict[str, Any]) -> dict[str, Any]:
-    """What may not differ when a run goes on."""
+    """Return what may not differ when a run goes on."""
     return {name: value for name, value in values.items() if name not in RUNTIME}
 
 
 def _same_rates(config: TrainConfig, steps: int, done: int) -> bool:
-    """Whether a run of so many steps has had the same learning rate at each of the first `done` of them."""
+    """Return whether a run of so many steps has had the same learning rate at each of the first `done` of them."""
     at = np.arange(done)
     return np.array_equal(make_schedule(config)(at), make_schedule(replace(config, steps=steps))(at))

@@ -100,12 +100,12 @@ def init_state(params: Flat, optimizer: optax.GradientTransformation) -> TrainSt
 
 
 def in_dtype(tree: Any, dtype: Any) -> Any:
-    """The tree with its floating leaves in a dtype."""
+    """Return the tree with its floating leaves in a dtype."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
 def placed_on(mesh: Any, params: Params, places: Places | None) -> dict[str, NamedSharding]:
-    """The sharding of every path; without `places`, all are whole on every device."""
+    """Return the sharding of every path; without `places`, all are whole on every device."""
     whole = NamedSharding(mesh, PartitionSpec())
     return dict.fromkeys(flatten(params), whole) if places is None else flatten(places(mesh))
 
@@ -142,7 +142,7 @@ def place_state(
 
 
 def on_host(tree: Any) -> Any:
-    """The arrays whole in this process's memory; with several processes, all of them must call it."""
+    """Return the arrays whole in this process's memory; with several processes, all of them must call it."""
 
     def fetch(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
