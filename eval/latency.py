@@ -28,7 +28,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
-from jaxspec.command import run_script
+from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.evaluation.latency import (
@@ -41,7 +41,6 @@ from jaxspec.evaluation.latency import (
 )
 from jaxspec.evaluation.report import Record, Run, Table, number, percent
 from jaxspec.evaluation.timing import Roofline, measure_roofline
-from jaxspec.presets import load_preset, preset_names
 from jaxspec.runtime import setup_runtime
 
 Part = Literal["passes", "images", "forced", "mixtures", "startup"]

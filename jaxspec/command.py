@@ -1,20 +1,23 @@
-"""How a command begins and ends: Ctrl-C while its modules are read, bad input, output that nobody reads."""
+"""How a command begins and ends: presets, Ctrl-C while modules are read, bad input, output that nobody reads."""
 
 from __future__ import annotations
 
 import atexit
 import errno
 import os
+import pkgutil
 import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
-from jaxspec.errors import InputError, printable
+from jaxspec.errors import InputError, nearest, printable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EAGAIN)
 
@@ -133,3 +136,24 @@ def _end(line: str, code: int) -> NoReturn:
         except OSError:  # or it would be tried again at exit, and told
             _silence(stream)
     sys.exit(code)
+
+
+def load_preset(kind: str, name: str) -> Any:
+    """Return the attribute `config` of `configs/<kind>/<name>.py`, where `configs` is importable.
+
+    Raises InputError for an unknown name, with the nearest one.
+    """
+    known = preset_names(kind)
+    if name not in known:
+        folder = f"configs/{kind.replace('.', '/')}"
+        raise InputError(f"preset {name!r}: no such file under {folder}; {nearest(name, known)}")
+    return import_module(f"configs.{kind}.{name}").config
+
+
+def preset_names(kind: str) -> list[str]:
+    """Return the names of all presets of a kind."""
+    package = f"configs.{kind}"
+    spec = find_spec(package) if find_spec("configs") else None
+    if spec is None or spec.submodule_search_locations is None:
+        raise InputError(f"presets: {package} is not importable; run from a checkout of the project")
+    return sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))

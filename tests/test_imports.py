@@ -17,7 +17,7 @@ MODULES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})  # that
 
 # A module imports from its own stage and from those above it.
 STAGES = (
-    {"command", "errors", "files", "presets", "runtime", "typing"},
+    {"command", "errors", "files", "runtime", "typing"},
     {"config"},
     {"sharding", "cache", "sampling", "verification"},
     {"models"},

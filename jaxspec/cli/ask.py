@@ -1,10 +1,10 @@
-"""A prompt and its answer on the command line: the options, and what is told of it, whichever models answer."""
+"""What commands share: a prompt's options, its answer on standard output, and progress on standard error."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,49 @@ import numpy as np
 import tyro
 from PIL.Image import Image
 
-from jaxspec.cli.terminal import Compiles, progress, say, show
 from jaxspec.data.images import load_image
 from jaxspec.data.prompts import Prompt, place_images
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiles:
+    """The option of all commands that compile."""
+
+    cache: bool = True
+    """Keep compiled programs on disk, in the user's cache directory or in JAX_COMPILATION_CACHE_DIR."""
+
+
+def progress(words: str) -> None:
+    """Show words on terminals only that the next ones overwrite, so that a failure leaves only its own line."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
+
+
+def clear() -> None:
+    """Clear such words on terminals, before something else is printed there."""
+    if sys.stderr.isatty():
+        print(end="\r\033[K", file=sys.stderr, flush=True)
+
+
+def say(words: object) -> None:
+    """Print a line that stays."""
+    clear()
+    print(words, file=sys.stderr)
+
+
+def show(answer: Iterator[Result]) -> Result:
+    """Print an answer while it is written; return the whole."""
+    shown, result = 0, None
+    for result in answer:
+        if not shown:
+            clear()
+        print(end=result.text[shown:], flush=True)
+        shown = len(result.text)
+    print()
+    assert result is not None
+    return result
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints import directories
-from jaxspec.cli.ask import Ask, answer, numbers
-from jaxspec.cli.terminal import progress
+from jaxspec.cli.ask import Ask, answer, numbers, progress
 from jaxspec.decoding.engine import CollaborationConfig, Engine, LoadedModel, Result
 from jaxspec.decoding.engine_config import Method, capped_gamma
 from jaxspec.evaluation.metrics import collaboration_metrics

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from jaxspec.cli.terminal import Compiles, clear, progress
+from jaxspec.cli.ask import Compiles, clear, progress
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import printable

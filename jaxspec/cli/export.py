@@ -15,7 +15,7 @@ from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
-from jaxspec.cli.terminal import progress
+from jaxspec.cli.ask import progress
 from jaxspec.config import text_config
 from jaxspec.decoding.loading import check_words
 from jaxspec.errors import InputError

@@ -8,8 +8,7 @@ from typing import Any
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
-from jaxspec.cli.ask import Ask, answer, numbers
-from jaxspec.cli.terminal import progress
+from jaxspec.cli.ask import Ask, answer, numbers, progress
 from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result

@@ -44,9 +44,9 @@ from jaxspec.decoding.running import (
     refill_rows,
     rooms,
     run_decode,
+    run_logprobs,
     run_prefill,
 )
-from jaxspec.decoding.scoring import run_logprobs
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, rewound, snapshot
 from jaxspec.decoding.views import (

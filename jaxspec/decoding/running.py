@@ -1,4 +1,4 @@
-"""A batch while it is decoded: what is done to its rows between two runs of the loop.
+"""The compiled steps of an engine, and a batch while it is decoded: what is done between two runs of the loop.
 
 *Growth.* A pass reads all slots of a cache, filled or not, and memory is taken for all. So caches begin with room for
 few new tokens, and get four times as many each time that an answer needs it. Each room is a decode program of its own,
@@ -21,13 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.decoding.collaborative import Member, Program
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.requests import EncodedRequest, Result
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, map_caches, place
-from jaxspec.decoding.trace import trace_record
+from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, map_caches, place, trace_record
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh
-from jaxspec.typing import Array, Int, Params
+from jaxspec.typing import Array, Float, Int, Params
 
 FIRST, FACTOR = 128, 4
 """Room for new tokens at first, and by how much it grows."""
@@ -39,15 +40,52 @@ Start = Callable[[Sequence[EncodedRequest], int, int], tuple[DecodeState, Sampli
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
-def run_prefill(program: Any, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+def run_prefill(program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
     return place(program.prefill(params, batch, options, new_slots))
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def run_decode(
-    program: Any, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
+    program: Program, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
 ) -> DecodeState:
     return place(program.decode(params, state, options, pause))
+
+
+@partial(jax.jit, static_argnames=("program",))
+def run_logprobs(
+    program: Program, params: Params, batch: PromptBatch, answer: Int[Array, "1 T"], starts: Int[Array, " forms"]
+) -> Float[Array, " T"]:
+    """Return the log-probabilities of one row's answer, which each form's prompt ends with.
+
+    Args:
+      starts: the place in each form of the token before the answer.
+    """
+    combination = params.get("combination")
+    if isinstance(program, Autoregressive | Speculator):
+        members, weights = (Member(program.target),), (params["target"],)
+    else:
+        members, weights = program.members, params["models"]
+    prompts = (Prompts(batch.target, batch.images), *batch.others)
+    logits = jnp.stack([
+        _logits(member, own, prompt, start, answer.shape[1])
+        for member, own, prompt, start in zip(members, weights, prompts, starts[: len(members)], strict=True)
+    ])  # fmt: skip
+    if combination is None:
+        logs = jax.nn.log_softmax(logits[0])
+    else:
+        logs = jnp.log(combination.soft(logits, jnp.ones(answer.shape[1])))
+    return jnp.take_along_axis(logs, answer[0][:, None], axis=1)[:, 0]
+
+
+def _logits(
+    member: Member, params: Params, prompt: Prompts, start: Int[Array, ""], count: int
+) -> Float[Array, "T V"]:
+    """Return what one model says at `start` and the places behind it."""
+    model, rows = member.model, prompt.rows
+    features = None if prompt.images is None else model.encode(params, prompt.images)
+    embeds = model.embed(params, rows, features, member.pool)
+    hidden, _ = model.read(params, embeds, rows, rows.tokens.shape[1])
+    return model.logits(params, jax.lax.dynamic_slice_in_dim(hidden[0], start, count))
 
 
 class RunningBatch:

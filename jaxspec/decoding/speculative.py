@@ -17,12 +17,13 @@ from jaxspec.decoding.state import (
     PromptBatch,
     commit,
     draw_next,
+    extend_trace,
     init_state,
+    init_trace,
     keep_decoding,
     newest,
     step_keys,
 )
-from jaxspec.decoding.trace import extend_trace, init_trace
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered

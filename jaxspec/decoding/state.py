@@ -13,13 +13,12 @@ from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.adaptive_gamma import AdaptiveGamma
-from jaxspec.decoding.trace import Trace
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling, draw
 from jaxspec.sharding import CACHE_AXES, constrain
 from jaxspec.typing import Array, Bool, Float, Int
-from jaxspec.verification import Verdict
+from jaxspec.verification import Draft, Verdict
 
 
 class Prompts(struct.PyTreeNode):
@@ -73,6 +72,20 @@ class DecodeStats(struct.PyTreeNode):
     def tokens_per_pass(self) -> float:
         """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only token."""
         return float(self.emitted / self.steps) if self.steps else math.nan
+
+
+class Trace(struct.PyTreeNode):
+    """Where each token of an answer came from, one entry a new token; rubbish behind the last. For figures and pages of
+    an evaluation, off in any other run."""
+
+    place: Int[Array, "B C"]
+    """The token's place in its block, from 0, if it was drafted; -1: the target wrote it."""
+    weights: Float[Array, "B C R"]
+    """The views' weights in its block."""
+    agree: Bool[Array, "B C R"]
+    """Whether it was the view's likeliest token."""
+    asked: Bool[Array, "B C"]
+    """Whether the views were asked at all: not for the token of prefill, nor for the one behind a whole block."""
 
 
 class DecodeState(struct.PyTreeNode):
@@ -246,3 +259,54 @@ def commit(
         histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted)),
     )
     return state.replace(stats=stats), emitted
+
+
+def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:
+    """Return the trace after prefill, whose token is the target's."""
+    batch, views = weights.shape
+    return Trace(
+        place=jnp.full((batch, slots), -1, jnp.int32),
+        weights=jnp.tile(weights.astype(jnp.float32)[:, None], (1, slots, 1)),
+        agree=jnp.zeros((batch, slots, views), bool),
+        asked=jnp.zeros((batch, slots), bool),
+    )
+
+
+def extend_trace(
+    trace: Trace,
+    count: Int[Array, " B"],
+    tokens: Int[Array, "B C"],
+    draft: Draft,
+    verdict: Verdict,
+    weights: Float[Array, "B R"],
+    asked: Bool[Array, "B J"],
+) -> Trace:
+    """Return the trace with a block that began when rows had `count` tokens; `tokens` are those after it.
+
+    `asked` are the places of the block that were verified and whose distributions the draft has given.
+    """
+    places = jnp.arange(draft.tokens.shape[1] + 1)
+    slots = count[:, None] + places
+    rows = jnp.arange(count.shape[0])[:, None]
+    best = jnp.moveaxis(jnp.argmax(draft.view_probs, axis=-1), 0, -1)
+    written = jnp.take_along_axis(tokens, jnp.minimum(slots[:, :-1], tokens.shape[1] - 1), axis=1)
+    agree = best == written[..., None]
+    return Trace(
+        place=trace.place.at[rows, slots].set(jnp.where(places < verdict.count[:, None], places, -1), mode="drop"),
+        weights=trace.weights.at[rows, slots].set(weights[:, None], mode="drop"),
+        agree=trace.agree.at[rows, slots[:, :-1]].set(agree, mode="drop"),
+        asked=trace.asked.at[rows, slots].set(jnp.pad(asked, ((0, 0), (0, 1))), mode="drop"),
+    )
+
+
+def trace_record(trace: Trace, row: int, count: int, pieces: list[str]) -> dict[str, list]:
+    """Return one row of a trace of numpy arrays as the records hold it; `agree` is None where views were not asked."""
+    place, weights, agree, asked = (np.asarray(leaf)[row, :count] for leaf in (
+        trace.place, trace.weights, trace.agree, trace.asked
+    ))  # fmt: skip
+    return {
+        "pieces": pieces,
+        "place": place.tolist(),
+        "agree": [views if known else None for views, known in zip(agree.tolist(), asked.tolist())],
+        "weights": np.round(weights.astype(float), 4).tolist(),
+    }

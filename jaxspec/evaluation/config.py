@@ -13,7 +13,7 @@ import tyro
 
 from jaxspec.checkpoints.directories import locate, read_config
 from jaxspec.checkpoints.kv_head import is_kv_head
-from jaxspec.command import script_name
+from jaxspec.command import load_preset, preset_names, script_name
 from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
@@ -35,7 +35,6 @@ from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts, nearest
 from jaxspec.evaluation.synthetic import PREFIX as SYNTHETIC
 from jaxspec.evaluation.synthetic import parse_synthetic, synthetic_model
-from jaxspec.presets import load_preset, preset_names
 
 Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import abstract_params
-from jaxspec.presets import load_preset
 from jaxspec.typing import Array, Params
 
 PREFIX = "synthetic:"

@@ -8,8 +8,8 @@ import pytest
 import tyro
 
 from eval import accelerator, latency
+from jaxspec.command import preset_names
 from jaxspec.errors import InputError
-from jaxspec.presets import preset_names
 
 
 @pytest.mark.parametrize("name", accelerator.PARTS)

@@ -10,11 +10,11 @@ import pytest
 from scipy import stats
 
 from eval.exactness import main
+from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.evaluation.config import EvalConfig, Variant
 from jaxspec.evaluation.exactness import chi_square, divergence, forward_logits
-from jaxspec.presets import load_preset, preset_names
 from tests import tiny
 
 

@@ -14,9 +14,9 @@ from PIL import Image
 
 from eval import block_efficiency
 from jaxspec.cli.export import Export
+from jaxspec.command import load_preset
 from jaxspec.data.sources import Prepared
 from jaxspec.evaluation.config import parse_command
-from jaxspec.presets import load_preset
 from tests.conftest import ROOT
 from train import distill_data, prepare, recipe
 

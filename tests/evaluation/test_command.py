@@ -10,11 +10,10 @@ import pytest
 from tqdm import tqdm
 
 from configs.eval.mini import config as MINI
-from jaxspec.command import input_errors
+from jaxspec.command import input_errors, load_preset, preset_names
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.errors import InputError
 from jaxspec.evaluation.config import CollaborativeEvalConfig, load_models, parse_command
-from jaxspec.presets import load_preset, preset_names
 
 
 @dataclass(frozen=True)

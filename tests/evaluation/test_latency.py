@@ -13,6 +13,7 @@ import pytest
 from eval import latency
 from eval.latency import latency_tables
 from jaxspec.cache import init_cache
+from jaxspec.command import load_preset, preset_names
 from jaxspec.config import LlavaConfig
 from jaxspec.errors import InputError
 from jaxspec.evaluation.latency import (
@@ -27,7 +28,6 @@ from jaxspec.evaluation.latency import (
 from jaxspec.evaluation.synthetic import random_params
 from jaxspec.evaluation.timing import Roofline, measure_roofline, pass_work
 from jaxspec.models import LanguageModel
-from jaxspec.presets import load_preset, preset_names
 from tests import tiny
 from tests.tiny import lvlm
 

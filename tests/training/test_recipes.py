@@ -12,11 +12,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import prepare
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
-from jaxspec.presets import load_preset, preset_names
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.objectives import Distillation
