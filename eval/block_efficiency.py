@@ -22,7 +22,7 @@ from eval.page import SHOWN, draw_all, write_html
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine
 from jaxspec.evaluation.block_efficiency import compare, row_engines
-from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
+from jaxspec.evaluation.config import EvalConfig, by_reason, load_models, parse_command
 from jaxspec.evaluation.report import Record, Run, Table, mean, number, percent
 from jaxspec.evaluation.simulation import measure_regret
 
@@ -85,6 +85,9 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     learned = {row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)}
     if learned:
         notes.append("Weights: " + ", ".join(f"{name} by {rule}" for name, rule in learned.items()) + ".")
+    if (caption_ms := mean(rows, "caption_ms_per_image")) is not None:
+        notes.append(f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups.")
+    notes += [f"Left out: {line}." for line in by_reason(config.left_out)]
     return Table(title, header, cells, notes)
 
 

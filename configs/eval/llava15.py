@@ -25,7 +25,7 @@ config = EvalConfig(
         Variant("MTCP static", ("M", "T", "C", "P"), published=(2.32, 2.31)),
         Variant("MTCP*", ("M", "T", "C", "P"), weighting="mt-release", published=(2.32, 2.32)),
     ),
-    captioner="florence2:microsoft/Florence-2-large-ft",
+    captioner="florence2:florence-community/Florence-2-large-ft",
     sets=(
         "llava-bench",
         "docvqa",

@@ -10,11 +10,12 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,8 @@ TASKS = ("CAPTION", "DETAILED_CAPTION", "MORE_DETAILED_CAPTION")
 """Florence-2's, in angle brackets where it reads them."""
 FORMS = "jax:DIR[:QUESTION], florence2:ID[:DETAILED_CAPTION], blip:ID or file:CAPTIONS.jsonl"
 MODEL_TYPES = {"florence2": ("florence2",), "blip": ("blip", "blip-2")}
+LEGACY = "microsoft/florence-2"
+"""How ids of Florence-2 begin, in small letters, whose files transformers reads with their own code alone."""
 BATCH = 16
 """Most images captioned together."""
 
@@ -50,6 +53,23 @@ def check_captioner(text: str) -> tuple[str, str, str]:
 def runs_torch(text: str) -> bool:
     """Return whether the captioner of this name, if it is one, is run by torch."""
     return text.partition(":")[0] in MODEL_TYPES
+
+
+def captioner_lack(text: str) -> str | None:
+    """Return why the captioner that `text` names cannot run here, with the mend; None if it can, as files always can.
+
+    Raises InputError where `text` names none.
+    """
+    kind, where, how = check_captioner(text)
+    task = _task(how) if kind == "florence2" else None
+    try:
+        if kind == "jax":
+            directories.read_config(directories.locate(where))
+        elif kind in MODEL_TYPES:
+            TransformersCaptioner(kind, where, task).check()
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def load_captioner(
@@ -197,8 +217,13 @@ class TransformersCaptioner:
     max_new_tokens: int = 1024
 
     def __post_init__(self) -> None:
+        if self.source.lower().startswith(LEGACY):
+            self._refuse_legacy()
         if find_spec("torch") is None:
-            raise InputError(f"captioner {self.kind}: runs in torch, which is not installed; install it or use jax:DIR")
+            raise InputError(
+                f"captioner {self.kind}: runs in torch, which is not installed; "
+                "install the `captioner` extra or use jax:DIR"
+            )
 
     @property
     def identity(self) -> str:
@@ -206,19 +231,41 @@ class TransformersCaptioner:
         name = _fingerprint(path) if path.is_dir() else f"{self.source} {self._loaded[1].config._commit_hash}"
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
+    def check(self) -> None:
+        """Raise InputError where the configuration is not to be had, or is of another model; weights are not read."""
+        import transformers
+
+        directories.check_files(Path(self.source))
+        with self._reading():
+            config, _ = transformers.PretrainedConfig.get_config_dict(self.source)
+            if not config:
+                raise FileNotFoundError("no config.json")
+        if (found := config.get("model_type")) not in MODEL_TYPES[self.kind]:
+            raise InputError(
+                f"captioner {self.kind}: {self.source} is a {found!r}, not a "
+                f"{' or '.join(MODEL_TYPES[self.kind])}; choose from {FORMS}"
+            )
+        if self.kind == "florence2" and "auto_map" in config:
+            self._refuse_legacy()
+
+    def _refuse_legacy(self) -> NoReturn:
+        raise InputError(
+            f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs code of its own; "
+            f"use florence2:florence-community/{Path(self.source).name}"
+        )
+
+    def _reading(self) -> AbstractContextManager[None]:
+        local = Path(self.source).is_dir()
+        mend = "save it again with save_pretrained" if local else "check the id and the network, or give a directory"
+        return reading(f"captioner {self.kind}: transformers cannot read {self.source}", mend)
+
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
         """Processor and model."""
         import transformers
 
-        directories.check_files(Path(self.source))
-        with reading(f"captioner {self.kind}: transformers cannot read {self.source}"):
-            config = transformers.AutoConfig.from_pretrained(self.source, trust_remote_code=False)
-            if config.model_type not in MODEL_TYPES[self.kind]:
-                raise InputError(
-                    f"captioner {self.kind}: {self.source} is a {config.model_type!r}, not a "
-                    f"{' or '.join(MODEL_TYPES[self.kind])}; choose from {FORMS}"
-                )
+        self.check()
+        with self._reading():
             processor = transformers.AutoProcessor.from_pretrained(
                 self.source, trust_remote_code=False, backend="pil"
             )

@@ -63,6 +63,9 @@ def compare(
                 same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
                 row = place | acceptance_metrics([r.stats for r in results])
                 row |= {"samples": len(results), "token_identity_rate": float(np.mean(same))}
+                if "C" in engine.config.views:
+                    images = sum(len(prompt.images) for prompt in prompts)
+                    row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
                 if name in passes:
                     row |= _times(engine.config, row["mean_acceptance_length"], results, passes[name])
                     row |= {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
 from jaxspec.data.sets import MMSPEC, SETS, check_names, evaluation_set
-from jaxspec.decoding.captioners import check_captioner, load_captioner
+from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_captioner
 from jaxspec.decoding.engine_config import (
     IMAGE_BUCKETS,
     PROMPT_BUCKETS,
@@ -141,6 +141,8 @@ class EvalConfig(Models, Dialogues, Drafting):
     """One evaluation; a preset under `configs/eval/` is an instance, fields can be overridden on the command line."""
 
     rows: tuple[Variant, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Rows that cannot be measured here, and why."""
 
     @property
     def pair(self) -> str:
@@ -313,7 +315,8 @@ def parse_command(
     config = _fields_of(kind, given | values)
     if named:
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
-        config["rows"] = served(_chosen(defaults.rows, values["rows"]), config["target"])
+        rows = _chosen(defaults.rows, values["rows"])
+        config["rows"], config["left_out"] = measurable(rows, config["target"], config["captioner"])
     return preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
 
 
@@ -342,28 +345,39 @@ def _with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
     return given | {"sets": names, "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry))}
 
 
-def served(rows: tuple[Variant, ...], target: str) -> tuple[Variant, ...]:
-    """Return the rows that the target, if it is recorded answers, can serve; one line names the others.
+def measurable(
+    rows: tuple[Variant, ...], target: str, captioner: str | None
+) -> tuple[tuple[Variant, ...], dict[str, str]]:
+    """Return the rows that can be measured here, and of each other one why not; a line a reason is printed.
 
     Raises InputError where no row is left.
     """
-    lacks = {row.name: why for row in rows if target.startswith(REPLAY) and (why := _asks_for(row))}
-    if not lacks:
-        return rows
-    named = ", ".join(f"{name} ({why})" for name, why in lacks.items())
+    wanted = captioner if any("C" in row.views for row in rows) else None
+    no_captions = None if wanted is None else captioner_lack(wanted)
+    lacks: dict[str, str] = {}
+    for row in rows:
+        why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
+        if why:
+            lacks[row.name] = why
     if len(lacks) == len(rows):
-        raise InputError(f"rows: recorded answers cannot serve {named}; give another target")
-    print(f"replay: recorded answers cannot serve {named}; left out", file=sys.stderr)
-    return tuple(row for row in rows if row.name not in lacks)
+        raise InputError(f"rows: none can be measured; {'; '.join(by_reason(lacks))}")
+    for line in by_reason(lacks):
+        print(f"rows left out: {line}", file=sys.stderr)
+    return tuple(row for row in rows if row.name not in lacks), lacks
 
 
-def _asks_for(row: Variant) -> str | None:
+def by_reason(told: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason: the names that it is told of, and itself."""
+    return [f"{', '.join(name for name in told if told[name] == why)}: {why}" for why in dict.fromkeys(told.values())]
+
+
+def _lacks_for(row: Variant) -> str | None:
     """Return what a row asks of its target that recorded answers lack."""
     if "kv" in row.views:
-        return "reads keys and values"
+        return "recorded answers have no keys and values; give a model as target"
     if not parse_weighting(row.weighting).hard_labels:
-        return "learns from probabilities"
-    return "times passes" if row.adaptive_gamma else None
+        return "recorded answers have no probabilities to learn from; give a model as target"
+    return "recorded answers have no passes to time; give a model as target" if row.adaptive_gamma else None
 
 
 def load_model(name: str, dtype: str, tiles: bool = True, share_tower_with: LoadedModel | None = None) -> LoadedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxspec.decoding.captioners import TransformersCaptioner, load_captioner
+from jaxspec.decoding.captioners import TransformersCaptioner, captioner_lack, load_captioner
 from jaxspec.errors import InputError
 
 torch = pytest.importorskip("torch", reason="these captioners run in torch")
@@ -144,6 +145,18 @@ def test_the_model_must_be_of_its_kind(tmp_path: Path) -> None:
     path = blip(tmp_path)
     with pytest.raises(InputError, match=r"is a 'blip', not a florence2; choose from jax:DIR"):
         load_captioner(f"florence2:{path}").caption(pages())
+
+
+def test_florence2_in_its_legacy_form_is_refused(tmp_path: Path) -> None:
+    path = florence2(tmp_path / "Florence-2-base")
+    assert captioner_lack(f"florence2:{path}") is None
+    told = json.loads((path / "config.json").read_text())
+    told["auto_map"] = {"AutoConfig": "configuration_florence2.Florence2Config"}
+    (path / "config.json").write_text(json.dumps(told))
+    for source in (str(path), "microsoft/Florence-2-base"):
+        lack = captioner_lack(f"florence2:{source}")
+        assert lack is not None
+        assert lack.endswith("runs code of its own; use florence2:florence-community/Florence-2-base")
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,11 +81,48 @@ def test_what_is_missing_is_told_before_models_load(tmp_path: Path) -> None:
 def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     _, config, _ = parse("mini --target replay:answers.jsonl")
     assert [row.name for row in config.rows] == ["M", "T", "C", "P", "MT static"]
-    (line,) = capsys.readouterr().err.splitlines()
-    probabilities, keys = "learns from probabilities", "reads keys and values"
-    assert f"MT* ({probabilities}), MTCP* ({probabilities}), KV head ({keys}); left out" in line
+    assert capsys.readouterr().err.splitlines() == [
+        "rows left out: MT*, MTCP*: recorded answers have no probabilities to learn from; give a model as target",
+        "rows left out: KV head: recorded answers have no keys and values; give a model as target",
+    ]
+    assert list(config.left_out) == ["MT*", "MTCP*", "KV head"]
     names = [row.name for row in parse("mini_weightings --target replay:answers.jsonl")[1].rows]
     assert names == ["static", "random", "random:draw=uniform", "grid:measure=matches", "hard_match", "adaboost"]
+
+
+CAPTIONED = ["C", "MTCP static", "MTCP*"]
+
+
+@pytest.mark.parametrize(
+    ("captioner", "torch", "message"),
+    [
+        (None, False, "runs in torch, which is not installed; install the `captioner` extra or use jax:DIR"),
+        ("florence2:org/absent", True, "cannot read org/absent .*; check the id and the network, or give a directory"),
+        ("blip:org/absent", True, "cannot read org/absent .*; check the id and the network"),
+        ("jax:org/absent", True, "not to be had from the hub .*; check name, revision and network"),
+        ("florence2:microsoft/Florence-2-base", True, "use florence2:florence-community/Florence-2-base"),
+    ],
+)
+def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
+    captioner: str | None,
+    torch: bool,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("jaxspec.decoding.captioners.find_spec", lambda name: torch or None)
+    option = f"--captioner {captioner}" if captioner else ""
+    _, config, _ = parse(f"llava15 {option}")
+    assert [row.name for row in config.rows] == ["M", "T", "P", "MT static", "MT*"]
+    assert list(config.left_out) == CAPTIONED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"rows left out: C, MTCP static, MTCP\\*: .*{message}", line)
+    with pytest.raises(InputError, match=f"rows: none can be measured; C, MTCP.*{message}"):
+        parse_command(Options, "", ["llava15", *option.split(), "--rows", "C", "MTCP*"])
+    assert not parse("llava15 --rows M T")[1].left_out
+    with pytest.raises(InputError, match="captioner: 'blop:x' is unknown"):
+        parse("llava15 --captioner blop:x")
 
 
 @pytest.mark.parametrize(
