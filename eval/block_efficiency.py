@@ -11,7 +11,7 @@ Writes results.json, records.jsonl, table.md and report.html (and figures, with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ import numpy as np
 from eval.page import SHOWN, draw_all, write_html
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine
-from jaxspec.evaluation.block_efficiency import compare, row_engines
+from jaxspec.evaluation.block_efficiency import GROUP, compare, row_engines
 from jaxspec.evaluation.config import EvalConfig, by_reason, load_models, parse_command
-from jaxspec.evaluation.report import Record, Run, Table, mean, number, percent
+from jaxspec.evaluation.report import Record, Run, Table, failures, mean, number, percent
 from jaxspec.evaluation.simulation import measure_regret
 
 
@@ -41,12 +41,14 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, captioner = load_models(config)
         plain, engines = Engine(target, None, config.plain()), row_engines(config, target, draft, captioner)
-        table = Table("", [], [])
-        for done, (rows, records) in enumerate(compare(config, plain, engines), start=1):
-            run.rows += rows
-            run.records += records
-            table = block_efficiency_table(replace(config, sets=config.sets[:done]), run.rows)
-            run.write(table)
+        run.restore(GROUP)
+        # What --regret added is measured again.
+        run.rows, run.records = ([r for r in found if "batch" in r] for found in (run.rows, run.records))
+        for group in compare(config, plain, engines, run.rows):
+            run.add(*group)
+            run.write(block_efficiency_table(config, run.rows, run.failed))
+        table = block_efficiency_table(config, run.rows, run.failed)
+        run.write(table)
         figures = draw_all(config, run.rows, run.records, run.folder)
         write_html(run.folder / "report.html", run.about, table, figures, run.records, _asked(config))
         if options.regret:
@@ -56,28 +58,35 @@ def main(args: Sequence[str] | None = None) -> None:
             run.write(table, *regret_tables(config, rows))
 
 
-def block_efficiency_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
-    """Return a line per row of views and turn, a column per set, and the plain averages."""
+def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
+    """Return a line per row of views and turn, a column per set, and the plain averages over all of them.
+
+    Sets of which nothing is measured yet have no column.
+    """
+    begun = {row["dataset"] for row in (*rows, *failed)}
+    sets = [name for name in config.sets if name in begun]
     title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
     told = any(row.published for row in config.rows)
-    header = ["views", "turn", *config.sets, "avg", *["paper"] * told, "speed-up", "predicted", "identical"]
+    header = ["views", "turn", *sets, "avg", *["paper"] * told, "speed-up", "predicted", "identical"]
     cells = []
     for turn in config.turns:
         for row in config.rows:
             line = {r["dataset"]: r for r in rows if r["row"] == row.name and r["turn"] == turn}
-            found = [line[name] for name in config.sets]
+            found = [line.get(name, {}) for name in sets]
+            whole = found if all(found) else []
             averages = [
-                number(mean(found, field))
+                number(mean(whole, field))
                 for field in ("mean_acceptance_length", "speedup_measured", "speedup_predicted_with_verify")
             ]
             published = [number(dict(enumerate(row.published, 1)).get(turn))] * told
-            by_set = [number(r["mean_acceptance_length"]) for r in found]
-            same = percent(mean(found, "token_identity_rate"), 1)
+            by_set = [number(r.get("mean_acceptance_length")) for r in found]
+            same = percent(mean(whole, "token_identity_rate"), 1)
             cells.append([row.name, str(turn), *by_set, averages[0], *published, *averages[1:], same])
-    samples = " to ".join(map(str, sorted({f([row["samples"] for row in rows]) for f in (min, max)})))
+    counts = sorted({row["samples"] for row in rows}) or [0]
+    samples = " to ".join(map(str, sorted({counts[0], counts[-1]})))
     notes = [
         f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
-        f"{rows[0]['device']}. avg is the plain mean over sets.",
+        f"{', '.join(dict.fromkeys(row['device'] for row in (*rows, *failed)))}. avg is the plain mean over sets.",
         "speed-up: decode tokens/s over plain decoding of the same requests in the same run; predicted: Eq. (1) with "
         "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
         "decoding token for token.",
@@ -88,7 +97,7 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     if (caption_ms := mean(rows, "caption_ms_per_image")) is not None:
         notes.append(f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups.")
     notes += [f"Left out: {line}." for line in by_reason(config.left_out)]
-    return Table(title, header, cells, notes)
+    return Table(title, header, cells, [*notes, *failures(failed)])
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:

@@ -20,9 +20,9 @@ from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.loading import LoadedHead, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.evaluation.block_efficiency import compare, row_engines
+from jaxspec.evaluation.block_efficiency import GROUP, compare, row_engines
 from jaxspec.evaluation.config import EvalConfig, Variant, load_model, load_models, parse_command
-from jaxspec.evaluation.report import Record, Run, Table, mean, number
+from jaxspec.evaluation.report import Record, Run, Table, failures, mean, number
 from jaxspec.evaluation.simulation import predict_heads
 
 
@@ -55,6 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
         drafts = {name: separate_draft(config, target, place) for name, place in map(named, options.baselines)}
         plain = Engine(replace(target, head=None), None, config.plain())
         predicted = predict_heads(config, plain, heads, options.gammas) if config.temperature == 0 else {}
+        run.restore(GROUP)
         for gamma in options.gammas:
             config = replace(config, gamma=gamma)
             engines = row_engines(config, target, draft, captioner)
@@ -63,14 +64,14 @@ def main(args: Sequence[str] | None = None) -> None:
                 name: Engine(replace(target, head=head), None, config.engine(Variant(name, ("kv",))))
                 for name, head in heads.items()
             }
-            for rows, records in compare(config, plain, engines):
+            for rows, records, failed in compare(config, plain, engines, run.rows):
                 found = (predicted.get((row["dataset"], row["turn"], row["row"], gamma)) for row in rows)
-                run.rows += [row | {"predicted_acceptance_length": tau} for row, tau in zip(rows, found)]
-                run.records += records
-                run.write(draft_table(config, run.rows))
+                run.add([row | {"predicted_acceptance_length": t} for row, t in zip(rows, found)], records, failed)
+                run.write(draft_table(config, run.rows, run.failed))
+        run.write(draft_table(config, run.rows, run.failed))
 
 
-def draft_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
+def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
     """Return AASD's Table 1: a line per set and draft, and for each draft length four columns. Turns are averaged."""
     gammas = sorted({row["gamma"] for row in rows})
     fields = {
@@ -85,15 +86,17 @@ def draft_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     for place, sets in places.items():
         for draft in dict.fromkeys(row["row"] for row in rows):
             found = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
+            if not {row["dataset"] for row in failed if row["row"] == draft}.isdisjoint(sets):
+                found = []
             drawn = [[row for row in found if row["gamma"] == gamma] for gamma in gammas]
             cells.append([place, draft, *(number(mean(part, field)) for part in drawn for field in fields.values())])
-    same = min(row["token_identity_rate"] for row in rows)
+    same = min((row["token_identity_rate"] for row in rows), default=0.0)
     plain = {name: [row for row in rows if row["dataset"] == name] for name in config.sets}
     rates = [f"{name} {number(mean(found, 'plain_tokens_per_second'))}" for name, found in plain.items()]
     notes = [
         f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch {config.batch_size}, "
-        f"temperature {config.temperature:g}, {config.dtype}, {rows[0]['device']}, {config.repeats} runs by turns. "
-        "avg is the plain mean over sets.",
+        f"temperature {config.temperature:g}, {config.dtype}, {(*rows, *failed)[0]['device']}, "
+        f"{config.repeats} runs by turns. avg is the plain mean over sets.",
         "omega: tokens/s of the loop over plain decoding's in the same run (the median over runs); alpha: accepted "
         "over drafted tokens; tau: tokens per target pass, the bonus token counted; delta: tokens/s. "
         f"Plain decoding: {', '.join(rates)} tokens/s.",
@@ -104,7 +107,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     if told:
         most = 100 * max(abs(row["mean_acceptance_length"] / row["predicted_acceptance_length"] - 1) for row in told)
         notes.append(f"One pass of training's attention over the answers gives the heads' tau within {most:.1f} %.")
-    return Table("Drafts of one target: AASD's Table 1", header, cells, notes)
+    return Table("Drafts of one target: AASD's Table 1", header, cells, [*notes, *failures(failed)])
 
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:

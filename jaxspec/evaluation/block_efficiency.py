@@ -6,8 +6,10 @@ baseline of the speed-up, and its first-turn answers the context of the second t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,10 +21,25 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, 
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
+from jaxspec.errors import InputError, first_line
 from jaxspec.evaluation.config import EvalConfig
 from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
 from jaxspec.evaluation.report import Record
 from jaxspec.evaluation.timing import PassTimes, interleaved, time_passes
+
+GROUP = ("dataset", "turn", "gamma")
+"""What rows that were measured by turns have in common: they are saved together, and a stopped run goes on behind."""
+
+
+class Group(NamedTuple):
+    """What was measured by turns."""
+
+    rows: list[Record]
+    """Each pools one engine's answers."""
+    records: list[Record]
+    """Each is of one answer."""
+    failed: list[Record]
+    """Engines that failed, each with its `error`, instead of rows."""
 
 
 def row_engines(
@@ -33,56 +50,95 @@ def row_engines(
 
 
 def compare(
-    config: EvalConfig, plain: Engine, engines: Mapping[str, Engine]
-) -> Iterator[tuple[list[Record], list[Record]]]:
+    config: EvalConfig, plain: Engine, engines: Mapping[str, Engine], before: Sequence[Record] = ()
+) -> Iterator[Group]:
     """Measure engines of one target, by their names in the table, beside plain decoding of the same requests.
 
-    Yields (rows, records) of each set of data in turn: a row pools one (dataset, turn, engine), a record is of one
-    sample of it.
+    Yields a group for each set of data and turn that has no rows `before`. The others in it are measured all the same
+    where an engine fails.
     """
-    work = len(config.sets) * len(config.turns) * (1 + len(engines)) * config.repeats
-    bar = tqdm(total=work, unit="run", desc="block efficiency", delay=1)
-    passes: dict[str, PassTimes] = {}
-    for dataset in config.sets:
-        bar.set_postfix_str(dataset, refresh=False)
-        rows: list[Record] = []
-        records: list[Record] = []
-        for turn, prompts in each_turn(config, plain, dataset):
-            requests = [
-                Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
-                for i, prompt in enumerate(prompts)
-            ]
-            (reference, *answers), (baseline, *rates) = interleaved(
-                [plain, *engines.values()], requests, config.repeats, bar
-            )
-            for (name, engine), results, rate in zip(engines.items(), answers, rates, strict=True):
-                if name not in passes and not isinstance(engine.lead, RecordedTarget):
-                    passes[name] = time_passes(engine, requests[: config.batch_size])
-                place = {"dataset": dataset, "turn": turn} | engine_fields(name, engine.config, config)
-                place |= {"temperature": config.temperature}
-                same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
-                row = place | acceptance_metrics([r.stats for r in results])
-                row |= {"samples": len(results), "token_identity_rate": float(np.mean(same))}
-                if "C" in engine.config.views:
-                    images = sum(len(prompt.images) for prompt in prompts)
-                    row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
-                if name in passes:
-                    row |= _times(engine.config, row["mean_acceptance_length"], results, passes[name])
-                    row |= {
-                        "decode_tokens_per_second": float(np.median(rate)),
-                        "plain_tokens_per_second": float(np.median(baseline)),
-                        "speedup_measured": float(np.median(rate / baseline)),
-                    }
-                rows.append(row)
-                records += [
-                    place
-                    | {"sample": prompt.sample, "tokens": len(r.tokens), "identical": equal, "text": r.text}
-                    | acceptance_metrics([r.stats])
-                    | ({"trace": r.trace} if r.trace else {})
-                    for prompt, r, equal in zip(prompts, results, same, strict=True)
-                ]
-        yield rows, records
-    bar.close()
+    before = [row for row in before if row["gamma"] == config.gamma]
+    done = {(row["dataset"], row["turn"]) for row in before}
+    passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
+    left = {name: tuple(turn for turn in config.turns if (name, turn) not in done) for name in config.sets}
+    work = sum(map(len, left.values())) * (1 + len(engines)) * config.repeats
+    with tqdm(total=work, unit="run", desc="block efficiency", delay=1) as bar:
+        for dataset in filter(left.get, left):
+            bar.set_postfix_str(dataset, refresh=False)
+            for turn, prompts in each_turn(replace(config, turns=left[dataset]), plain, dataset):
+                yield _group(config, plain, engines, {"dataset": dataset, "turn": turn}, prompts, passes, bar)
+
+
+def _group(
+    config: EvalConfig,
+    plain: Engine,
+    engines: Mapping[str, Engine],
+    where: Record,
+    prompts: list[Prompt],
+    passes: dict[str, PassTimes],
+    bar: tqdm,
+) -> Group:
+    """Run all engines by turns; `passes` are timed once an engine."""
+    group = Group([], [], [])
+    requests = [
+        Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
+        for i, prompt in enumerate(prompts)
+    ]
+    guarded = [_Guarded(engine) for engine in engines.values()]
+    (reference, *answers), (baseline, *rates) = interleaved([plain, *guarded], requests, config.repeats, bar)
+    for name, guard, results, rate in zip(engines, guarded, answers, rates, strict=True):
+        engine = guard.engine
+        place = where | engine_fields(name, engine.config, config) | {"temperature": config.temperature}
+        if name not in passes and not isinstance(engine.lead, RecordedTarget):
+            found = guard.attempt(time_passes, engine, requests[: config.batch_size])
+            passes |= {name: found} if found else {}
+        if guard.error is not None:
+            group.failed.append(place | {"error": guard.error})
+            continue
+        same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
+        row = place | acceptance_metrics([r.stats for r in results])
+        row |= {"samples": len(results), "token_identity_rate": float(np.mean(same))}
+        if "C" in engine.config.views:
+            images = sum(len(prompt.images) for prompt in prompts)
+            row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
+        if name in passes:
+            row |= _times(engine.config, row["mean_acceptance_length"], results, passes[name])
+            row |= {
+                "decode_tokens_per_second": float(np.median(rate)),
+                "plain_tokens_per_second": float(np.median(baseline)),
+                "speedup_measured": float(np.median(rate / baseline)),
+            }
+        group.rows.append(row)
+        group.records.extend(
+            place
+            | {"sample": prompt.sample, "tokens": len(r.tokens), "identical": equal, "text": r.text}
+            | acceptance_metrics([r.stats])
+            | ({"trace": r.trace} if r.trace else {})
+            for prompt, r, equal in zip(prompts, results, same, strict=True)
+        )
+    return group
+
+
+@dataclass
+class _Guarded:
+    """An engine whose first error is kept, and which does nothing after it."""
+
+    engine: Engine
+    error: str | None = None
+
+    def attempt(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Return what the work returns; None where it fails, or something before it has."""
+        if self.error is None:
+            try:
+                return work(*args)
+            except Exception as error:
+                if not isinstance(error, InputError):
+                    traceback.print_exc()
+                self.error = first_line(error)
+        return None
+
+    def generate(self, requests: list[Request]) -> list[Result]:
+        return self.attempt(self.engine.generate, requests) or []
 
 
 def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Prompt]]]:

@@ -1,6 +1,7 @@
 """Records on disk and tables for people: `results.json`, `records.jsonl`, `table.md`, and the terminal.
 
-A `Run` writes into `OUT.unfinished`, and at its end all its files take the place of those in OUT.
+A `Run` writes into `OUT.unfinished`, and at its end all its files take the place of those in OUT. One that was stopped
+goes on from there, where its script asks for what is left by `restore`.
 """
 
 from __future__ import annotations
@@ -56,16 +57,52 @@ class Run:
         self.preset, self.options, self.out = preset, options, out
         self.rows: list[Record] = []
         self.records: list[Record] = []
+        self.failed: list[Record] = []
+        """What could not be measured, each with its `error`; the run ends with exit code 1 then."""
         self.about: Record = {}
         self.tables: Sequence[Table] = ()
         self.folder = begin(out, options)
+
+    def add(self, rows: Sequence[Record], records: Sequence[Record], failed: Sequence[Record] = ()) -> None:
+        """Add what was measured, to be written next."""
+        self.rows += rows
+        self.records += records
+        self.failed += failed
 
     def write(self, *tables: Table, **about: Any) -> None:
         """Write what there is; called for each part that is done, so that a run that is stopped keeps whole ones."""
         self.about = self.about or describe_run(self.preset, self.options)
         self.tables = tables
+        about |= {"failed": self.failed} if self.failed else {}
         text = "\n".join(map(markdown, tables))
         write_results(self.folder, self.about | about, self.rows, self.records, text)
+
+    def restore(self, group: Sequence[str]) -> None:
+        """Take up the rows and records that a stopped run of the same options has left; one line tells of it.
+
+        Rows are written in groups, those that are equal in the fields `group`. One in which something failed is left
+        out, to be measured again.
+
+        Raises InputError where they were measured on another device: speeds of two have no place in one table.
+        """
+        if not (self.folder / "results.json").exists():
+            return
+        left = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
+        self.about = describe_run(self.preset, self.options)
+        if left["run"]["device"] != self.about["device"]:
+            there = f"was measured on {left['run']['device']}, and this is {self.about['device']}"
+            raise InputError(f"{self.folder}: {there}; go on there, give another --out, or remove it")
+
+        def place(row: Record) -> tuple[Any, ...]:
+            return tuple(row.get(field) for field in group)
+
+        failed = set(map(place, left["run"].get("failed", ())))
+        self.rows = [row for row in left["rows"] if place(row) not in failed]
+        whole = set(map(place, self.rows))
+        lines = (self.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
+        self.records = [record for record in map(json.loads, lines) if place(record) in whole]
+        if whole:
+            print(f"{self.folder}: {len(whole)} parts are measured already; goes on with the rest", file=sys.stderr)
 
     def __enter__(self) -> Run:
         self._lock = sole(Path(f"{os.path.abspath(self.out)}.lock"))
@@ -78,6 +115,9 @@ class Run:
                 self._finish()
         finally:
             self._lock.__exit__(None, None, None)
+        if kind is None and self.failed:
+            print(f"{len(self.failed)} of the cells could not be measured", file=sys.stderr)
+            sys.exit(1)
 
     def _finish(self) -> None:
         names = sorted(file.name for file in self.folder.iterdir() if not file.name.startswith("."))
@@ -148,10 +188,10 @@ def _options(file: Path) -> dict[str, Any]:
 def write_results(
     out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
 ) -> None:
-    """Write the three files, each of them whole or not at all."""
-    write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
-    write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    """Write the three files, each of them whole or not at all; the rows last, so that each has its records."""
     write_text(out / "table.md", table)
+    write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
 
 
 def number(value: float | None, places: int = 2) -> str:
@@ -168,6 +208,15 @@ def mean(rows: Sequence[Record], field: str) -> float | None:
     """Return the mean of a field over the rows that have it; None where none has."""
     values = [row[field] for row in rows if row.get(field) is not None]
     return sum(values) / len(values) if values else None
+
+
+def failures(failed: Sequence[Record]) -> list[str]:
+    """Return a line for each row of the table that failed: where, and its first error."""
+    places: dict[str, list[str]] = {}
+    for record in failed:
+        places.setdefault(record["row"], []).append(f"{record['dataset']} (turn {record['turn']})")
+    errors = {record["row"]: record["error"] for record in reversed(failed)}
+    return [f"{row} failed on {', '.join(dict.fromkeys(where))}: {errors[row]}" for row, where in places.items()]
 
 
 def markdown(table: Table) -> str:

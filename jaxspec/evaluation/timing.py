@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -130,6 +130,12 @@ class PassTimes:
     """T_p: one target pass over one token."""
     verify_ms: float
     """T_p(J+1): one target pass over a block."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> PassTimes | None:
+        """Return the times that a row of results holds."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: row[name] for name in names}) if row.keys() >= set(names) else None
 
 
 def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> PassTimes:

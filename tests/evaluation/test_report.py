@@ -61,6 +61,40 @@ def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
     assert list(out.parent.iterdir()) == [out]
 
 
+def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"set": name, "row": row} for name in "ab" for row in "MT"]
+    failed = {"set": "b", "turn": 1, "dataset": "b", "row": "C", "error": "no room"}
+    run = Run("tiny", {"gamma": 3}, tmp_path / "out")
+    run.add(rows, [row | {"text": ""} for row in rows], [failed])
+    run.write(Table("A title", ["set"], []))
+    with (run.folder / "records.jsonl").open("a") as records:  # the records of a group are written before its rows
+        records.write('{"set": "c", "row": "M"}\n')
+    run = Run("tiny", {"gamma": 3}, tmp_path / "out")
+    run.restore(("set",))
+    assert run.rows == rows[:2]
+    assert run.records == [row | {"text": ""} for row in rows[:2]]
+    assert not run.failed
+    assert "out.unfinished: 1 parts are measured already; goes on with the rest" in capsys.readouterr().err
+    with pytest.raises(InputError, match=r"unfinished: holds results of gamma 3, and now it is 2; give another --out"):
+        Run("tiny", {"gamma": 2}, tmp_path / "out")
+    results = run.folder / "results.json"
+    results.write_text(results.read_text().replace("(cpu)", "(tpu)"))
+    with pytest.raises(InputError, match=r"was measured on .* \(tpu\), and this is .* \(cpu\); go on there"):
+        run.restore(("set",))
+
+
+def test_a_run_in_which_something_failed_is_written_and_ends_with_1(tmp_path: Path) -> None:
+    def measure() -> None:
+        with Run("tiny", {}, tmp_path / "out") as run:
+            run.add([{"row": "M"}], [], [{"row": "C", "error": "no room"}])
+            run.write(Table("A title", ["row"], [["M"]]))
+
+    with pytest.raises(SystemExit) as caught:
+        measure()
+    assert caught.value.code == 1
+    assert '"error": "no room"' in (tmp_path / "out" / "results.json").read_text()
+
+
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Run("tiny", {}, out), pytest.raises(InputError, match=r"out\.lock: held by process"), Run("tiny", {}, out):

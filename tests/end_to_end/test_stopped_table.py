@@ -1,0 +1,117 @@
+"""A table that is stopped goes on; a row that fails costs only itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from eval import block_efficiency
+from jaxspec.decoding.engine import Engine
+from jaxspec.decoding.speculative import Speculator
+from jaxspec.errors import InputError
+from jaxspec.evaluation.config import EvalConfig, Variant
+from tests import tiny
+
+SETS = ("one", "two")
+PLACE = ("dataset", "turn", "row")
+MEASURED = (*PLACE, "samples", "mean_acceptance_length", "acceptance_histogram", "token_identity_rate")
+
+
+@pytest.fixture
+def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvalConfig:
+    target, draft = tiny.save_pair(tmp_path / "pair")
+    Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
+    for name in SETS:
+        row = {"id": name, "image": "a.png", "turns": [f"What is {name}?", "Why?"]}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    config = EvalConfig(
+        target=str(target),
+        draft=str(draft),
+        rows=(Variant("M", ("M",)), Variant("T", ("T",)), Variant("C", ("C",))),
+        captioner=f"file:{tmp_path / 'captions.jsonl'}",
+        sets=SETS,
+        data=tuple(f"{name}={tmp_path / name}.jsonl" for name in SETS),
+        gamma=2,
+        max_new_tokens=4,
+        batch_size=1,
+        prompt_buckets=(96,),
+        image_buckets=(1,),
+    )
+    (tmp_path / "captions.jsonl").write_text('{"image": "a.png", "caption": "red"}\n')
+    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: config)
+    return config
+
+
+def measure(out: Path, *options: str) -> dict[str, Any]:
+    block_efficiency.main(["tiny", "--out", str(out), *options])
+    return results(out)
+
+
+def results(out: Path) -> dict[str, Any]:
+    return json.loads((out / "results.json").read_text())
+
+
+def measured(found: dict[str, Any]) -> list[Any]:
+    return [[row[field] for field in MEASURED] for row in found["rows"]]
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, view: str, words: str, error: BaseException) -> None:
+    """Engines of the view raise the error at prompts that hold the words."""
+    generate = Engine.generate
+
+    def broken(self: Engine, requests: Any) -> Any:
+        asked = " ".join(self.encoder.tokenizer.decode(request.prompt.tokens) for request in requests)
+        if self.config.views == (view,) and isinstance(self.program, Speculator) and words in asked:
+            raise error
+        return generate(self, requests)
+
+    monkeypatch.setattr(Engine, "generate", broken)
+
+
+def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
+    preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight = measure(tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        breaking(patch, "T", "two", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            measure(tmp_path / "out")
+    assert {(row["dataset"], row["turn"]) for row in results(tmp_path / "out.unfinished")["rows"]} == {
+        ("one", 1),
+        ("one", 2),
+    }
+    with pytest.raises(InputError, match="holds results of gamma 2, and now it is 3; give another --out"):
+        measure(tmp_path / "out", "--gamma", "3")
+    with monkeypatch.context() as patch:
+        breaking(patch, "M", "one", AssertionError("measured again"))
+        again = measure(tmp_path / "out")
+    assert measured(again) == measured(straight)
+    assert {row["row"]: row["target_ms"] for row in again["rows"][:3]} == {
+        row["row"]: row["target_ms"] for row in again["rows"][-3:]
+    }  # passes are timed once a row, before the stop
+    lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
+    assert len(lines) == len(again["rows"])
+    assert "2 parts are measured already" in capsys.readouterr().err
+
+
+def test_a_failing_row_costs_only_itself(
+    preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight = measure(tmp_path / "straight", "--turns", "1")
+    breaking(monkeypatch, "T", "two", InputError("no room for it"))
+    with pytest.raises(SystemExit) as caught:
+        measure(tmp_path / "out", "--turns", "1")
+    assert caught.value.code == 1
+    found = results(tmp_path / "out")
+    assert measured(found) == [row for row in measured(straight) if row[:3] != ["two", 1, "T"]]
+    (failed,) = found["run"]["failed"]
+    assert (failed["dataset"], failed["row"], failed["error"]) == ("two", "T", "no room for it")
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "\nT failed on two (turn 1): no room for it\n" in table
+    (line,) = (line for line in table.splitlines() if line.startswith("| T |"))
+    number = f"{found['rows'][1]['mean_acceptance_length']:.2f}"
+    assert line == f"| T | 1 | {number} | - | - | - | - | - |"
