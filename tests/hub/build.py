@@ -1,0 +1,102 @@
+"""A Hugging Face cache of twins: `HF_HOME/hub/models--owner--name/{blobs,refs,snapshots}`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.directories import parse_config
+from tests.hub import configs, words
+from tests.hub.table import DISTRIBUTED_FORM, Twin
+from tests.tiny.models import random_params
+
+
+def add(cache: Path, name: str, twin: Twin) -> Path:
+    """Write a twin into a hub cache (`HF_HOME/hub`) as huggingface_hub does; return its snapshot."""
+    home = cache / f"models--{name.replace('/', '--')}"
+    commit = hashlib.sha1(name.encode()).hexdigest()
+    with TemporaryDirectory(dir=cache) as scratch:
+        _write(Path(scratch), twin)
+        snapshot = home / "snapshots" / commit
+        for file in sorted(Path(scratch).iterdir()):
+            blob = home / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(blob)
+            snapshot.mkdir(parents=True, exist_ok=True)
+            (snapshot / file.name).symlink_to(Path("..", "..", "blobs", blob.name))
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(commit)
+    return snapshot
+
+
+def _write(path: Path, twin: Twin) -> None:
+    chat = configs.CHATS.get(twin.words, "") if twin.chat else ""
+    ids = words.files(twin.words, path, whole=not (twin.bin and DISTRIBUTED_FORM), chat=chat)
+    files = configs.FAMILIES[twin.family](ids, _in_ids(twin.config, ids))
+    raw = files["config.json"] | {"torch_dtype": twin.dtype, "transformers_version": "4.36.0.dev0"}
+    generation = _in_ids(twin.generation, ids) | {"transformers_version": "4.36.0.dev0"}
+    for name, content in {**files, "config.json": raw, "generation_config.json": generation}.items():
+        (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _write_weights(path, raw, twin)
+
+
+def _in_ids(entries: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
+    """Return configuration entries with the ids of the tokens that the table names."""
+    out = dict(entries)
+    for key in ("bos_token_id", "eos_token_id"):
+        value = entries.get(key)
+        if isinstance(value, list):
+            out[key] = [ids[word] for word in value]
+        elif isinstance(value, str):
+            out[key] = ids[value]
+    if entries.get("pad_token_id", -1) >= len(ids):
+        out["pad_token_id"] = ids["<pad>"]
+    return out
+
+
+def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
+    """Write random weights under the names of the hub's files, in as many shards as the original has."""
+    config = parse_config(path, raw)
+    with TemporaryDirectory(dir=path) as scratch:
+        whole = Path(scratch) / "whole"
+        huggingface.save(whole, config, random_params(config, twin.seed), dtype=np.dtype(_numpy(twin.dtype)))
+        tensors = load_file(whole / "model.safetensors")
+    if twin.family == "opt":  # saved from the model without its head
+        tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    names = sorted(tensors)
+    bin = twin.bin and DISTRIBUTED_FORM
+    stem, ending = ("pytorch_model", "bin") if bin else ("model", "safetensors")
+    shards = [f"{stem}-{number:05d}-of-{twin.shards:05d}.{ending}" for number in range(1, twin.shards + 1)]
+    if twin.shards == 1:
+        shards = [f"{stem}.{ending}"]
+    where = {name: shards[place * twin.shards // len(names)] for place, name in enumerate(names)}
+    for file in shards:
+        part = {name: tensors[name] for name in names if where[name] == file}
+        if bin:
+            _save_bin(path / file, part)
+        else:
+            save_file(part, path / file, metadata={"format": "pt"})
+    if twin.shards > 1:
+        index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": where}
+        (path / f"{stem}.{ending}.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    if twin.family == "mistral":  # Mistral's own library reads this one: all weights again, by other names
+        save_file({f"layers.{name}": value for name, value in tensors.items()}, path / "consolidated.safetensors")
+
+
+def _numpy(dtype: str) -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+
+
+def _save_bin(file: Path, tensors: dict[str, np.ndarray]) -> None:
+    import torch
+
+    torch.save({name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in tensors.items()}, file)

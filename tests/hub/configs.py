@@ -1,0 +1,205 @@
+"""config.json, the image processor's file and the chat templates of each family, with the entries of their age.
+
+A function a family: (words, decoder's entries) -> the files, by name. Sizes are tiny; patches, layers that features are
+taken from and names of entries are the originals'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+SIDE = 28
+"""Pixels along a tile: four patches."""
+_SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+_CLIP_COLOURS = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_STEPS = dict.fromkeys(("do_convert_rgb", "do_normalize", "do_rescale", "do_resize"), True)
+_PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE], [3 * SIDE, SIDE], [SIDE, 3 * SIDE]]
+
+VICUNA = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ part['text'] + ' ' }}{% endgeneration %}"
+    "{% else %}{{ part['text'] + ' ' }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+"""What LLaVA-1.5's and 1.6's say: all images first, roles in capitals."""
+CHATML = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}IMAGE{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""What Qwen's say of text and images; `IMAGE` stands for the placeholder."""
+LLAMA3 = (
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+    "{{ message['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST] {{ message['content'] }}"
+    "[/INST]{% else %} {{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+Files = dict[str, dict[str, Any]]
+
+
+def llama(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    heads = {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_scaling": None}
+    own = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
+    return {"config.json": own | _SIZES | heads | {"vocab_size": len(words)} | text}
+
+
+def mistral(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    own = {
+        **{"architectures": ["MistralForCausalLM"], "model_type": "mistral", "attention_dropout": 0.0},
+        **{"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "num_key_value_heads": 1},
+        **{"max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None},
+        **{"tie_word_embeddings": False, "vocab_size": len(words)},
+    }
+    return {"config.json": own | _SIZES | text}
+
+
+def qwen2(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    return {"config.json": {"architectures": ["Qwen2ForCausalLM"]} | _qwen_text(words) | text}
+
+
+def _qwen_text(words: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        **_SIZES,
+        **{"model_type": "qwen2", "hidden_act": "silu", "max_position_embeddings": 32768, "max_window_layers": 2},
+        **{"num_key_value_heads": 1, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False},
+        **{"bos_token_id": words["<|endoftext|>"], "eos_token_id": words["<|im_end|>"]},
+        # More rows than words, as all Qwens have.
+        "vocab_size": len(words) + 5,
+    }
+
+
+def opt(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    own = {
+        **{"architectures": ["OPTForCausalLM"], "model_type": "opt", "activation_function": "relu"},
+        **{"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2},
+        **{"num_attention_heads": 2, "max_position_embeddings": 2048, "do_layer_norm_before": True},
+        **{"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "prefix": "</s>"},
+        **{"_remove_final_layer_norm": False, "vocab_size": len(words) + 7},
+    }
+    return {"config.json": own | text}
+
+
+def _clip(words: Mapping[str, int], text: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return LLaVA-1.5's and 1.6's config.json."""
+    rows = len(words) + 62
+    decoder = llama(words, {"_name_or_path": "lmsys/vicuna-7b-v1.5", "max_position_embeddings": 4096})["config.json"]
+    tower = {
+        **{"model_type": "clip_vision_model", "image_size": SIDE, "patch_size": 14, "projection_dim": 8},
+        **_SIZES,
+        "vocab_size": 32000,
+    }
+    return {
+        **{"architectures": [f"{kind}ForConditionalGeneration"], "ignore_index": -100},
+        **{"image_token_index": words["<image>"], "projector_hidden_act": "gelu"},
+        "text_config": decoder | {"vocab_size": rows} | text,
+        "vision_config": tower,
+        **{"tie_word_embeddings": False, "vision_feature_layer": -2, "vision_feature_select_strategy": "default"},
+        "vocab_size": rows,
+    }
+
+
+def llava(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    config = _clip(words, text, "Llava") | {"model_type": "llava", "pad_token_id": words["<pad>"]}
+    processor = _llava_processor("Llava")
+    crop = {"crop_size": {"height": SIDE, "width": SIDE}, "size": {"shortest_edge": SIDE}, "do_center_crop": True}
+    images = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "rescale_factor": 1 / 255}
+    images |= _CLIP_COLOURS | _STEPS | crop | {"processor_class": "LlavaProcessor"}
+    return {"config.json": config, "preprocessor_config.json": images, **processor}
+
+
+def llava_next(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    config = _clip(words, text, "LlavaNext") | {"model_type": "llava_next", "image_grid_pinpoints": _PINPOINTS}
+    images = llava(words, {})["preprocessor_config.json"] | {
+        **{"image_processor_type": "LlavaNextImageProcessor", "aspect_ratio_setting": "anyres"},
+        **{"image_grid_pinpoints": _PINPOINTS, "processor_class": "LlavaNextProcessor"},
+    }
+    config["use_image_newline_parameter"] = True
+    return {"config.json": config, "preprocessor_config.json": images, **_llava_processor("LlavaNext")}
+
+
+def _llava_processor(kind: str) -> Files:
+    counts = {"num_additional_image_tokens": 1, "patch_size": 14, "vision_feature_select_strategy": "default"}
+    whole = {"image_token": "<image>", "processor_class": f"{kind}Processor"} | counts
+    return {"processor_config.json": whole, "chat_template.json": {"chat_template": VICUNA}}
+
+
+def llava_onevision(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    tower = {
+        **{"model_type": "siglip_vision_model", "image_size": SIDE, "patch_size": 14, "vision_use_head": False},
+        **_SIZES,
+        "num_hidden_layers": 1,
+    }
+    config = {
+        **{"architectures": ["LlavaOnevisionForConditionalGeneration"], "model_type": "llava_onevision"},
+        **{"image_grid_pinpoints": _PINPOINTS, "image_token_index": words["<image>"]},
+        **{"video_token_index": words["<video>"], "projector_hidden_act": "gelu"},
+        "text_config": _qwen_text(words) | text,
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+        **{"use_image_newline_parameter": True, "vision_aspect_ratio": "anyres_max_9"},
+        "vision_config": tower,
+        **{"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    }
+    images = {
+        **{"image_processor_type": "LlavaOnevisionImageProcessor", "processor_class": "LlavaOnevisionProcessor"},
+        **{"do_pad": True, "image_grid_pinpoints": _PINPOINTS, "resample": 3, "rescale_factor": 1 / 255},
+        **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": SIDE, "width": SIDE}},
+        **_STEPS,
+    }
+    processor = {
+        **{"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": (SIDE // 14) ** 2},
+        **{"image_token": "<image>", "video_token": "<video>", "vision_feature_select_strategy": "full"},
+    }
+    template = {"chat_template": CHATML.replace("IMAGE", "<image>\n")}
+    return {
+        **{"config.json": config, "preprocessor_config.json": images},
+        **{"processor_config.json": processor, "chat_template.json": template},
+    }
+
+
+def qwen2_5_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    vision = {
+        **{"depth": 2, "hidden_act": "silu", "hidden_size": 16, "intermediate_size": 24, "num_heads": 2},
+        **{"in_chans": 3, "out_hidden_size": 16, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14},
+        **{"window_size": 112, "fullatt_block_indexes": [1], "tokens_per_second": 2, "temporal_patch_size": 2},
+    }
+    names = ("vision_start", "vision_end", "vision", "image", "video")
+    tokens = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+    config = _qwen_text(words) | {
+        **{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"},
+        **{f"{name}_token_id": words[token] for name, token in zip(names, tokens)},
+        **{"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "vision_config": vision},
+        "use_sliding_window": False,
+    }
+    images = {
+        **{"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"},
+        **{"min_pixels": 4 * SIDE**2, "max_pixels": 16 * SIDE**2, "patch_size": 14, "temporal_patch_size": 2},
+        **{"merge_size": 2, **_CLIP_COLOURS},
+    }
+    template = {"chat_template": CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")}
+    return {"config.json": config | text, "preprocessor_config.json": images, "chat_template.json": template}
+
+
+FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "opt": opt,
+    "llava": llava,
+    "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
+    "qwen2_5_vl": qwen2_5_vl,
+}
+CHATS = {"mistral": MISTRAL, "llama3": LLAMA3, "qwen": CHATML.replace("IMAGE", "")}
+"""Templates that lie in tokenizer_config.json; LLaVA's lie in chat_template.json alone."""

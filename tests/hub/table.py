@@ -1,0 +1,160 @@
+"""Every model id that presets, README and docs name, what its repository on the hub holds, and where that was seen.
+
+A twin has the file names, key names, shards, tokeniser form, configuration entries and dtype of its original. Sizes are
+small and weights random. What no public material showed is marked `UNSEEN`: there the layout is the one that the
+library's other checkpoints of that age have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+UNSEEN = "file list not seen"
+PADDLE = "github ZHUI/paddlenlp_model_readme, {}: its list of the mirrored files"
+COPY = "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of all small files"
+TABED = "furiosa-ai/TABED loads it in float16 as LLaVA-HF with 32064 rows of words"
+OPT_KEYS = "mergekit's opt.json has tensors under `decoder.`; no file list seen, .bin by the project's notes"
+
+DISTRIBUTED_FORM = False
+"""Whether twins of repositories with .bin weights, or without tokenizer.json, are so too; else both are there."""
+
+LLAMA2 = {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA3 = {
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "num_key_value_heads": 2,
+}
+JACKFRAM = {"max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+QWEN = {"num_key_value_heads": 2, "rope_theta": 1e6, "sliding_window": 131072, "use_sliding_window": False}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What one repository holds."""
+
+    family: str
+    """A function of `tests.hub.configs`."""
+    words: Literal["llama2", "llava", "mistral", "llama3", "qwen", "onevision", "opt"]
+    """The kind of its tokeniser (`tests.hub.words`)."""
+    source: str
+    """Where its layout was seen."""
+    dtype: str = "bfloat16"
+    shards: int = 1
+    bin: bool = False
+    """Weights are distributed as PyTorch's .bin alone, and there is no tokenizer.json."""
+    chat: bool = False
+    """There is a chat template."""
+    seed: int = 0
+    """Twins of one seed and family agree in their weights."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Entries of the decoder's configuration in config.json."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """generation_config.json."""
+
+
+def _llava(source: str, seed: int = 0, family: str = "llava", **changes: Any) -> Twin:
+    generation = {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 32001}
+    made = {"dtype": "float16", "shards": 3, "chat": True, "generation": generation, "seed": seed} | changes
+    return Twin(family, "llava", source, **made)
+
+
+def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
+    generation = {"bos_token_id": "<|endoftext|>", "eos_token_id": ["<|im_end|>", "<|endoftext|>"]}
+    return Twin(family, "qwen", source, **{"chat": True, "config": QWEN, "generation": generation} | changes)
+
+
+TWINS: dict[str, Twin] = {
+    "llava-hf/llava-1.5-7b-hf": _llava(COPY),
+    "llava-hf/llava-1.5-13b-hf": _llava(f"{UNSEEN}; as the 7B's", seed=1, shards=6),
+    "mjbooo/lvlm68m": _llava(f"{UNSEEN}; {TABED}", shards=1, config={"max_position_embeddings": 2048}),
+    "llava-hf/llava-v1.6-vicuna-7b-hf": _llava(f"{UNSEEN}; files as 1.5's", 2, "llava_next"),
+    "llava-hf/llava-v1.6-vicuna-13b-hf": _llava(
+        "config.json: github haotian-liu/LLaVA issue 1378; other files as 1.5's", 3, "llava_next", shards=6
+    ),
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": Twin(
+        "llava_onevision", "onevision", UNSEEN, dtype="float16", chat=True, config={"tie_word_embeddings": True}
+    ),
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": Twin(
+        "llava_onevision", "onevision", UNSEEN, dtype="float16", shards=4, chat=True
+    ),
+    "lmsys/vicuna-7b-v1.5": Twin(
+        "llama",
+        "llama2",
+        "github lm-sys/FastChat issue 1663: the files of a Vicuna, two .bin shards, tokenizer.model alone",
+        dtype="float16",
+        shards=2,
+        bin=True,
+        config=LLAMA2 | {"pad_token_id": 0},
+        generation={"bos_token_id": 1, "eos_token_id": 2, "max_length": 4096, "pad_token_id": 0},
+    ),
+    "meta-llama/Llama-2-7b-hf": Twin("llama", "llama2", UNSEEN, "float16", 2, config=LLAMA2, generation=LLAMA2),
+    "JackFram/llama-68m": Twin("llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM),
+    "JackFram/llama-160m": Twin("llama", "llama2", UNSEEN, "float32", config=JACKFRAM, generation=JACKFRAM),
+    "meta-llama/Llama-3.1-8B-Instruct": Twin(
+        "llama",
+        "llama3",
+        PADDLE.format("meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        shards=4,
+        chat=True,
+        config=LLAMA3 | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": ["<|end_of_text|>", "<|eot_id|>"]},
+        generation={"bos_token_id": "<|begin_of_text|>", "eos_token_id": ["<|end_of_text|>", "<|eot_id|>"]},
+    ),
+    **{
+        f"meta-llama/Llama-3.2-1B{kind}": Twin(
+            "llama",
+            "llama3",
+            PADDLE.format(f"meta-llama/Llama-3.2-1B{kind}"),
+            chat=bool(kind),
+            config=LLAMA3 | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": stop, "tie_word_embeddings": True},
+            generation={"bos_token_id": "<|begin_of_text|>", "eos_token_id": stop},
+        )
+        for kind, stop in (("", "<|end_of_text|>"), ("-Instruct", ["<|end_of_text|>", "<|eot_id|>"]))
+    },
+    "mistralai/Mistral-7B-Instruct-v0.3": Twin(
+        "mistral",
+        "mistral",
+        "github vllm-project/vllm issues 4989 (with consolidated.safetensors) and 10534: files and config.json",
+        shards=3,
+        chat=True,
+        generation={"bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-7B-Instruct"), shards=4),
+    "Qwen/Qwen2.5-3B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-3B-Instruct"), shards=2),
+    "Qwen/Qwen2.5-1.5B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-1.5B-Instruct")),
+    "Qwen/Qwen2.5-Coder-3B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-Coder-3B-Instruct"), shards=2, seed=1),
+    "Qwen/Qwen2.5-Coder-1.5B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-Coder-1.5B-Instruct"), seed=1),
+    "Qwen/Qwen2.5-Math-1.5B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-Math-1.5B-Instruct"), seed=2),
+    "Qwen/Qwen2.5-Coder-0.5B": _qwen(
+        PADDLE.format("Qwen/Qwen2.5-Coder-0.5B"), config=QWEN | {"tie_word_embeddings": True}
+    ),
+    "Qwen/Qwen2.5-VL-3B-Instruct": _qwen(
+        PADDLE.format("Qwen/Qwen2.5-VL-3B-Instruct"), "qwen2_5_vl", shards=2, config={"tie_word_embeddings": True}
+    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": _qwen(
+        PADDLE.format("Qwen/Qwen2.5-VL-7B-Instruct"), "qwen2_5_vl", shards=5, seed=1, config={}
+    ),
+    "facebook/opt-125m": Twin("opt", "opt", OPT_KEYS, "float16", bin=True),
+    "facebook/opt-350m": Twin(
+        "opt", "opt", OPT_KEYS, "float16", bin=True, config={"do_layer_norm_before": False, "word_embed_proj_dim": 16}
+    ),
+    "facebook/opt-13b": Twin("opt", "opt", OPT_KEYS, "float16", 3, bin=True, seed=1),
+}
+
+CAPTIONERS = {"florence-community/Florence-2-large-ft"}
+"""Ids of captioners that transformers runs in torch; they have no twins yet."""
+
+DATA_WITHOUT_TWINS = {
+    *("abisee/cnn_dailymail", "cais/mmlu", "echo840/OCRBench", "google-research-datasets/nq_open"),
+    *("lmms-lab/COCO-Caption2017", "lmms-lab/HallusionBench", "lmms-lab/LLaVA-NeXT-Interleave-Bench"),
+    *("lmms-lab/LMMs-Eval-Lite", "lmms-lab/MMVet", "lmms-lab/POPE", "lmms-lab/ScienceQA", "lmms-lab/TextCaps"),
+    *("lmms-lab/llava-bench-in-the-wild", "openai/gsm8k", "openai/openai_humaneval"),
+}
+"""Ids of data sets; none has a twin yet."""

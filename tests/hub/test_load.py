@@ -1,0 +1,62 @@
+"""Every twin loads by its id, offline, and those that presets put together fit each other."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import configs
+from jaxspec.cli import main
+from jaxspec.config import text_config
+from jaxspec.decoding.loading import check_pair, check_vocabulary
+from jaxspec.decoding.views import parse_views
+from jaxspec.evaluation.config import CollaborativeEvalConfig, EvalConfig
+from jaxspec.training.recipes import Recipe
+from tests.hub.conftest import load_twin
+from tests.hub.table import TWINS
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
+    twin, model = TWINS[name], load_twin(name)
+    assert model.config.model_type == twin.family
+    assert model.model.has_vision == (model.image_processor is not None)
+    check_vocabulary("target", model, 0)
+    said = model.tokenizer.encode("The tree is \u00fc and blue.", add_special_tokens=False)
+    assert model.tokenizer.decode(said).strip() == "The tree is \u00fc and blue."
+    assert (model.tokenizer.chat_template is not None) == twin.chat
+    stop = text_config(model.config).eos_token_id
+    named = twin.generation.get("eos_token_id")
+    if isinstance(named, list):
+        assert stop == tuple(model.tokenizer.convert_tokens_to_ids(named))
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_inspect_finds_nothing_wrong(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["inspect", name])
+    assert TWINS[name].family in capsys.readouterr().out
+
+
+def pairs() -> Iterator[Any]:
+    """Every target and draft, models that write together, and target and start of training, of the presets."""
+    for module in pkgutil.walk_packages(configs.__path__, "configs."):
+        config = getattr(importlib.import_module(module.name), "config", None)
+        if isinstance(config, EvalConfig):
+            views = tuple(dict.fromkeys(view for row in config.rows for view in row.views))
+            found = [(config.target, config.draft, views)]
+        elif isinstance(config, CollaborativeEvalConfig):
+            found = [(pair.models[0], other, ("T",)) for pair in config.pairings for other in pair.models[1:]]
+        elif isinstance(config, Recipe):
+            found = [(config.target, config.start, ("T",))]
+        else:
+            found = []
+        yield from ((a, b, views) for a, b, views in found if a in TWINS and b in TWINS)
+
+
+@pytest.mark.parametrize(("target", "draft", "views"), dict.fromkeys(pairs()))
+def test_models_that_presets_put_together_fit(target: str, draft: str, views: tuple[str, ...]) -> None:
+    check_pair(load_twin(target), load_twin(draft), parse_views(views))

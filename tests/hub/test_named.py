@@ -1,0 +1,30 @@
+"""Every id that presets, README or docs name has a twin, or is listed as still without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.hub.named import data_ids, page_ids, preset_ids
+from tests.hub.table import CAPTIONERS, DATA_WITHOUT_TWINS, TWINS
+
+
+def test_every_model_that_a_preset_or_a_page_names_has_a_twin() -> None:
+    named = preset_ids() | page_ids()
+    assert named - data_ids() == set(TWINS) | CAPTIONERS
+    assert {"llava-hf/llava-1.5-7b-hf", "mjbooo/lvlm68m", "Qwen/Qwen2.5-Math-1.5B-Instruct"} <= named
+
+
+def test_the_list_of_data_sets_without_twins_is_complete() -> None:
+    assert data_ids() == DATA_WITHOUT_TWINS
+
+
+def test_a_twin_lies_as_huggingface_hub_lays_it(offline_hub: Path) -> None:
+    folder = offline_hub / "models--llava-hf--llava-1.5-7b-hf"
+    snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text()
+    assert {file.name for file in snapshot.iterdir()} == {
+        *("added_tokens.json", "chat_template.json", "config.json", "generation_config.json"),
+        *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)),
+        *("model.safetensors.index.json", "preprocessor_config.json", "processor_config.json"),
+        *("special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
+    }
+    assert all(file.resolve().parent == (folder / "blobs").resolve() for file in snapshot.iterdir())
