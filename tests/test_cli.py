@@ -30,7 +30,7 @@ STATS = {
     *("mean_acceptance_length", "draft_acceptance_rate"),
     *("acceptance_rate_per_position", "conditional_acceptance_rate_per_position", "acceptance_histogram"),
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
-    *("caption_ms", "prefill_ms", "decode_tokens_per_second"),
+    *("caption_ms", "compile_ms", "prefill_ms", "decode_tokens_per_second"),
     *("drafter", "views", "weighting", "gamma", "tree", "tree_width", "tree_nodes"),
     *("temperature", "dtype", "device", "batch", "seed"),
 }
@@ -220,7 +220,7 @@ def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFi
     main(["generate", *args])
     out, err = capsys.readouterr()
     assert out.rstrip("\n") == run(capsys, world, draft=None)["text"]
-    assert [line.split()[0] for line in err.splitlines()] == ["target:", "memory", "done:"]
+    assert [line.split()[0] for line in err.splitlines()] == ["target:", "memory", "compiling", "done:"]
 
 
 def test_a_terminal_is_shown_the_answer_while_it_is_written(
@@ -383,7 +383,7 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(told["tokens"]) == NEW
     assert told["stats"]["gammas"] == [1, 2]
     assert all(0 < calls <= 2 for calls in told["stats"]["calls_per_token"])
-    assert [line.split()[0] for line in err.splitlines()] == ["memory", "done:"]
+    assert [line.split()[0] for line in err.splitlines()] == ["memory", "compiling", "done:"]
 
 
 @pytest.mark.parametrize(

@@ -124,14 +124,18 @@ def answer(
     for line in (*loaded, memory):
         say(line)
     progress("compiling and decoding")
+    if not sys.stderr.isatty():
+        say("compiling and decoding ...")
     streams = args.stream and not args.json and sys.stdout.isatty()
     result = show(engine.stream(request)) if streams else engine.generate(request)
     pace = 1e3 * result.stats.emitted / result.decode_ms
     own = describe(result)
     told = own.pop("told")
-    say(f"done: {len(result.tokens)} tokens, {told}, {pace:.2f} tokens/s")
+    compiled = f"{result.compile_ms / 1e3:.1f} s compiling"
+    say(f"done: {len(result.tokens)} tokens, {told}, {pace:.2f} tokens/s, {compiled}")
     stats = own | {
         "caption_ms": result.caption_ms,
+        "compile_ms": result.compile_ms,
         "prefill_ms": result.prefill_ms,
         "decode_tokens_per_second": pace,
         "temperature": request.temperature,

@@ -50,6 +50,13 @@ _EXECUTABLES: dict[Any, Any] = {}
 
 _KINDS: dict[Any, object] = {}
 
+_SPENT = [0.0]
+
+
+def compiled_ms() -> float:
+    """Return the milliseconds that this process has spent on compiling, or on reading what it compiled before."""
+    return _SPENT[0]
+
 
 def executable(step: Any, held: Held, *args: Any) -> Any:
     """Return `step` compiled for what is held, these shapes and JAX's settings; ahead of time, so that no timing
@@ -63,8 +70,10 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
             jax.clear_caches()  # which hold them too
             gc.collect()
         # In 32 bits whatever the process computes in: ids, counts and distributions are no wider.
+        begun = time.perf_counter()
         with on_mesh(held.mesh), jax.enable_x64(False):
             found = step.lower(held.program, held.params, *args).compile()
+        _SPENT[0] += 1e3 * (time.perf_counter() - begun)
     _EXECUTABLES[key] = found
     return found
 

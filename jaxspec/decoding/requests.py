@@ -85,6 +85,8 @@ class Result:
     trace: dict[str, list[Any]] | None = None
     """Tells each new token's text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
     whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
+    compile_ms: float = 0.0
+    """What compiling for them took; in none of the other times."""
     caption_ms: float = 0.0
     """What captioning the request's images took, when that was done: captions kept on disk count as much as new
     ones. Neither in `prefill_ms` nor in `decode_ms`."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.collaborative import Member, Program
-from jaxspec.decoding.compile_cache import Held, timed
+from jaxspec.decoding.compile_cache import Held, compiled_ms, timed
 from jaxspec.decoding.requests import EncodedRequest, Result
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, map_caches, place, trace_record
@@ -104,7 +104,7 @@ class RunningBatch:
         self.requests, self.held, self.start, self.block = requests, held, start, block
         self.room, *self.larger = rooms
         self.few = refill_rows(most)
-        first = range(min(most, len(requests)))
+        first, self.compiled = range(min(most, len(requests))), compiled_ms()
         self.busy = {row: row for row in first}
         """The request that each row decodes."""
         self.waiting = list(range(len(first), len(requests)))
@@ -138,6 +138,7 @@ class RunningBatch:
     def results(self) -> list[Result]:
         """Return what the requests that have begun have come to, in their order."""
         times = {"prefill_ms": self.prefill_ms, "decode_ms": self.decode_ms, "batch": len(self.requests)}
+        times["compile_ms"] = compiled_ms() - self.compiled
         known = self.told | self.found
         return [Result(**known[i], **times, caption_ms=self.requests[i].caption_ms) for i in sorted(known)]
 
