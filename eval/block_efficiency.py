@@ -10,7 +10,7 @@ Writes results.json, records.jsonl, table.md and report.html (and figures, with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -59,38 +59,42 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
-    """Return a line per row of views and turn, a column per set, and the plain averages over all of them.
+    """Return a line per row of views and turn, a column per set, and the plain means over sets.
 
-    Sets of which nothing is measured yet have no column.
+    Below a line stands what a paper prints, where the configuration is the paper's. Sets of which nothing is measured
+    yet have no column.
     """
     begun = {row["dataset"] for row in (*rows, *failed)}
     sets = [name for name in config.sets if name in begun]
+    averages = averaged(config, sets)
+    papers = [paper for paper in config.published if paper.is_of(config)]
     title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
-    told = any(row.published for row in config.rows)
-    header = ["views", "turn", *sets, "avg", *["paper"] * told, "speed-up", "predicted", "identical"]
+    header = ["views", "turn", *sets, *averages, "speed-up", "predicted", "identical"]
     cells = []
     for turn in config.turns:
         for row in config.rows:
             line = {r["dataset"]: r for r in rows if r["row"] == row.name and r["turn"] == turn}
-            found = [line.get(name, {}) for name in sets]
-            whole = found if all(found) else []
-            averages = [
-                number(mean(whole, field))
-                for field in ("mean_acceptance_length", "speedup_measured", "speedup_predicted_with_verify")
-            ]
-            published = [number(dict(enumerate(row.published, 1)).get(turn))] * told
-            by_set = [number(r.get("mean_acceptance_length")) for r in found]
-            same = percent(mean(whole, "token_identity_rate"), 1)
-            cells.append([row.name, str(turn), *by_set, averages[0], *published, *averages[1:], same])
+            numbers = [number(line.get(name, {}).get("mean_acceptance_length")) for name in sets]
+            numbers += [number(_mean_over(line, group, "mean_acceptance_length")) for group in averages.values()]
+            speeds = [number(_mean_over(line, sets, f)) for f in ("speedup_measured", "speedup_predicted_with_verify")]
+            same = percent(_mean_over(line, sets, "token_identity_rate"), 1)
+            cells.append([row.name, str(turn), *numbers, *speeds, same])
+            for paper in papers:
+                if printed := paper.numbers.get(turn, {}).get(row.name):
+                    beside = [number(printed.get(name)) for name in (*sets, *averages)]
+                    cells.append([f"{row.name}, paper", str(turn), *beside, "-", "-", "-"])
     counts = sorted({row["samples"] for row in rows}) or [0]
     samples = " to ".join(map(str, sorted({counts[0], counts[-1]})))
+    devices = ", ".join(dict.fromkeys(row["device"] for row in (*rows, *failed)))
+    groups = [f"{name} over {', '.join(group) if config.averages else 'sets'}" for name, group in averages.items()]
     notes = [
-        f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
-        f"{', '.join(dict.fromkeys(row['device'] for row in (*rows, *failed)))}. avg is the plain mean over sets.",
+        f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, {devices}. "
+        f"Plain means: {'; '.join(groups)}.",
         "speed-up: decode tokens/s over plain decoding of the same requests in the same run; predicted: Eq. (1) with "
         "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
         "decoding token for token.",
     ]
+    notes += [f"paper: {paper.source}." for paper in papers]
     learned = {row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)}
     if learned:
         notes.append("Weights: " + ", ".join(f"{name} by {rule}" for name, rule in learned.items()) + ".")
@@ -98,6 +102,18 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: S
         notes.append(f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups.")
     notes += [f"Left out: {line}." for line in by_reason(config.left_out)]
     return Table(title, header, cells, [*notes, *failures(failed)])
+
+
+def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
+    """Return the columns of means, and the sets of each: the configuration's, or one over all sets."""
+    groups = {name: [one for one in sets if one in group] for name, group in config.averages.items()}
+    told = {name: group for name, group in groups.items() if group}
+    return told if set(sets) <= {one for group in told.values() for one in group} else {"avg": list(sets)}
+
+
+def _mean_over(line: Mapping[str, Record], sets: Sequence[str], field: str) -> float | None:
+    """Return the mean of a field over sets; None where one of them is missing."""
+    return mean([line[name] for name in sets], field) if line.keys() >= set(sets) else None
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:

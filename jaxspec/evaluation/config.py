@@ -33,6 +33,7 @@ from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts, nearest
+from jaxspec.evaluation.published import Published
 from jaxspec.evaluation.synthetic import PREFIX as SYNTHETIC
 from jaxspec.evaluation.synthetic import parse_synthetic, synthetic_model
 
@@ -52,8 +53,6 @@ class Variant:
     tree: str | None = None
     """As in `EngineConfig`, like the next."""
     adaptive_gamma: bool = False
-    published: tuple[float, ...] = ()
-    """What a paper reports for this row as the average over sets, a number a turn; for models of the same names."""
 
 
 # The bases of a configuration are the groups of options that --help shows.
@@ -143,6 +142,10 @@ class EvalConfig(Models, Dialogues, Drafting):
     rows: tuple[Variant, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Rows that cannot be measured here, and why."""
+    averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Columns of means, each over some of the sets; without, one over all."""
+    published: tuple[Published, ...] = ()
+    """What papers print for these rows."""
 
     @property
     def pair(self) -> str:

@@ -172,9 +172,9 @@ def finish(fresh: Path, out: Path) -> None:
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the results, as JSON has it: all but where they are written."""
+    """Return what decides the results, as JSON has it: all but where they are written, and what stands beside them."""
     told = json.dumps(dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value))
-    return {name: value for name, value in json.loads(told).items() if name != "out"}
+    return {name: value for name, value in json.loads(told).items() if name not in ("out", "published")}
 
 
 def _options(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A table that is stopped goes on; a row that fails costs only itself."""
+"""A table that is stopped goes on; a row that fails, or whose captioner cannot run, costs only itself."""
 
 from __future__ import annotations
 
@@ -115,3 +115,14 @@ def test_a_failing_row_costs_only_itself(
     (line,) = (line for line in table.splitlines() if line.startswith("| T |"))
     number = f"{found['rows'][1]['mean_acceptance_length']:.2f}"
     assert line == f"| T | 1 | {number} | - | - | - | - | - |"
+
+
+def test_rows_without_a_captioner_cost_no_others(
+    preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    found = measure(tmp_path / "out", "--turns", "1", "--captioner", "florence2:microsoft/Florence-2-large-ft")
+    assert [row["row"] for row in found["rows"]] == ["M", "T"] * len(SETS)
+    why = found["run"]["options"]["left_out"]["C"]
+    assert why.endswith("use florence2:florence-community/Florence-2-large-ft")
+    assert f"\nLeft out: C: {why}.\n" in (tmp_path / "out" / "table.md").read_text()
