@@ -10,7 +10,7 @@ folder, give --shard 0/4 to 3/4; the first shard, run when the others are done, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -61,12 +61,16 @@ class Options:
     """What models compute in; by default float32 on CPUs, else what their files hold."""
     out: Path = Path("runs/data")
     """Where prepared data sets lie; the chunks go to OUT/NAME.answers."""
+    debug: bool = False
+    """Try the command out on the first four samples. All else is as it would be: a shorter answer would be left out."""
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     """Answers, and prepares the whole when all is answered; then returns its folder."""
     shard = _shard(options.shard)
     source = open_source(options.data)
+    if options.debug:
+        options = replace(options, samples=min(4, options.samples or 4))
     samples = len(source) if options.samples is None else min(options.samples, len(source))
     if samples > 10**9:
         raise InputError(f"data {options.data}: has no end; say how many with --samples")

@@ -28,6 +28,7 @@ from jaxspec.command import input_errors, load_preset, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
 from jaxspec.runtime import join_cluster, parse_dtype, setup_runtime
+from jaxspec.training.config import TrainConfig
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Recipe, StagedRecipe, parse_data, train_draft
 
@@ -51,6 +52,8 @@ class Options:
     """The finished model, a Hugging Face directory, or one of a KV head; by default RUNS/hf."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
+    debug: bool = False
+    """Try the recipe out: two steps a stage, of as few samples as its mesh takes. All else is as it would be."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,15 @@ def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe
     if isinstance(recipe, HeadRecipe):
         changed["head"] = {**recipe.head, **vars(found.head)}
     stages = tuple(replace(stage, train=getattr(found, stage.name)) for stage in recipe.stages)
+    if options.debug:
+        stages = tuple(replace(stage, train=_shortened(stage.train)) for stage in stages)
     return replace(recipe, stages=stages, **changed), options  # type: ignore[return-value]
+
+
+def _shortened(train: TrainConfig) -> TrainConfig:
+    """Return a stage's options with the fewest samples a step that its mesh and parts take, and two steps."""
+    few = train.accumulate * train.mesh.fsdp * (train.mesh.data or 1)
+    return replace(train, steps=min(train.steps, 2), batch=min(train.batch, few), warmup=min(train.warmup, 1))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,14 @@ def test_any_field_is_an_option() -> None:
     assert parse("mini --sets read")[1].sets == ("read",)
 
 
+def test_debug_shrinks_counts_alone() -> None:
+    shrunk = {"limit": 2, "max_new_tokens": 8, "repeats": 1}
+    assert parse("mini --debug") == ("mini", replace(MINI, **shrunk), Options())
+    assert parse("mini --debug --limit 1")[1].limit == 1
+    config = parse_command(Options, "", ["gsm8k", "--debug"], CollaborativeEvalConfig)[1]
+    assert (config.limit, config.held_out, config.max_new_tokens, config.repeats) == (2, 2, 8, 1)
+
+
 def test_rows_by_name() -> None:
     assert [row.name for row in parse_command(Options, "", ["mini", "--rows", "MT*", "M", "M"])[1].rows] == ["MT*", "M"]
     assert parse_command(Options, "", ["mini", "--rows", "MT static"])[1].rows == MINI.rows[4:5]

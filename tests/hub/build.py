@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config
+from jaxspec.config import text_config
 from tests.hub import configs, words
 from tests.hub.table import DISTRIBUTED_FORM, Twin
 from tests.tiny.models import random_params
@@ -68,6 +69,10 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
         whole = Path(scratch) / "whole"
         huggingface.save(whole, config, random_params(config, twin.seed), dtype=np.dtype(_numpy(twin.dtype)))
         tensors = load_file(whole / "model.safetensors")
+    stop = text_config(config).eos_token_id
+    for name in tensors:
+        if name.endswith("lm_head.weight"):
+            tensors[name][stop if isinstance(stop, int) else stop[0]] *= 4  # so that answers end
     if twin.family == "opt":  # saved from the model without its head
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     names = sorted(tensors)
