@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxspec.files import check_directory, whole_directory
 from jaxspec.models import family_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt"),
@@ -29,7 +31,10 @@ _PARTS = (
 )
 """What a checkpoint consists of, besides the shards of its weights."""
 _WANTED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
-_READ = (".json", ".safetensors", ".model", ".txt", ".jinja")
+_WEIGHTS = (".safetensors", ".bin")
+_READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
+_TORCH = (2, 11)
+"""The first torch that lists a file without reading its tensors; weights-only reading has holes before 2.10."""
 _LARGEST = 256 << 20
 """Bytes of any such file but of weights; the largest tokenisers have 40 million."""
 _DEEPEST = 32
@@ -50,7 +55,10 @@ def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(path_or_id, revision=revision, allow_patterns=list(_WANTED)))
+        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=list(_WANTED)))
+        if not any(found.glob("model*.safetensors")) and not without_torch():
+            snapshot_download(path_or_id, revision=revision, allow_patterns=["pytorch_model*.bin"])
+        return found
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(
             f"checkpoint {path_or_id!r}: no such directory, and not to be had from the hub "
@@ -77,17 +85,44 @@ def check_files(path: Path) -> None:
         found = there.stat() if there.exists() else None
         if found and not stat.S_ISREG(found.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
-        if found and file.suffix != ".safetensors" and found.st_size > _LARGEST:
+        if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
             raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read; fetch it again")
 
 
+def weight_files(path: Path) -> list[Path]:
+    """Return the files of weights that a directory's model may be read from, in name order."""
+    return sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+
+
+def without_torch() -> str:
+    """Return why .bin weights cannot be read here, and the mend; "" where they can. Does not import torch."""
+    found = installed("torch")
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) >= _TORCH:
+        return ""
+    least = ".".join(map(str, _TORCH))
+    return (
+        f"PyTorch's .bin is read with torch {least} or later, and here is {found or 'none'}; "
+        "pip install 'jaxspec[torch]', or save the model as safetensors (`jaxspec export` where torch is)"
+    )
+
+
+def installed(package: str) -> str:
+    """Return the version of a Python package, unimported; "" where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
 def what_lies_in(path: Path) -> str:
-    """Return what lies in the place of a model in safetensors, and what to do about it; "" if nothing known."""
+    """Return what lies in the place of a model's weights, and what to do about it; "" if nothing known."""
     names = sorted(file.name for file in path.iterdir())
     if not names:
         return "the directory is empty; fetch the model again"
     if "adapter_config.json" in names:
         return "it is a LoRA adapter; merge it into its base model (PEFT: merge_and_unload) and save that"
+    if not {BIN, BIN_INDEX}.isdisjoint(names):
+        return ""
     for ending, kind in ((".gguf", "GGUF"), (".bin", "PyTorch .bin"), (".pth", "PyTorch .pth"), (".msgpack", "Flax")):
         found = [name for name in names if name.endswith(ending)]
         if found:

@@ -1,4 +1,4 @@
-"""Models in Hugging Face layout, in and out: config.json and safetensors, one file or shards.
+"""Models in Hugging Face layout: config.json and safetensors out, and in (or .bin), one file or shards.
 
 A tensor's name is computed from its parameter's path: `layers_0` reads `layers.0`; `kernel` and `embedding`
 read `weight`; a dense kernel [in, out] is stored [out, in], a convolution's [..., in, out] is stored

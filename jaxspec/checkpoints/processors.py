@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxspec.checkpoints.directories import IMAGE_FILES, TOKENIZER_FILES, check_files, read_json, write_json
+from jaxspec.checkpoints.directories import IMAGE_FILES, TOKENIZER_FILES, check_files, installed, read_json, write_json
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.config.lvlm import MOST_TILES
 from jaxspec.config.schema import RULES, Rule, check_fields
@@ -26,7 +26,8 @@ from jaxspec.models import family_of
 
 _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
 """A text with letters that a tokeniser may not know."""
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json and merges.txt")
+"""What a tokeniser may be of; the first that is there whole is read."""
 _IMAGE_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
 _SINGLE_TILE_SETTINGS = {
@@ -49,7 +50,7 @@ _QWEN_EDGES = {"shortest_edge": Rule(int, 1, 1 << 22), "longest_edge": Rule(int,
 
 def has_tokenizer(path: Path) -> bool:
     """Return whether a directory holds a tokeniser that `load_tokenizer` would read."""
-    return any((path / name).is_file() for name in _TOKENIZERS)
+    return _first(path, _TOKENIZERS) is not None
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -60,14 +61,17 @@ def load_tokenizer(path: str | Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    # Asked first: given a config.json alone, transformers 5 makes an empty tokeniser and says nothing.
-    _require(path, _TOKENIZERS, "tokenizer")
-    if not (Path(path) / "tokenizer.json").is_file() and find_spec("sentencepiece") is None:
-        raise InputError(
-            f"{path}: tokenizer.model is read with sentencepiece, which is not installed; "
-            "pip install 'jaxspec[sentencepiece]', or put the model's tokenizer.json beside it"
-        )
-    with reading(f"{path}: transformers cannot read the tokenizer"):
+    # Asked first: given a config.json alone, transformers 5 makes an empty tokeniser and says nothing, and given a
+    # vocab.json alone it makes merges up.
+    mend = "save it again with save_pretrained"
+    if _require(path, _TOKENIZERS, "tokenizer") == "tokenizer.model":
+        mend = "put the model's tokenizer.json beside it"
+        if lacks := [name for name in ("sentencepiece", "protobuf") if not installed(name)]:
+            raise InputError(
+                f"{path}: tokenizer.model is read with {lacks[0]}, which is not installed; "
+                f"pip install 'jaxspec[sentencepiece]', or {mend}"
+            )
+    with reading(f"{path}: transformers cannot read the tokenizer", mend):
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template
     with reading(f"{path}: the tokenizer is read and does not work"):
@@ -264,9 +268,17 @@ def _speak_both_versions(file: Path) -> None:
     write_json(file, raw)
 
 
-def _require(path: str | Path, files: tuple[str, ...], what: str) -> None:
+def _require(path: str | Path, files: tuple[str, ...], what: str) -> str:
+    """Return the first of these that a directory holds. Raises InputError where there is none."""
     check_files(Path(path))
-    if not any((Path(path) / name).is_file() for name in files):
+    found = _first(Path(path), files)
+    if found is None:
         raise InputError(
             f"{path}: no {what} (neither {' nor '.join(files)}); copy it there from the model it belongs to"
         )
+    return found
+
+
+def _first(path: Path, files: tuple[str, ...]) -> str | None:
+    """Return the first file that is there; of "a and b" both must be."""
+    return next((name for name in files if all((path / part).is_file() for part in name.split(" and "))), None)

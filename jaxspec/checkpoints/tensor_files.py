@@ -1,8 +1,10 @@
-"""Reading safetensors: which tensors a directory's files hold, and any box of one without the rest.
+"""Reading files of weights: which tensors a directory's files hold, and any box of one without the rest.
 
 The bytes of a box are read by position into an array of that box's size. Nothing is mapped into memory: a mapped
 file counts against the host for as long as it is open, and a slice of columns maps all of it. What a process does
 not ask for, it does not read.
+
+Safetensors and PyTorch's .bin are both read so; they differ in how a file's tensors are listed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from jaxspec.checkpoints.directories import INDEX, SINGLE, what_lies_in
+from jaxspec.checkpoints.directories import BIN, BIN_INDEX, INDEX, SINGLE, what_lies_in, without_torch
+from jaxspec.checkpoints.torch_files import list_torch_file
 from jaxspec.errors import InputError, first_line
 
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
@@ -84,42 +87,59 @@ def _read_fully(file: Any, buffer: memoryview, at: int) -> None:
 
 
 def list_file(file: Path) -> list[StoredTensor]:
-    """Return the tensors of one safetensors file, in name order. Raises InputError where it is cut short or corrupt."""
+    """Return the tensors of one file of weights, in name order. Raises InputError where it is cut short or corrupt."""
     try:
-        with safe_open(file, "np"):  # which holds the header against itself and the file's length
-            pass
-        with open(file, "rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        if strange := [name for name in header if not name.isprintable()]:
+        if file.suffix == ".bin":
+            tensors = [StoredTensor(name, file, *place) for name, place in list_torch_file(file).items()]
+        else:
+            tensors = _in_safetensors(file)
+        if strange := [tensor.name for tensor in tensors if not tensor.name.isprintable()]:
             raise ValueError(f"a tensor is called {strange[0][:60]!r}")
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{file}: named by the index and not there; fetch it") from None
     except Exception as error:
         raise InputError(f"{file}: unreadable ({first_line(error)}); fetch it again") from error
+    return sorted(tensors, key=lambda tensor: tensor.name)
+
+
+def _in_safetensors(file: Path) -> list[StoredTensor]:
+    with safe_open(file, "np"):  # which holds the header against itself and the file's length
+        pass
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
     return [
         StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), start + 8 + length, stop - start)
-        for name, entry in sorted(header.items())
+        for name, entry in header.items()
         for start, stop in [entry["data_offsets"]]
     ]
 
 
 def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
-    """Return the tensors of one file, or of the shards of an index; tell `problems` what is wrong."""
+    """Return the tensors of one file, or of the shards of an index; tell `problems` what is wrong.
+
+    Where there are safetensors and .bin, the first are read.
+    """
     index: dict[str, str] | None = None
-    if (path / SINGLE).is_file():
-        files = [path / SINGLE]
-    elif (path / INDEX).is_file():
+    found = next((path / name for name in (SINGLE, INDEX, BIN, BIN_INDEX) if (path / name).is_file()), None)
+    if found is None:
+        mend = what_lies_in(path) or without_torch() or "save the model as safetensors"
+        problems.append(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
+        return []
+    if found.name in (BIN, BIN_INDEX) and (lack := without_torch()):
+        problems.append(f"{found}: {lack}")
+        return []
+    files = [found]
+    if found.suffix == ".json":
         try:
-            index = _checked(json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"])
+            index = _checked(json.loads(found.read_text(encoding="utf-8"))["weight_map"], found.suffixes[-3])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            problems.append(f"{path / INDEX}: not readable as an index ({first_line(error)}); fetch it again")
+            problems.append(f"{found}: not readable as an index ({first_line(error)}); fetch it again")
             return []
         files = [path / name for name in sorted(set(index.values()))]
-    else:
-        problems.append(f"{path}: no {SINGLE} and no {INDEX}; {what_lies_in(path) or 'save the model as safetensors'}")
-        return []
     tensors: list[StoredTensor] = []
     readable = set()
     for file in files:
@@ -138,11 +158,11 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
     return tensors
 
 
-def _checked(index: Any) -> dict[str, str]:
-    """Return an index, of which every entry names a file that lies beside it."""
+def _checked(index: Any, ending: str) -> dict[str, str]:
+    """Return an index, of which every entry names a file of this ending that lies beside it."""
     if not isinstance(index, dict):
         raise ValueError(f"its weight_map is {str(index)[:60]!r}")
     for shard in index.values():
-        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w. -]*\.safetensors", shard):
+        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w. -]*" + re.escape(ending), shard):
             raise ValueError(f"it names {str(shard)[:60]!r}, and no file of its directory is called so")
     return index

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxspec.checkpoints.huggingface import locate
+from jaxspec.checkpoints.directories import locate, weight_files
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
@@ -48,8 +48,10 @@ def data_signature(source: Sequence[Sample]) -> str:
 def model_signature(name: str | Path) -> str:
     """Sum up a checkpoint: its name, the sizes of its weights and pieces of them, its configuration and tokeniser."""
     found = hashlib.sha256()
-    for file in sorted(locate(name).iterdir()):
-        weights = file.suffix == ".safetensors"
+    path = locate(name)
+    of_weights = weight_files(path)
+    for file in sorted(path.iterdir()):
+        weights = file in of_weights
         if not weights and (file.suffix not in READ or file.name == "generation_config.json"):
             continue
         size = file.stat().st_size

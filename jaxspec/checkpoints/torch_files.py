@@ -1,0 +1,68 @@
+"""Listing PyTorch's .bin: which tensors a file of torch.save holds, and where in it their numbers lie.
+
+torch's weights-only unpickler reads the file's pickle, on the device "meta": it makes tensors alone, and they have
+shapes and no numbers. torch is imported for this and nothing else.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from jaxspec.errors import InputError
+
+_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""What safetensors calls torch's dtypes."""
+
+
+def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
+    """Return dtype, shape, place of the first byte and number of bytes of each tensor of a zip of torch.save.
+
+    Raises InputError for what is no dictionary of tensors alone, and other errors where the file cannot be read.
+    """
+    with open(file, "rb") as stream:
+        if stream.read(4) != b"PK\x03\x04":
+            raise InputError(f"{file}: not as torch writes files since 1.6; fetch it again, or {_saved_again(file)}")
+    with zipfile.ZipFile(file) as archive:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+            raise ValueError("its parts are packed, which torch does not do")
+    torch = _imported_torch()
+    try:
+        held = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"code ({found[1]}), and none of it was run" if found else "more than tensors"
+        raise InputError(f"{file}: holds {what}; take the model's safetensors, or another model") from error
+    if not isinstance(held, dict) or not all(isinstance(one, torch.Tensor) for one in held.values()):
+        raise InputError(f"{file}: holds no dictionary of tensors alone; {_saved_again(file)}")
+    size, tensors = file.stat().st_size, {}
+    for name, tensor in held.items():
+        if tensor.layout != torch.strided or not tensor.is_contiguous():
+            raise InputError(f"{file}: {str(name)[:60]!r} lies in no row-major order; {_saved_again(file)}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
+        if offset + tensor.nbytes > size:
+            raise ValueError(f"{name} of {tensor.nbytes} bytes would end behind it")
+        tensors[name] = _NAMES.get(dtype, dtype), tuple(tensor.shape), offset, tensor.nbytes
+    return tensors
+
+
+def _imported_torch() -> Any:
+    """Return torch, also where the command has hidden it from transformers (`jaxspec.cli.hide_torch`)."""
+    if sys.modules.get("torch", sys) is None:
+        del sys.modules["torch"]
+    import torch
+
+    return torch
+
+
+def _saved_again(file: Path) -> str:
+    """Return the command that writes a .bin anew as this library reads it."""
+    return (
+        f"in its folder: python -c \"import torch; d = torch.load('{file.name}', weights_only=True); "
+        f"torch.save({{k: v.contiguous() for k, v in d.items()}}, '{file.name}')\""
+    )

@@ -1,0 +1,263 @@
+"""PyTorch's .bin weights: the very parameters of the safetensors, and every way in which a pickle may be wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints import directories
+from jaxspec.checkpoints.fitting import survey
+from jaxspec.checkpoints.huggingface import load
+from jaxspec.cli.inspect import inspect
+from jaxspec.config import ModelConfig
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.sharding import make_mesh, shardings
+from jaxspec.training.signatures import model_signature
+
+torch = pytest.importorskip("torch", reason="torch reads .bin: install the `parity` extra")
+
+from safetensors.torch import save_file  # noqa: E402
+
+from tests.tiny import distributed, hf  # noqa: E402
+
+MODELS = {"lmsys/vicuna-7b-v1.5": (distributed.VICUNA, 2), "facebook/opt-13b": (distributed.OPT, 3)}
+INDEX, FIRST = "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"
+
+
+def tensors_of(raw: dict[str, Any], dtype: Any = None) -> dict[str, Any]:
+    """A random model's tensors under the names of the hub's file."""
+    sizes = {key: value for key, value in raw.items() if key not in ("torch_dtype", "transformers_version")}
+    if raw["model_type"] == "opt":
+        model = hf.random_model(hf.OPTForCausalLM, hf.OPTConfig(**sizes))
+        state = {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
+        assert state["lm_head.weight"].data_ptr() == state["decoder.embed_tokens.weight"].data_ptr()
+    else:
+        state = dict(hf.random_model(hf.LlamaForCausalLM, hf.LlamaConfig(**sizes)).state_dict())
+    state = {name: tensor.detach().to(dtype or torch.float16) for name, tensor in state.items()}
+    if raw["model_type"] == "opt":
+        state["lm_head.weight"] = state["decoder.embed_tokens.weight"]
+    else:  # which transformers stored up to 4.31
+        state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    return state
+
+
+def write(path: Path, raw: dict[str, Any], shards: int = 1, dtype: Any = None) -> Path:
+    distributed.write_bin(path, tensors_of(raw, dtype), shards)
+    (path / "config.json").write_text(json.dumps(raw))
+    return path
+
+
+@pytest.fixture
+def vicuna(tmp_path: Path) -> Path:
+    return write(tmp_path / "model", distributed.VICUNA, 2)
+
+
+def as_safetensors(source: Path, path: Path, raw: dict[str, Any], dtype: Any = None) -> Path:
+    path.mkdir()
+    save_file({name: tensor.clone() for name, tensor in tensors_of(raw, dtype).items()}, path / "model.safetensors")
+    shutil.copy(source / "config.json", path)
+    return path
+
+
+def logits(config: ModelConfig, params: Any) -> np.ndarray:
+    lm = LanguageModel(config)
+    prompt = PromptRows(jnp.asarray([[2, 7, 31, 8]]), jnp.asarray([4]))
+    return np.asarray(lm.prefill(params, lm.embed(params, prompt, None), prompt, 8)[0])
+
+
+def refused(path: Path, *parts: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(path)
+    said = str(caught.value)
+    assert said.isprintable(), said
+    assert str(path) in said
+    for part in parts:
+        assert part in said, said
+    assert any(parts[0] in problem for problem in inspect(path).problems)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_parameters_as_in_safetensors(name, dtype, tmp_path):
+    raw, shards = MODELS[name]
+    path = write(tmp_path / "bin", raw, shards, dtype)
+    assert len(list(path.glob("pytorch_model-*.bin"))) == shards
+    found = load(path)
+    twin = load(as_safetensors(path, tmp_path / "twin", raw, dtype))
+    assert found.config == twin.config
+    jax.tree.map(np.testing.assert_array_equal, found.params, twin.params)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(found.params)} == {str(dtype).removeprefix("torch.")}
+    np.testing.assert_array_equal(logits(found.config, found.params), logits(twin.config, twin.params))
+    assert survey(path).problems == []
+
+
+def test_onto_a_mesh(vicuna):
+    whole = load(vicuna)
+    places = shardings(whole.config, whole.params, make_mesh(model=2))
+    parts = load(vicuna, shardings=places)
+    assert parts.report.devices == 2
+    jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
+
+
+def test_one_file_and_views_of_one_storage(tmp_path):
+    """As OPT's converter left them: q, k and v are parts of one tensor, of which the file holds one copy."""
+    tensors = tensors_of(distributed.OPT)
+    for layer in range(2):
+        names = [f"decoder.layers.{layer}.self_attn.{part}_proj.weight" for part in "qkv"]
+        parts = torch.cat([tensors[name] for name in names]).split(32)
+        tensors |= dict(zip(names, parts))
+    distributed.write_bin(tmp_path / "model", tensors)
+    (tmp_path / "model" / "config.json").write_text(json.dumps(distributed.OPT))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        load(tmp_path / "model").params,
+        load(write(tmp_path / "plain", distributed.OPT)).params,
+    )
+
+
+def test_safetensors_are_read_first(vicuna, tmp_path):
+    """The .bin beside them is not even opened, and torch not imported."""
+    path = as_safetensors(vicuna, tmp_path / "both", distributed.VICUNA)
+    before = model_signature(path).split(", ")[1]
+    (path / "pytorch_model.bin").write_bytes(b"junk")
+    assert model_signature(path).split(", ")[1] == before
+    script = (
+        "import sys; from jaxspec.checkpoints.huggingface import load; "
+        f"load({str(path)!r}); print('torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout == "False\n"
+
+
+def test_a_signature_is_of_bin_weights_too(vicuna):
+    before = model_signature(vicuna)
+    write(vicuna, distributed.VICUNA, 2, torch.bfloat16)
+    assert model_signature(vicuna) != before
+
+
+def test_by_the_command(tmp_path):
+    """Which hides torch from transformers, where it does nothing but cost seconds."""
+    path = write(tmp_path / "model", distributed.OPT, 3)
+    distributed.write_bpe(path, "opt")
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxspec", "inspect", "--json", str(path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(json.loads(done.stdout)["files"]) == sorted(file.name for file in path.glob("*.bin"))
+
+
+class Evil:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_code_in_a_pickle_does_not_run(vicuna):
+    ran = vicuna / "ran"
+    torch.save({"model.norm.weight": torch.ones(32), "evil": Evil(ran)}, vicuna / FIRST)
+    refused(vicuna, f"{FIRST}: holds code ({os.system.__module__}.system), and none of it was run; take the model's")
+    (vicuna / FIRST).write_bytes(pickle.dumps(Evil(ran)))
+    refused(vicuna, f"{FIRST}: not as torch writes files since 1.6; fetch it again, or")
+    torch.save({"evil": Evil(ran)}, vicuna / FIRST, _use_new_zipfile_serialization=False)
+    refused(vicuna, f"{FIRST}: not as torch writes files since 1.6")
+    assert not ran.exists()
+
+
+def damaged(vicuna: Path, case: str) -> str:
+    """Damage a file; what is said of it."""
+    file = vicuna / FIRST
+    whole, tensors = file.read_bytes(), torch.load(file, weights_only=True)
+    if case == "truncated":
+        file.write_bytes(whole[:-100])
+        return f"{FIRST}: unreadable ("
+    if case == "lost shard":
+        file.unlink()
+        return f"{FIRST}: named by the index and not there; fetch it"
+    if case == "empty":
+        file.write_bytes(b"")
+        return f"{FIRST}: not as torch writes files since 1.6"
+    if case == "page of errors":
+        file.write_text("<!DOCTYPE html><html>404</html>")
+        return f"{FIRST}: not as torch writes files since 1.6"
+    if case == "lost tensor":
+        name = min(tensors)
+        torch.save({key: tensor for key, tensor in tensors.items() if key != name}, file)
+        return f"{FIRST}: lacks {name}, which the index says it holds"
+    if case == "transposed":
+        torch.save({name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}, file)
+        return "lies in no row-major order; in its folder: python -c"
+    if case == "nested":
+        torch.save({"state_dict": tensors}, file)
+        return f"{FIRST}: holds no dictionary of tensors alone; in its folder: python -c"
+    if case == "int8":
+        name = "model.embed_tokens.weight"
+        torch.save(tensors | {name: tensors[name].to(torch.int8)}, file)
+        return f"{name} is int8, supported: F32, F16, BF16"
+    assert case == "index elsewhere"
+    index = json.loads((vicuna / INDEX).read_text())["weight_map"]
+    (vicuna / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(index, "../model.safetensors")}))
+    return f"{INDEX}: not readable as an index (it names '../model.safetensors', and no file of its directory"
+
+
+CASES = (
+    *("truncated", "lost shard", "empty", "page of errors", "lost tensor", "transposed", "nested", "int8"),
+    "index elsewhere",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_damage(case, vicuna):
+    refused(vicuna, damaged(vicuna, case))
+
+
+def test_the_command_that_is_told_mends(vicuna):
+    damaged(vicuna, "transposed")
+    with pytest.raises(InputError) as caught:
+        load(vicuna)
+    command = str(caught.value).split("in its folder: ")[1].split("; and ")[0]
+    code = command[command.index('"') + 1 : command.rindex('"')]
+    subprocess.run([sys.executable, "-c", code], cwd=vicuna, check=True)
+    with pytest.raises(InputError) as caught:
+        load(vicuna)
+    assert "row-major" not in str(caught.value)  # transposed it stays
+
+
+def test_without_torch(vicuna, monkeypatch):
+    """One line with the mend, and nothing is fetched that cannot be read."""
+    asked: list[list[str]] = []
+
+    def download(_: str, allow_patterns: list[str], **options: Any) -> str:
+        asked.append(allow_patterns)
+        return str(vicuna)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    load("owner/name")
+    assert asked[1:] == [["pytorch_model*.bin"]]
+    asked.clear()
+    for have in ("", "2.9.1+cpu"):
+        monkeypatch.setattr(directories, "installed", lambda package, have=have: have)
+        refused(vicuna, f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is {have or 'none'}; pip")
+        refused(vicuna, "pip install 'jaxspec[torch]', or save the model as safetensors")
+    with pytest.raises(InputError):
+        load("owner/name")
+    assert len(asked) == 1
+    for file in vicuna.glob("pytorch_model*"):
+        file.unlink()
+    refused(vicuna, "no model.safetensors and no model.safetensors.index.json; PyTorch's .bin is read with torch")
