@@ -265,16 +265,12 @@ _DEBUG = {"limit": 2, "held_out": 2, "max_new_tokens": 8, "repeats": 1}
 
 @dataclass(frozen=True)
 class _Debug:
-    """A trial."""
-
     debug: bool = False
     """Try the command out: two samples of each set, eight new tokens, one run. All else is as it would be."""
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Which rows of the table."""
-
+class _Rows(_Debug):
     rows: tuple[str, ...] = ()
     """Names of the preset's rows to measure; by default all."""
 
@@ -308,11 +304,10 @@ def parse_command(
         raise InputError(f"preset {preset!r}: is for another script under eval/; use one of {_presets(kind)}")
     named = {"rows": ()} if hasattr(defaults, "rows") else {}
     given = vars(defaults) | vars(options()) | named | {"debug": False}
-    # What the groups hold is checked when the configuration is built, below: tyro would frame the message and lose its
-    # line. So none of them, and not the options, has checks of its own here.
+    # What the groups hold is checked when the configuration is built, below: tyro would frame the message.
     unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
-    bases = (options, *[_Rows] * len(named), _Debug)
-    script = make_dataclass("Script", [], bases=bases, namespace=unchecked, frozen=True)
+    added = _Rows if named else _Debug
+    script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
     groups = {"script": script, **{group.__mro__[-2].__name__.lower(): group for group in kind.__bases__}}
     command = make_dataclass("Command", groups.items(), frozen=True)
     found, unknown = tyro.cli(
@@ -329,8 +324,8 @@ def parse_command(
         word = unknown[0].partition("=")[0]
         raise InputError(f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}")
     config = _fields_of(kind, given | values)
-    if values["debug"]:
-        config |= {name: min(most, config[name]) for name, most in _DEBUG.items() if name in config}
+    for name in _DEBUG.keys() & config if values["debug"] else ():
+        config[name] = min(_DEBUG[name], config[name])
     if named:
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
         rows = _chosen(defaults.rows, values["rows"])

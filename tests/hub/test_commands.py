@@ -73,9 +73,7 @@ def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(photographs:
     lines = blocks(page.split("## With a real target")[1], "sh")[0].splitlines()
     scripts = {
         "train.prepare": lambda words: prepare.main(tyro.extras.subcommand_cli_from_dict(PREPARE, args=words)),
-        "train.distill_data": lambda words: distill_data.main(
-            tyro.cli(distill_data.Options, args=[*words, "--debug"])
-        ),
+        "train.distill_data": lambda words: distill_data.main(tyro.cli(distill_data.Options, args=[*words, "--debug"])),
         "train.recipe": lambda words: recipe.main([*words, "--debug"]),
         "eval.block_efficiency": lambda words: block_efficiency.main([*words, "--debug"]),
     }
