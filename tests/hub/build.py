@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,8 +16,12 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config
 from jaxspec.config import text_config
 from tests.hub import configs, words
-from tests.hub.table import DISTRIBUTED_FORM, Twin
+from tests.hub.table import Twin
 from tests.tiny.models import random_params
+
+TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sentencepiece"))
+"""Where torch is not installed, safetensors stand in the place of .bin files; where sentencepiece is not, a
+tokenizer.json stands beside tokenizer.model."""
 
 
 def add(cache: Path, name: str, twin: Twin) -> Path:
@@ -39,7 +44,8 @@ def add(cache: Path, name: str, twin: Twin) -> Path:
 
 def _write(path: Path, twin: Twin) -> None:
     chat = configs.CHATS.get(twin.words, "") if twin.chat else ""
-    ids = words.files(twin.words, path, whole=not (twin.bin and DISTRIBUTED_FORM), chat=chat)
+    whole = not twin.bin or (twin.words == "llama2" and not SENTENCEPIECE)
+    ids = words.files(twin.words, path, whole=whole, chat=chat)
     files = configs.FAMILIES[twin.family](ids, _in_ids(twin.config, ids))
     raw = files["config.json"] | {"torch_dtype": twin.dtype, "transformers_version": "4.36.0.dev0"}
     generation = _in_ids(twin.generation, ids) | {"transformers_version": "4.36.0.dev0"}
@@ -76,7 +82,7 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
     if twin.family == "opt":  # saved from the model without its head
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     names = sorted(tensors)
-    bin = twin.bin and DISTRIBUTED_FORM
+    bin = twin.bin and TORCH
     stem, ending = ("pytorch_model", "bin") if bin else ("model", "safetensors")
     shards = [f"{stem}-{number:05d}-of-{twin.shards:05d}.{ending}" for number in range(1, twin.shards + 1)]
     if twin.shards == 1:

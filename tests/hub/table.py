@@ -16,9 +16,6 @@ COPY = "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of all
 TABED = "furiosa-ai/TABED loads it in float16 as LLaVA-HF with 32064 rows of words"
 OPT_KEYS = "mergekit's opt.json has tensors under `decoder.`; no file list seen, .bin by the project's notes"
 
-DISTRIBUTED_FORM = False
-"""Whether twins of repositories with .bin weights, or without tokenizer.json, are so too; else both are there."""
-
 LLAMA2 = {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA3 = {
     "rope_theta": 500000.0,
@@ -49,7 +46,8 @@ class Twin:
     dtype: str = "bfloat16"
     shards: int = 1
     bin: bool = False
-    """Weights are distributed as PyTorch's .bin alone, and there is no tokenizer.json."""
+    """Weights are distributed as PyTorch's .bin alone, and there is no tokenizer.json; what reads them may be missing
+    here, see `tests.hub.build`."""
     chat: bool = False
     """There is a chat template."""
     seed: int = 0

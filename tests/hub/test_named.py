@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.hub import build
 from tests.hub.named import data_ids, page_ids, preset_ids
 from tests.hub.table import CAPTIONERS, DATA_WITHOUT_TWINS, TWINS
 
@@ -28,3 +31,13 @@ def test_a_twin_lies_as_huggingface_hub_lays_it(offline_hub: Path) -> None:
         *("special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
     }
     assert all(file.resolve().parent == (folder / "blobs").resolve() for file in snapshot.iterdir())
+
+
+@pytest.mark.skipif(not build.TORCH, reason="torch writes .bin files")
+def test_weights_lie_as_they_are_distributed(offline_hub: Path) -> None:
+    for name, twin in TWINS.items():
+        files = {file.name for file in offline_hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/*")}
+        weights = {file for file in files if file.endswith((".bin", ".safetensors")) and "consolidated" not in file}
+        assert len(weights) == twin.shards
+        assert all(file.startswith("pytorch_model") == twin.bin for file in weights)
+        assert any(file.endswith("index.json") for file in files) == (twin.shards > 1)
