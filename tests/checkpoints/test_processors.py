@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,14 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoProcessor, PreTrainedTokenizerFast
 
+from jaxspec.checkpoints import processors
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
+from tests.tiny import distributed
 
 VOCABULARY, IMAGE = 53, 52
 CONFIG = LlavaConfig(
@@ -171,12 +172,62 @@ def test_broken_processors(tmp_path):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(find_spec("sentencepiece") is not None, reason="sentencepiece is installed")
-def test_a_sentencepiece_model_alone(tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(b"any")
+TEXT = "the thing in \u00fc w?"
+
+
+@pytest.mark.parametrize("added", [(), ("<image>", "<pad>")])
+def test_a_sentencepiece_model_alone(added, tmp_path):
+    """Vicuna's files, and those of a LLaVA whose tokenizer.json is missing."""
+    pytest.importorskip("sentencepiece", reason="install the `sentencepiece` extra")
+    distributed.write_sentencepiece(tmp_path, added)
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode(TEXT)
+    words = ["<s>", "_the", "_t", "h", "in", "g", "_", "in", "_", "<0xC3>", "<0xBC>", "_w", "?"]
+    assert [word.replace("\u2581", "_") for word in tokenizer.convert_ids_to_tokens(ids)] == words
+    assert tokenizer.decode(ids, skip_special_tokens=True) == TEXT
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    if added:
+        placed = tokenizer.encode("the <image> in", add_special_tokens=False)
+        assert tokenizer.convert_ids_to_tokens(placed)[1:3] == ["\u2581", "<image>"]
+        assert placed[2] == json.loads((tmp_path / "added_tokens.json").read_text())["<image>"]
+
+
+@pytest.mark.parametrize("lacks", ["sentencepiece", "protobuf"])
+def test_a_sentencepiece_model_that_nothing_here_reads(lacks, tmp_path, monkeypatch):
+    """Without either, transformers asks for yet another package."""
+    distributed.write_sentencepiece(tmp_path)
+    monkeypatch.setattr(processors, "installed", lambda package: "" if package == lacks else "1")
     with pytest.raises(InputError) as caught:
         load_tokenizer(tmp_path)
-    assert "pip install 'jaxspec[sentencepiece]', or put the model's tokenizer.json beside it" in str(caught.value)
+    assert str(caught.value) == (
+        f"{tmp_path}: tokenizer.model is read with {lacks}, which is not installed; "
+        "pip install 'jaxspec[sentencepiece]', or put the model's tokenizer.json beside it"
+    )
+
+
+def test_a_broken_sentencepiece_model(tmp_path, monkeypatch):
+    distributed.write_sentencepiece(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes((tmp_path / "tokenizer.model").read_bytes()[:100])
+    monkeypatch.setattr(processors, "installed", lambda package: "1")
+    with pytest.raises(InputError, match=r"put the model's tokenizer\.json beside it") as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("family", "begin"), [("opt", ["</s>"]), ("qwen2", [])])
+def test_a_vocabulary_and_its_merges_alone(family, begin, tmp_path):
+    """OPT's files, whose fast tokeniser of old forgot its first token, and Qwen's."""
+    distributed.write_bpe(tmp_path, family)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode(TEXT)
+    words = ["the", "\u0120", "th", "in", "g", "\u0120", "in", "\u0120", "\u00c3", "\u00bc", "\u0120", "w", "?"]
+    assert tokenizer.convert_ids_to_tokens(ids) == begin + words
+    assert tokenizer.decode(ids, skip_special_tokens=True) == TEXT
+    assert tokenizer.eos_token == ("</s>" if family == "opt" else "<|im_end|>")
+    (tmp_path / "merges.txt").unlink()  # which transformers 5 would make up
+    with pytest.raises(InputError, match=r"no tokenizer \(neither .* nor vocab.json and merges.txt\); copy it"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_broken_torchvision_is_named(processed, tmp_path):
