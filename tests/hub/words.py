@@ -134,8 +134,9 @@ def _core(
 
 def _sentencepiece(words: list[str], control: int, space: str) -> bytes:
     """Return a sentencepiece model's file: a BPE whose pieces are these words."""
-    from transformers.utils import sentencepiece_model_pb2_new as proto
+    from transformers.convert_slow_tokenizer import import_protobuf  # a process can hold but one of its two copies
 
+    proto = import_protobuf()
     model = proto.ModelProto()
     kinds = proto.ModelProto.SentencePiece
     for place, word in enumerate(words):
