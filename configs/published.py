@@ -76,7 +76,11 @@ def _chains(turn: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 VIEWS = (
-    Published("TABED, Tables 1, 3, 4 and 18", _SETTINGS | {"gamma": 5}, {1: _FIRST, 2: _SECOND}),
+    Published(
+        "TABED, Tables 1, 3, 4 and 18; how it pools the kinds of its second turns it does not say",
+        _SETTINGS | {"gamma": 5},
+        {1: _FIRST, 2: _SECOND},
+    ),
     Published("TABED, Table 6", _SETTINGS | {"gamma": 3}, {1: _GAMMA_3}),
     Published("TABED, Table 7", _SETTINGS | {"gamma": 7}, {1: _GAMMA_7}),
 )
