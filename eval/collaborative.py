@@ -14,9 +14,9 @@ from pathlib import Path
 
 from eval.page import COLOURS, pyplot, save, stacked_axes
 from jaxspec.command import input_errors, script_name
-from jaxspec.evaluation.collaborative import Record, measure
+from jaxspec.evaluation.collaborative import GROUP, SWEEP, Record, measure
 from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places, parse_command
-from jaxspec.evaluation.report import Run, Table, number, percent
+from jaxspec.evaluation.report import Run, Table, failures, number, percent
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,21 @@ def main(args: Sequence[str] | None = None) -> None:
     for name in set(config.sets) & set(data_places(config.data)):
         config.samples(name, config.limit)  # what cannot be read is told before models load
     with Run(preset, vars(config) | vars(options), options.out) as run:
-        rows: list[Record] = []
-        sweep: list[Record] = []
-        for its_rows, its_sweep, records in measure(config):
-            rows += its_rows
-            sweep += its_sweep
-            run.records += records
-            run.rows = [*rows, *sweep]
-            run.write(methods_table(config, rows), *([sweep_table(sweep)] if sweep else []))
-        draw_sweep(sweep, run.folder)
+        run.restore(GROUP)
+        for group in measure(config, run.rows):
+            run.add(*group)
+            run.write(*tables(config, run))
+        run.write(*tables(config, run))
+        draw_sweep([row for row in run.rows if row["row"] == SWEEP], run.folder)
 
 
-def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Table:
+def tables(config: CollaborativeEvalConfig, run: Run) -> list[Table]:
+    """Return the table of methods, and where there is one that of the sweep."""
+    rows, sweep = ([row for row in run.rows if (row["row"] == SWEEP) == swept] for swept in (False, True))
+    return [methods_table(config, rows, run.failed), *([sweep_table(sweep)] if sweep else [])]
+
+
+def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
     """Return a line per pairing, set and method."""
     columns = {
         "models": lambda row: row["pairing"],
@@ -61,9 +64,10 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Ta
         "same": lambda row: percent(row["token_identity_rate"]),
     }
     alone = {(row["pairing"], row["dataset"]): row for row in rows}
+    device = rows[0]["device"] if rows else "no device"
     notes = [
         f"{config.limit} samples a set one by one, {config.max_new_tokens} new tokens, {config.dtype}, "
-        f"{rows[0]['device']}; the fastest of {config.repeats} interleaved runs. Lists are of models, in their order.",
+        f"{device}; the fastest of {config.repeats} interleaved runs. Lists are of models, in their order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests. predicted, Thm.: calls "
         "and speed-up of the exact law at the mean alphas; with times: with those of scoring passes too.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. right: final numbers that are "
@@ -75,7 +79,7 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> Ta
         for (name, dataset), row in alone.items()
     ]
     cells = [[cell(row) for cell in columns.values()] for row in rows]
-    return Table("Collaborative decoding", list(columns), cells, notes)
+    return Table("Collaborative decoding", list(columns), cells, [*notes, *failures(failed)])
 
 
 def sweep_table(sweep: Sequence[Record]) -> Table:

@@ -119,6 +119,13 @@ def _group(
     return group
 
 
+def told(error: Exception) -> str:
+    """Return the line that stands for an error in the results; where no input explains it, print its traceback."""
+    if not isinstance(error, InputError):
+        traceback.print_exception(error)
+    return first_line(error)
+
+
 @dataclass
 class _Guarded:
     """An engine whose first error is kept, and which does nothing after it."""
@@ -132,9 +139,7 @@ class _Guarded:
             try:
                 return work(*args)
             except Exception as error:
-                if not isinstance(error, InputError):
-                    traceback.print_exc()
-                self.error = first_line(error)
+                self.error = told(error)
         return None
 
     def generate(self, requests: list[Request]) -> list[Result]:

@@ -27,7 +27,7 @@ from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.engine_config import Method
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import Request, Result
-from jaxspec.evaluation.block_efficiency import first_prompt
+from jaxspec.evaluation.block_efficiency import Group, first_prompt, told
 from jaxspec.evaluation.collaborative_theory import (
     Calls,
     acceptance,
@@ -52,29 +52,39 @@ METHODS: tuple[tuple[str, Method, bool], ...] = (
     ("CoS, 1 each", "alternating", False),
 )
 """Rows of a pairing: name, method, and whether with the pairing's draft lengths or with 1 each."""
+SWEEP = "sweep"
+"""The name of rows of the sweep."""
 REFERENCE_BATCH = 8
 
 
-def measure(config: CollaborativeEvalConfig) -> Iterator[tuple[list[Record], list[Record], list[Record]]]:
-    """Yield for each pairing (rows of methods, rows of the sweep, a record an answer); a row pools a set and a method.
+GROUP = ("pairing", "dataset")
+"""What rows that were measured by turns have in common, as `jaxspec.evaluation.block_efficiency.GROUP`."""
 
-    Only one pairing's models are held at a time.
+
+def measure(config: CollaborativeEvalConfig, before: Sequence[Record] = ()) -> Iterator[Group]:
+    """Yield what each pairing gives on each set that has no rows `before`: rows of methods and of the sweep, records.
+
+    A pairing that fails on a set costs no other. Only one pairing's models are held at a time.
     """
     loaded: dict[str, LoadedModel] = {}
-    ways = sum(len(_methods_of(pairing)) + 2 * len(pairing.sweep) for pairing in config.pairings)
-    with tqdm(total=ways * len(config.sets) * config.repeats, unit="run", desc="collaboration", delay=1) as bar:
-        for pairing in config.pairings:
-            loaded = {name: model for name, model in loaded.items() if name in pairing.models}
-            for name in pairing.models:
-                if name not in loaded:
-                    loaded[name] = load_model(name, config.dtype, share_tower_with=next(iter(loaded.values()), None))
-            found: tuple[list[Record], list[Record], list[Record]] = [], [], []
-            for dataset in config.sets:
-                bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
+    done = {(row["pairing"], row["dataset"]) for row in before}
+    left = [(pairing, name) for pairing in config.pairings for name in config.sets if (pairing.name, name) not in done]
+    ways = sum(len(_methods_of(pairing)) + 2 * len(pairing.sweep) for pairing, _ in left)
+    with tqdm(total=ways * config.repeats, unit="run", desc="collaboration", delay=1) as bar:
+        for pairing, dataset in left:
+            bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
+            try:
+                loaded = {name: model for name, model in loaded.items() if name in pairing.models}
+                for name in pairing.models:
+                    if name not in loaded:
+                        shared = next(iter(loaded.values()), None)
+                        loaded[name] = load_model(name, config.dtype, share_tower_with=shared)
                 models = [loaded[name] for name in pairing.models]
-                for part, more in zip(found, _Measurement(config, pairing, models, dataset, bar).rows()):
-                    part += more
-            yield found
+                group = Group(*_Measurement(config, pairing, models, dataset, bar).rows(), [])
+            except Exception as error:
+                place = {"dataset": dataset, "turn": 1, "pairing": pairing.name, "row": pairing.name}
+                group = Group([], [], [place | {"error": told(error)}])
+            yield group
 
 
 def _methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
@@ -97,13 +107,13 @@ class _Measurement:
     dataset: str
     bar: tqdm
 
-    def rows(self) -> tuple[list[Record], list[Record], list[Record]]:
+    def rows(self) -> tuple[list[Record], list[Record]]:
         config = self.config
         programs = {name: self.program(*way) for name, way in _methods_of(self.pairing).items()}
         samples = config.samples(self.dataset, max(config.limit, config.held_out))
         references = read_references(programs["standard"], samples[: config.held_out], config.max_new_tokens)
         rows, records = self.methods(programs, references, samples[: config.limit])
-        return rows, self.sweep(references, samples[: config.limit]), records
+        return rows + self.sweep(references, samples[: config.limit]), records
 
     def program(self, method: Method, gammas: tuple[int, ...], combine: str | None = None) -> Engine:
         return Engine(self.models, config=self.config.collaboration(self.pairing, method, gammas, combine))
@@ -164,7 +174,7 @@ class _Measurement:
             alphas = references.alphas(combination, self.pairing.temperature)
             calls = alternating_calls(alphas, ones, self.pairing.proposer)
             rows.append(
-                self.place("sweep", programs["alternating"])
+                self.place(SWEEP, programs["alternating"])
                 | collaboration_metrics([a.stats for a in answers["alternating"]])
                 | {
                     "value": value,

@@ -112,6 +112,8 @@ class Run:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
+                if self.failed and not self.rows:
+                    raise InputError(f"nothing could be measured; {failures(self.failed)[0]}")
                 self._finish()
         finally:
             self._lock.__exit__(None, None, None)

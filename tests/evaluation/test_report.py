@@ -95,6 +95,18 @@ def test_a_run_in_which_something_failed_is_written_and_ends_with_1(tmp_path: Pa
     assert '"error": "no room"' in (tmp_path / "out" / "results.json").read_text()
 
 
+def test_a_run_that_measured_nothing_replaces_nothing(tmp_path: Path) -> None:
+    def measure(*rows: dict[str, str]) -> None:
+        with Run("tiny", {}, tmp_path / "out") as run:
+            run.add(rows, [], [] if rows else [{"row": "C", "dataset": "a", "turn": 1, "error": "no room"}])
+            run.write(Table("A title", ["row"], []))
+
+    measure({"row": "M"})
+    with pytest.raises(InputError, match=r"nothing could be measured; C failed on a \(turn 1\): no room"):
+        measure()
+    assert '"row": "M"' in (tmp_path / "out" / "results.json").read_text()
+
+
 def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with Run("tiny", {}, out), pytest.raises(InputError, match=r"out\.lock: held by process"), Run("tiny", {}, out):
