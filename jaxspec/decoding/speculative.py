@@ -117,7 +117,9 @@ class Speculator:
         logits, features, cache = prefill_target(
             self.target, params["target"], batch, slots, head is not None and head.reads_hidden
         )
-        drafter = self.drafter.prefill(params, batch, features if self.shares_tower else None, cache, cache.slots)
+        if batch.past is not None:
+            slots = cache.slots
+        drafter = self.drafter.prefill(params, batch, features if self.shares_tower else None, cache, slots)
         logits, cache, drafter, weights = copied((logits, cache, drafter, batch.weights), batch, options)
         first, weighting = first_token(logits, options), self.weighting.init(weights)
         stats = DecodeStats.zeros(len(first), self.drafter.gamma)

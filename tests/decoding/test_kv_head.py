@@ -14,7 +14,7 @@ from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafters import ChainDrafter, DraftState
 from jaxspec.models import LanguageModel
-from jaxspec.models.decoder import Layer
+from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, pack, states_before
 from jaxspec.typing import Array, Params
@@ -135,7 +135,7 @@ def test_one_token_without_images_is_the_last_layer_with_its_newest_key_replaced
     cache = target.read(own, embeds, rows, 9)[1]
     at = jnp.full((2, 1), 8)
     x, _ = Layer(config.text_config).apply(  # writes its own key at slot 8, over the target's
-        {"params": params["layers_0"]}, embeds[:, 8:], at, at, None, (cache.k[-1], cache.v[-1]), None
+        {"params": params["layers_0"]}, embeds[:, 8:], Places(at, at), (cache.k[-1], cache.v[-1])
     )
     prompts = head_rows(config, [np.full(9, -1)] * 2, 9, 0)
     ours: Any = KVHead(config).apply(
@@ -151,7 +151,7 @@ def raw(head: KVHead, embeds: Any, anchors: Any, rotary: Any, k: Any, v: Any, ro
     """The head's stream before its final norm."""
     context = head.context(k, v, rows)
     seen = context.since[:, None] < anchors[..., None]
-    return head.layers[0](embeds[:, 0], rotary[:, 0], rotary[:, 0], seen, context, None)[0][:, None]
+    return head.layers[0](embeds[:, 0], Places(rotary[:, 0], rotary[:, 0], seen), context)[0][:, None]
 
 
 @pytest.mark.parametrize(("temperature", "tree"), [(0.0, None), (1.0, "2:5"), (0.0, "dynamic:2:6")])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.state import DecodeState, commit, init_state, newest, step_keys
+from jaxspec.decoding.state import DecodeState, DecodeStats, commit, init_state, newest, step_keys
 from jaxspec.sampling import Sampling
 from jaxspec.verification import Verdict
 from tests import tiny
@@ -53,7 +53,7 @@ blocks = st.lists(
 @jax.jit
 def start(first: jax.Array, options: Sampling) -> DecodeState:
     cache = KVCache((), (), jnp.full(B, PROMPT, jnp.int32), jnp.zeros(B, jnp.int32))
-    return init_state(first, cache, None, None, options, SLOTS, J)
+    return init_state(first, cache, DecodeStats.zeros(B, J), options, SLOTS)
 
 
 jit_commit = jax.jit(commit)

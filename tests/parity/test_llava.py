@@ -178,7 +178,7 @@ def test_defaults_are_those_of_transformers():
             r"vision_feature_layer \[-2, -5\] is not supported; give one whole number",
         ),
         ({"vision_feature_layer": 40}, "a tower of 24 layers has no vision_feature_layer 40"),
-        ({"vision_feature_select_strategy": "most"}, "vision_feature_select_strategy 'most' is unknown"),
+        ({"vision_feature_select_strategy": "most"}, "vision_feature_select_strategy 'most' is not supported"),
         ({"projector_hidden_act": "relu"}, "projector_hidden_act 'relu' is not supported"),
         ({"vision_config": {"model_type": "dinov2"}}, "'dinov2' is not supported"),
         ({"text_config": {"model_type": "opt"}}, "'opt' is not supported; supported: 'llama', 'mistral', 'qwen2'"),
