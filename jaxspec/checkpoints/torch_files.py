@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
             raise ValueError("its parts are packed, which torch does not do")
     torch = _imported_torch()
     try:
-        held = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+        with warnings.catch_warnings(action="ignore"):  # of damage, which is told below
+            held = torch.load(file, map_location="meta", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"code ({found[1]}), and none of it was run" if found else "more than tensors"

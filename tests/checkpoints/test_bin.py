@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints import directories
+from jaxspec.checkpoints.directories import weight_files
+from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError
@@ -119,7 +122,8 @@ def test_one_file_and_views_of_one_storage(tmp_path):
         names = [f"decoder.layers.{layer}.self_attn.{part}_proj.weight" for part in "qkv"]
         parts = torch.cat([tensors[name] for name in names]).split(32)
         tensors |= dict(zip(names, parts))
-    distributed.write_bin(tmp_path / "model", tensors)
+    (tmp_path / "model").mkdir()
+    torch.save(tensors, tmp_path / "model" / "pytorch_model.bin")  # as today's torch does
     (tmp_path / "model" / "config.json").write_text(json.dumps(distributed.OPT))
     jax.tree.map(
         np.testing.assert_array_equal,
@@ -157,6 +161,25 @@ def test_by_the_command(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(json.loads(done.stdout)["files"]) == sorted(file.name for file in path.glob("*.bin"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_as_safetensors(name, tmp_path):
+    """The whole model as it is distributed, tokeniser and all; transformers reads what is written."""
+    raw, shards = MODELS[name]
+    path = write(tmp_path / "model", raw, shards)
+    if raw is distributed.OPT:
+        distributed.write_bpe(path, "opt")
+    else:
+        pytest.importorskip("sentencepiece", reason="install the `sentencepiece` extra")
+        distributed.write_sentencepiece(path)
+    export(path, tmp_path / "out")
+    assert weight_files(tmp_path / "out") == [tmp_path / "out" / "model.safetensors"]
+    jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "out").params, load(path).params)
+    hf.reload(tmp_path / "out", hf.OPTForCausalLM if raw is distributed.OPT else hf.LlamaForCausalLM)
+    before, after = load_tokenizer(path), load_tokenizer(tmp_path / "out")
+    for text in ("the thing in \u00fc w?", ""):
+        assert after.encode(text) == before.encode(text)
 
 
 class Evil:

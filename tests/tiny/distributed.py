@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import string
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,20 +33,31 @@ _MERGES = ("t h", "th e", "Ġ the", "i n")
 
 
 def write_bin(path: Path, tensors: Mapping[str, Any], shards: int = 1) -> None:
-    """Write torch's tensors as pytorch_model.bin, or as shards with an index."""
-    import torch
-
+    """Write torch's tensors as pytorch_model.bin, or as shards with an index, as torch 1.6 to 2.0 did."""
     path.mkdir(exist_ok=True)
     if shards == 1:
-        torch.save(dict(tensors), path / "pytorch_model.bin")
+        _save_as_of_old(dict(tensors), path / "pytorch_model.bin")
         return
     where = {name: f"pytorch_model-{i * shards // len(tensors) + 1:05d}-of-{shards:05d}.bin" for i, name in
              enumerate(tensors)}  # fmt: skip
     for file in set(where.values()):
-        torch.save({name: tensor for name, tensor in tensors.items() if where[name] == file}, path / file)
+        _save_as_of_old({name: tensor for name, tensor in tensors.items() if where[name] == file}, path / file)
     size = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": size}, "weight_map": where}
     (path / "pytorch_model.bin.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _save_as_of_old(tensors: dict[str, Any], file: Path) -> None:
+    """Save with torch, and leave out the records that later versions added."""
+    import torch
+
+    whole = io.BytesIO()
+    torch.save(tensors, whole)
+    with zipfile.ZipFile(whole) as found, zipfile.ZipFile(file, "w") as old:
+        for name in found.namelist():
+            record = name.partition("/")[2]
+            if record in ("data.pkl", "version") or record.startswith("data/"):
+                old.writestr(f"archive/{record}", found.read(name))
 
 
 def write_sentencepiece(path: Path, added: tuple[str, ...] = ()) -> None:
