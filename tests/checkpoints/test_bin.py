@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,30 @@ torch = pytest.importorskip("torch", reason="torch reads .bin: install the `pari
 
 from safetensors.torch import save_file  # noqa: E402
 
-from tests.tiny import distributed, hf  # noqa: E402
+from tests.hub import words  # noqa: E402
+from tests.tiny import hf  # noqa: E402
+from tests.tiny.disk import save_bin  # noqa: E402
 
-MODELS = {"lmsys/vicuna-7b-v1.5": (distributed.VICUNA, 2), "facebook/opt-13b": (distributed.OPT, 3)}
+VICUNA = {
+    "_name_or_path": "vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 32, "initializer_range": 0.02, "intermediate_size": 44,
+    "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2,
+    "num_key_value_heads": 4, "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.31.0", "use_cache": True,
+    "vocab_size": 368,
+}  # fmt: skip
+"""config.json of lmsys/vicuna-7b-v1.5 in its entries, with small sizes."""
+OPT = {
+    "_name_or_path": "opt-13b", "_remove_final_layer_norm": False, "activation_dropout": 0.0,
+    "activation_function": "relu", "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
+    "do_layer_norm_before": True, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 44, "hidden_size": 32,
+    "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "model_type": "opt",
+    "num_attention_heads": 4, "num_hidden_layers": 2, "output_projection": True, "pad_token_id": 1, "prefix": "</s>",
+    "torch_dtype": "float16", "transformers_version": "4.21.0.dev0", "use_cache": True, "vocab_size": 272,
+    "word_embed_proj_dim": 32,
+}  # fmt: skip
+"""The same of facebook/opt-13b."""
+MODELS = {"lmsys/vicuna-7b-v1.5": (VICUNA, 2), "facebook/opt-13b": (OPT, 3)}
 INDEX, FIRST = "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"
 
 
@@ -57,15 +79,30 @@ def tensors_of(raw: dict[str, Any], dtype: Any = None) -> dict[str, Any]:
     return state
 
 
+def write_bin(path: Path, tensors: Mapping[str, Any], shards: int = 1) -> None:
+    """Write torch's tensors as pytorch_model.bin, or as shards with an index."""
+    path.mkdir(exist_ok=True)
+    if shards == 1:
+        save_bin(dict(tensors), path / "pytorch_model.bin")
+        return
+    where = {name: f"pytorch_model-{i * shards // len(tensors) + 1:05d}-of-{shards:05d}.bin" for i, name in
+             enumerate(tensors)}  # fmt: skip
+    for file in set(where.values()):
+        save_bin({name: tensor for name, tensor in tensors.items() if where[name] == file}, path / file)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (path / INDEX).write_text(json.dumps(index, indent=2))
+
+
 def write(path: Path, raw: dict[str, Any], shards: int = 1, dtype: Any = None) -> Path:
-    distributed.write_bin(path, tensors_of(raw, dtype), shards)
+    write_bin(path, tensors_of(raw, dtype), shards)
     (path / "config.json").write_text(json.dumps(raw))
     return path
 
 
 @pytest.fixture
 def vicuna(tmp_path: Path) -> Path:
-    return write(tmp_path / "model", distributed.VICUNA, 2)
+    return write(tmp_path / "model", VICUNA, 2)
 
 
 def as_safetensors(source: Path, path: Path, raw: dict[str, Any], dtype: Any = None) -> Path:
@@ -117,24 +154,24 @@ def test_onto_a_mesh(vicuna):
 
 def test_one_file_and_views_of_one_storage(tmp_path):
     """As OPT's converter left them: q, k and v are parts of one tensor, of which the file holds one copy."""
-    tensors = tensors_of(distributed.OPT)
+    tensors = tensors_of(OPT)
     for layer in range(2):
         names = [f"decoder.layers.{layer}.self_attn.{part}_proj.weight" for part in "qkv"]
         parts = torch.cat([tensors[name] for name in names]).split(32)
         tensors |= dict(zip(names, parts))
     (tmp_path / "model").mkdir()
     torch.save(tensors, tmp_path / "model" / "pytorch_model.bin")  # as today's torch does
-    (tmp_path / "model" / "config.json").write_text(json.dumps(distributed.OPT))
+    (tmp_path / "model" / "config.json").write_text(json.dumps(OPT))
     jax.tree.map(
         np.testing.assert_array_equal,
         load(tmp_path / "model").params,
-        load(write(tmp_path / "plain", distributed.OPT)).params,
+        load(write(tmp_path / "plain", OPT)).params,
     )
 
 
 def test_safetensors_are_read_first(vicuna, tmp_path):
     """The .bin beside them is not even opened, and torch not imported."""
-    path = as_safetensors(vicuna, tmp_path / "both", distributed.VICUNA)
+    path = as_safetensors(vicuna, tmp_path / "both", VICUNA)
     before = model_signature(path).split(", ")[1]
     (path / "pytorch_model.bin").write_bytes(b"junk")
     assert model_signature(path).split(", ")[1] == before
@@ -148,14 +185,14 @@ def test_safetensors_are_read_first(vicuna, tmp_path):
 
 def test_a_signature_is_of_bin_weights_too(vicuna):
     before = model_signature(vicuna)
-    write(vicuna, distributed.VICUNA, 2, torch.bfloat16)
+    write(vicuna, VICUNA, 2, torch.bfloat16)
     assert model_signature(vicuna) != before
 
 
 def test_by_the_command(tmp_path):
     """Which hides torch from transformers, where it does nothing but cost seconds."""
-    path = write(tmp_path / "model", distributed.OPT, 3)
-    distributed.write_bpe(path, "opt")
+    path = write(tmp_path / "model", OPT, 3)
+    words.files("opt", path, whole=False)
     done = subprocess.run(
         [sys.executable, "-m", "jaxspec", "inspect", "--json", str(path)], capture_output=True, text=True
     )
@@ -168,15 +205,15 @@ def test_exported_as_safetensors(name, tmp_path):
     """The whole model as it is distributed, tokeniser and all; transformers reads what is written."""
     raw, shards = MODELS[name]
     path = write(tmp_path / "model", raw, shards)
-    if raw is distributed.OPT:
-        distributed.write_bpe(path, "opt")
+    if raw is OPT:
+        words.files("opt", path, whole=False)
     else:
         pytest.importorskip("sentencepiece", reason="install the `sentencepiece` extra")
-        distributed.write_sentencepiece(path)
+        words.files("llama2", path, whole=False)
     export(path, tmp_path / "out")
     assert weight_files(tmp_path / "out") == [tmp_path / "out" / "model.safetensors"]
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path / "out").params, load(path).params)
-    hf.reload(tmp_path / "out", hf.OPTForCausalLM if raw is distributed.OPT else hf.LlamaForCausalLM)
+    hf.reload(tmp_path / "out", hf.OPTForCausalLM if raw is OPT else hf.LlamaForCausalLM)
     before, after = load_tokenizer(path), load_tokenizer(tmp_path / "out")
     for text in ("the thing in \u00fc w?", ""):
         assert after.encode(text) == before.encode(text)

@@ -24,7 +24,7 @@ from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
-from tests.tiny import distributed
+from tests.hub import words
 
 VOCABULARY, IMAGE = 53, 52
 CONFIG = LlavaConfig(
@@ -175,27 +175,26 @@ def test_broken_processors(tmp_path):
 TEXT = "the thing in \u00fc w?"
 
 
-@pytest.mark.parametrize("added", [(), ("<image>", "<pad>")])
-def test_a_sentencepiece_model_alone(added, tmp_path):
+@pytest.mark.parametrize("kind", ["llama2", "llava"])
+def test_a_sentencepiece_model_alone(kind, tmp_path):
     """Vicuna's files, and those of a LLaVA whose tokenizer.json is missing."""
     pytest.importorskip("sentencepiece", reason="install the `sentencepiece` extra")
-    distributed.write_sentencepiece(tmp_path, added)
+    known = words.files(kind, tmp_path, whole=False)
     tokenizer = load_tokenizer(tmp_path)
     ids = tokenizer.encode(TEXT)
-    words = ["<s>", "_the", "_t", "h", "in", "g", "_", "in", "_", "<0xC3>", "<0xBC>", "_w", "?"]
-    assert [word.replace("\u2581", "_") for word in tokenizer.convert_ids_to_tokens(ids)] == words
+    pieces = ["<s>", "_the", "_th", "in", "g", "_", "in", "_", "<0xC3>", "<0xBC>", "_", "w", "?"]
+    assert [piece.replace("\u2581", "_") for piece in tokenizer.convert_ids_to_tokens(ids)] == pieces
     assert tokenizer.decode(ids, skip_special_tokens=True) == TEXT
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
-    if added:
-        placed = tokenizer.encode("the <image> in", add_special_tokens=False)
-        assert tokenizer.convert_ids_to_tokens(placed)[1:3] == ["\u2581", "<image>"]
-        assert placed[2] == json.loads((tmp_path / "added_tokens.json").read_text())["<image>"]
+    if kind == "llava":
+        assert known["<image>"] in tokenizer.encode("the <image> in")
+        assert tokenizer.pad_token_id == known["<pad>"]
 
 
 @pytest.mark.parametrize("lacks", ["sentencepiece", "protobuf"])
 def test_a_sentencepiece_model_that_nothing_here_reads(lacks, tmp_path, monkeypatch):
     """Without either, transformers asks for yet another package."""
-    distributed.write_sentencepiece(tmp_path)
+    words.files("llama2", tmp_path, whole=False)
     monkeypatch.setattr(processors, "installed", lambda package: "" if package == lacks else "1")
     with pytest.raises(InputError) as caught:
         load_tokenizer(tmp_path)
@@ -206,7 +205,7 @@ def test_a_sentencepiece_model_that_nothing_here_reads(lacks, tmp_path, monkeypa
 
 
 def test_a_broken_sentencepiece_model(tmp_path, monkeypatch):
-    distributed.write_sentencepiece(tmp_path)
+    words.files("llama2", tmp_path, whole=False)
     (tmp_path / "tokenizer.model").write_bytes((tmp_path / "tokenizer.model").read_bytes()[:100])
     monkeypatch.setattr(processors, "installed", lambda package: "1")
     with pytest.raises(InputError, match=r"put the model's tokenizer\.json beside it") as caught:
@@ -217,12 +216,12 @@ def test_a_broken_sentencepiece_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("family", "begin"), [("opt", ["</s>"]), ("qwen2", [])])
 def test_a_vocabulary_and_its_merges_alone(family, begin, tmp_path):
     """OPT's files, whose fast tokeniser of old forgot its first token, and Qwen's."""
-    distributed.write_bpe(tmp_path, family)
+    words.files("opt" if family == "opt" else "qwen", tmp_path, whole=False)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     tokenizer = load_tokenizer(tmp_path)
     ids = tokenizer.encode(TEXT)
-    words = ["the", "\u0120", "th", "in", "g", "\u0120", "in", "\u0120", "\u00c3", "\u00bc", "\u0120", "w", "?"]
-    assert tokenizer.convert_ids_to_tokens(ids) == begin + words
+    pieces = ["t", "h", "e", "_th", "in", "g", "_", "in", "_", "\u00c3", "\u00bc", "_", "w", "?"]
+    assert [piece.replace("\u0120", "_") for piece in tokenizer.convert_ids_to_tokens(ids)] == begin + pieces
     assert tokenizer.decode(ids, skip_special_tokens=True) == TEXT
     assert tokenizer.eos_token == ("</s>" if family == "opt" else "<|im_end|>")
     (tmp_path / "merges.txt").unlink()  # which transformers 5 would make up

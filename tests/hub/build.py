@@ -17,6 +17,7 @@ from jaxspec.checkpoints.directories import parse_config
 from jaxspec.config import text_config
 from tests.hub import configs, words
 from tests.hub.table import Twin
+from tests.tiny.disk import save_bin
 from tests.tiny.models import random_params
 
 TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sentencepiece"))
@@ -91,7 +92,9 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
     for file in shards:
         part = {name: tensors[name] for name in names if where[name] == file}
         if bin:
-            _save_bin(path / file, part)
+            import torch
+
+            save_bin({key: torch.from_numpy(np.ascontiguousarray(value)) for key, value in part.items()}, path / file)
         else:
             save_file(part, path / file, metadata={"format": "pt"})
     if twin.shards > 1:
@@ -105,9 +108,3 @@ def _numpy(dtype: str) -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-
-
-def _save_bin(file: Path, tensors: dict[str, np.ndarray]) -> None:
-    import torch
-
-    torch.save({name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in tensors.items()}, file)
