@@ -123,6 +123,8 @@ def what_lies_in(path: Path) -> str:
         return "it is a LoRA adapter; merge it into its base model (PEFT: merge_and_unload) and save that"
     if not {BIN, BIN_INDEX}.isdisjoint(names):
         return ""
+    if shards := [name for name in names if re.fullmatch(r"pytorch_model-\d+-of-\d+\.bin", name)]:
+        return f"only shards ({shards[0]}) without their {BIN_INDEX}; fetch that too"
     for ending, kind in ((".gguf", "GGUF"), (".bin", "PyTorch .bin"), (".pth", "PyTorch .pth"), (".msgpack", "Flax")):
         found = [name for name in names if name.endswith(ending)]
         if found:

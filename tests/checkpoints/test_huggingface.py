@@ -134,6 +134,17 @@ def test_tied_head(tmp_path):
     refused(other, f"{HEAD} differs from its tied embedding")
 
 
+def test_several_tokens_end_an_answer(tmp_path):
+    """As Llama-3's config.json has it, without a generation_config.json."""
+    model = hf.llama(eos_token_id=[2, 7])
+    path = hf.write(tmp_path / "model", model, hf.hub_tensors(model))
+    checkpoint = load(path)
+    assert checkpoint.config.eos_token_id == (2, 7)
+    save(tmp_path / "ours", checkpoint.config, checkpoint.params)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "ours" / name).read_text())["eos_token_id"] == [2, 7]
+
+
 def test_shardings(hub):
     """Each device is given its slice, of kernels along the axis that lies transposed in the file too."""
     whole = load(hub).params
