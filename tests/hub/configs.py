@@ -1,7 +1,7 @@
 """config.json, the image processor's file and the chat templates of each family, with the entries of their age.
 
-A function a family: (words, decoder's entries) -> the files, by name. Sizes are tiny; patches, layers that features are
-taken from and names of entries are the originals'.
+A function a family: (words, decoder's entries) -> the files, by name. Widths and depths are tiny. Images and patches,
+the layers that features are taken from and the names of entries are the originals'.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SIDE = 28
-"""Pixels along a tile: four patches."""
+SIDE, SIGLIP_SIDE = 336, 384
+"""Pixels along a tile of CLIP's and of SigLIP's, as in the originals: 24 and 27 patches."""
 _SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 _CLIP_COLOURS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 _STEPS = dict.fromkeys(("do_convert_rgb", "do_normalize", "do_rescale", "do_resize"), True)
-_PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE], [3 * SIDE, SIDE], [SIDE, 3 * SIDE]]
+_PINPOINTS = [[SIDE * rows, SIDE * columns] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+_SIGLIP_PINPOINTS = [[SIGLIP_SIDE * rows, SIGLIP_SIDE * columns] for rows in range(1, 7) for columns in range(1, 7)]
 
 VICUNA = (
     "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
@@ -137,13 +138,13 @@ def _llava_processor(kind: str) -> Files:
 
 def llava_onevision(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     tower = {
-        **{"model_type": "siglip_vision_model", "image_size": SIDE, "patch_size": 14, "vision_use_head": False},
+        **{"model_type": "siglip_vision_model", "image_size": SIGLIP_SIDE, "patch_size": 14, "vision_use_head": False},
         **_SIZES,
         "num_hidden_layers": 1,
     }
     config = {
         **{"architectures": ["LlavaOnevisionForConditionalGeneration"], "model_type": "llava_onevision"},
-        **{"image_grid_pinpoints": _PINPOINTS, "image_token_index": words["<image>"]},
+        **{"image_grid_pinpoints": _SIGLIP_PINPOINTS, "image_token_index": words["<image>"]},
         **{"video_token_index": words["<video>"], "projector_hidden_act": "gelu"},
         "text_config": _qwen_text(words) | text,
         "tie_word_embeddings": text.get("tie_word_embeddings", False),
@@ -153,12 +154,12 @@ def llava_onevision(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     }
     images = {
         **{"image_processor_type": "LlavaOnevisionImageProcessor", "processor_class": "LlavaOnevisionProcessor"},
-        **{"do_pad": True, "image_grid_pinpoints": _PINPOINTS, "resample": 3, "rescale_factor": 1 / 255},
-        **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": SIDE, "width": SIDE}},
+        **{"do_pad": True, "image_grid_pinpoints": _SIGLIP_PINPOINTS, "resample": 3, "rescale_factor": 1 / 255},
+        **{"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": SIGLIP_SIDE, "width": SIGLIP_SIDE}},
         **_STEPS,
     }
     processor = {
-        **{"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": (SIDE // 14) ** 2},
+        **{"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": (SIGLIP_SIDE // 14) ** 2},
         **{"image_token": "<image>", "video_token": "<video>", "vision_feature_select_strategy": "full"},
     }
     template = {"chat_template": CHATML.replace("IMAGE", "<image>\n")}
@@ -184,7 +185,7 @@ def qwen2_5_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     }
     images = {
         **{"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"},
-        **{"min_pixels": 4 * SIDE**2, "max_pixels": 16 * SIDE**2, "patch_size": 14, "temporal_patch_size": 2},
+        **{"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2},
         **{"merge_size": 2, **_CLIP_COLOURS},
     }
     template = {"chat_template": CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")}

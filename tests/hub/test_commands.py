@@ -6,6 +6,7 @@ Where a command trains or measures, `--debug` stands behind it.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ import tyro
 from PIL import Image
 
 from eval import block_efficiency
+from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.cli import main
 from jaxspec.decoding.loading import LoadedModel
 from tests.end_to_end.test_readme_commands import PAGES, blocks
@@ -70,7 +72,8 @@ def photographs(folder: Path) -> Path:
 def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(photographs: Path) -> None:
     """The commands of docs/training.md, `With a real target`, one after the other."""
     (page,) = (page for page in PAGES if "## With a real target" in page)
-    lines = blocks(page.split("## With a real target")[1], "sh")[0].splitlines()
+    chapter = page.split("## With a real target")[1].split("\n## ")[0]
+    lines = [*blocks(chapter, "sh")[0].splitlines(), *re.findall(r"`(python -m train[^`]+)`", chapter)]
     scripts = {
         "train.prepare": lambda words: prepare.main(tyro.extras.subcommand_cli_from_dict(PREPARE, args=words)),
         "train.distill_data": lambda words: distill_data.main(tyro.cli(distill_data.Options, args=[*words, "--debug"])),
@@ -85,6 +88,7 @@ def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(photographs:
             scripts[words[2]](words[3:])
     (table,) = photographs.glob("runs/eval/**/table.md")
     assert "mine" in table.read_text()
+    assert is_kv_head(photographs / "runs" / "train" / "kv_llava15_7b" / "hf")
 
 
 def test_the_headline_command_is_among_them() -> None:

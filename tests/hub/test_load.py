@@ -41,6 +41,13 @@ def test_inspect_finds_nothing_wrong(name: str, capsys: pytest.CaptureFixture[st
     assert TWINS[name].family in capsys.readouterr().out
 
 
+def test_an_id_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "llava-hf/llava-1.5-70b-hf"])
+    assert ended.value.code == 2
+    assert "'llava-hf/llava-1.5-70b-hf': no such directory, and not to be had from the hub" in capsys.readouterr().err
+
+
 def pairs() -> Iterator[Any]:
     """Every target and draft, models that write together, and target and start of training, of the presets."""
     for module in pkgutil.walk_packages(configs.__path__, "configs."):
