@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 UNSEEN = "file list not seen"
 PADDLE = "github ZHUI/paddlenlp_model_readme, {}: its list of the mirrored files"
+SISTER = f"{UNSEEN}; files as those of {{}}, shards by its size"
 COPY = "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of all small files"
 TABED = "furiosa-ai/TABED loads it in float16 as LLaVA-HF with 32064 rows of words"
 OPT_KEYS = "mergekit's opt.json has tensors under `decoder.`; no file list seen, .bin by the project's notes"
@@ -99,7 +100,7 @@ TWINS: dict[str, Twin] = {
     "meta-llama/Llama-3.1-8B-Instruct": Twin(
         "llama",
         "llama3",
-        PADDLE.format("meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        SISTER.format("meta-llama/Llama-3.2-1B-Instruct"),
         shards=4,
         chat=True,
         config=LLAMA3 | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": ["<|end_of_text|>", "<|eot_id|>"]},
@@ -109,7 +110,7 @@ TWINS: dict[str, Twin] = {
         f"meta-llama/Llama-3.2-1B{kind}": Twin(
             "llama",
             "llama3",
-            PADDLE.format(f"meta-llama/Llama-3.2-1B{kind}"),
+            (PADDLE if kind else SISTER).format("meta-llama/Llama-3.2-1B-Instruct"),
             chat=bool(kind),
             config=LLAMA3 | {"bos_token_id": "<|begin_of_text|>", "eos_token_id": stop, "tie_word_embeddings": True},
             generation={"bos_token_id": "<|begin_of_text|>", "eos_token_id": stop},
@@ -125,19 +126,22 @@ TWINS: dict[str, Twin] = {
         generation={"bos_token_id": 1, "eos_token_id": 2},
     ),
     "Qwen/Qwen2.5-7B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-7B-Instruct"), shards=4),
-    "Qwen/Qwen2.5-3B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-3B-Instruct"), shards=2),
-    "Qwen/Qwen2.5-1.5B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-1.5B-Instruct")),
-    "Qwen/Qwen2.5-Coder-3B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-Coder-3B-Instruct"), shards=2, seed=1),
-    "Qwen/Qwen2.5-Coder-1.5B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-Coder-1.5B-Instruct"), seed=1),
-    "Qwen/Qwen2.5-Math-1.5B-Instruct": _qwen(PADDLE.format("Qwen/Qwen2.5-Math-1.5B-Instruct"), seed=2),
+    "Qwen/Qwen2.5-3B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), shards=2),
+    "Qwen/Qwen2.5-1.5B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct")),
+    "Qwen/Qwen2.5-Coder-3B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), shards=2, seed=1),
+    "Qwen/Qwen2.5-Coder-1.5B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), seed=1),
+    "Qwen/Qwen2.5-Math-1.5B-Instruct": _qwen(SISTER.format("Qwen/Qwen2.5-7B-Instruct"), seed=2),
     "Qwen/Qwen2.5-Coder-0.5B": _qwen(
-        PADDLE.format("Qwen/Qwen2.5-Coder-0.5B"), config=QWEN | {"tie_word_embeddings": True}
+        SISTER.format("Qwen/Qwen2.5-7B-Instruct"), config=QWEN | {"tie_word_embeddings": True}
     ),
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen(
-        PADDLE.format("Qwen/Qwen2.5-VL-3B-Instruct"), "qwen2_5_vl", shards=2, config={"tie_word_embeddings": True}
+        f"{PADDLE.format('Qwen/Qwen2.5-VL-3B-Instruct')}, without chat_template.json",
+        "qwen2_5_vl",
+        shards=2,
+        config={"tie_word_embeddings": True},
     ),
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen(
-        PADDLE.format("Qwen/Qwen2.5-VL-7B-Instruct"), "qwen2_5_vl", shards=5, seed=1, config={}
+        SISTER.format("Qwen/Qwen2.5-VL-3B-Instruct"), "qwen2_5_vl", shards=5, seed=1, config={}
     ),
     "facebook/opt-125m": Twin("opt", "opt", OPT_KEYS, "float16", bin=True),
     "facebook/opt-350m": Twin(
