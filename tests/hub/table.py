@@ -13,7 +13,7 @@ from typing import Any, Literal
 UNSEEN = "file list not seen"
 PADDLE = "github ZHUI/paddlenlp_model_readme, {}: its list of the mirrored files"
 SISTER = f"{UNSEEN}; files as those of {{}}, shards by its size"
-COPY = "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of all small files"
+COPY = "github tung2kg1/AI-Stock-Chart-Analysis, llava-1.5-7b-hf/: a copy of its text files; tokenizer.model not seen"
 TABED = "furiosa-ai/TABED loads it in float16 as LLaVA-HF with 32064 rows of words"
 OPT_KEYS = "mergekit's opt.json has tensors under `decoder.`; no file list seen, .bin by the project's notes"
 
@@ -87,7 +87,7 @@ TWINS: dict[str, Twin] = {
     "lmsys/vicuna-7b-v1.5": Twin(
         "llama",
         "llama2",
-        "github lm-sys/FastChat issue 1663: the files of a Vicuna, two .bin shards, tokenizer.model alone",
+        "github lm-sys/FastChat issue 209: a Vicuna-13B's .bin shards and tokenizer.model alone; not the 7B's",
         dtype="float16",
         shards=2,
         bin=True,
