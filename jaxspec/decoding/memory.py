@@ -52,11 +52,11 @@ class MemoryReport:
     """
 
     target_weights: int
-    """Those of all models that write; arrays that several of them share count once."""
+    """Models that write together count all; arrays that several of them share count once."""
     draft_weights: int
     target_cache: int
     draft_cache: int
-    """Of alternating proposers, what each model said of the proposals that are not yet verified."""
+    """Alternating proposers have no draft: here it is what each said of the proposals that are not yet verified."""
     weighting: int
     """What the weighting remembers of all rows."""
     inputs: int

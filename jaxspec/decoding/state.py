@@ -47,7 +47,7 @@ class PromptBatch(struct.PyTreeNode):
     past: KVCache | None = None
     """The target's cache of an earlier turn, where `target` is only what follows its tokens."""
     others: tuple[Prompts, ...] = ()
-    """Those of the models that write together with the first, whose are `target` and `images`."""
+    """Prompts of the models that write together with the first, which reads `target` and `images`."""
 
 
 class DecodeStats(struct.PyTreeNode):
