@@ -58,7 +58,7 @@ from jaxspec.decoding.views import (
     stack_rows,
     which_image,
 )
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh
@@ -87,13 +87,18 @@ class Engine:
     bucket, and with it the size of the target's cache, so that no pass of the target can start before."""
 
     def __post_init__(self) -> None:
-        self._captioned = False
+        self._captioned, alone = False, isinstance(self.target, LoadedModel)
+        if self.config is not None and not isinstance(self.config, EngineConfig if alone else CollaborationConfig):
+            kinds = "one target has an EngineConfig, several models a CollaborationConfig"
+            raise InputError(f"config: {type(self.config).__name__}; {kinds}")
         if isinstance(self.target, LoadedModel):
             self.config = self.config or EngineConfig()
             self.assembly = speculation(self.target, self.draft, self.config)
             drafts = len(self.assembly.forms) > 1
             self._captioned = drafts and needs_captioner(parse_views(self.config.views), self.captioner)
         else:
+            if self.draft is not None:
+                raise InputError("draft: models that write together propose to each other; leave it out")
             self.config = self.config or CollaborationConfig()
             self.assembly = collaboration(self.target, self.config)
         self.lead = self.assembly.lead
@@ -139,6 +144,7 @@ class Engine:
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
         """Draw several answers to one prompt, which is read once; sample i is that of the request with seed + i."""
+        check_counts(count=count)
         (read,) = self._read([request])
         if read.temperature == 0:
             raise InputError("temperature: 0 gives every sample the same answer; give more than 0")

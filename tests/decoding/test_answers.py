@@ -128,6 +128,17 @@ def test_a_session_answers_as_whole_prompts_do(
     assert 0 < kept[1] < kept[2]
 
 
+def test_models_and_configurations_belong_together(target: LoadedModel, draft: LoadedModel) -> None:
+    with pytest.raises(InputError, match="config: CollaborationConfig; one target has an EngineConfig"):
+        Engine(target, config=CollaborationConfig())
+    with pytest.raises(InputError, match="config: EngineConfig; one target"):
+        Engine([target, draft], config=CONFIG)
+    with pytest.raises(InputError, match="draft: models that write together propose to each other"):
+        Engine([target, target], draft)
+    with pytest.raises(InputError, match="count"):
+        Engine(target, config=CONFIG).samples(Request("What?", NEW, 1.0), 0)
+
+
 def test_a_session_has_one_target(target: LoadedModel, draft: LoadedModel) -> None:
     with pytest.raises(InputError, match="session: has one target"):
         Session(Engine([target, draft]))
