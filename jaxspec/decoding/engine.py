@@ -158,17 +158,20 @@ class Engine:
 
         Of several models, those of their combination.
         """
-        (read,) = self._read([request])
-        length = max(map(len, read.rows)) + len(tokens)
-        whole = replace(
-            read,
-            rows=tuple(row.followed_by(tokens) for row in read.rows),
-            sizes=read.sizes._replace(length=bucket(length, self.config.prompt_buckets, "tokens")),
-        )
-        batch, _ = self._inputs([whole], whole.sizes)
-        starts = np.asarray([len(row) - 1 for row in read.rows], np.int32)
-        held, said = Held(self.program, self.mesh, self._params([read])), np.asarray([tokens], np.int32)
-        return np.asarray(timed(run_logprobs, held, batch, said, starts)[0])
+        if self._recorded is not None:
+            raise InputError("logprobs: recorded answers have no probabilities; give a target that is loaded")
+        (read,) = self._read([replace(Request(request) if isinstance(request, str) else request, max_new_tokens=1)])
+        alone = isinstance(self.program, Autoregressive | Speculator)  # then drafts have no say
+        rows = read.rows[:1] if alone else read.rows
+        width = bucket(max(map(len, rows)) + len(tokens), self.config.prompt_buckets, "tokens")
+        prompts = []
+        pictures = decoded_images([read], 0)
+        for row, model, tiles in zip(rows, self.assembly.towers, read.sizes.tiles):
+            (form,) = stack_rows([[row.followed_by(tokens)]], width)
+            prompts.append(Prompts(form, None if model is None else image_inputs(model, pictures, tiles)))
+        starts = np.asarray([len(row) - 1 for row in rows], np.int32)
+        held, said = Held(self.program, self.mesh, self.params), np.asarray([tokens], np.int32)
+        return np.asarray(timed(run_logprobs, held, tuple(prompts), said, starts)[0])
 
     def check(self, request: Request) -> None:
         """Raise InputError where the request is too long for the target or the buckets, or an image is none."""

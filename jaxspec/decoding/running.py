@@ -53,7 +53,11 @@ def run_decode(
 
 @partial(jax.jit, static_argnames=("program",))
 def run_logprobs(
-    program: Program, params: Params, batch: PromptBatch, answer: Int[Array, "1 T"], starts: Int[Array, " forms"]
+    program: Program,
+    params: Params,
+    prompts: tuple[Prompts, ...],
+    answer: Int[Array, "1 T"],
+    starts: Int[Array, " forms"],
 ) -> Float[Array, " T"]:
     """Return the log-probabilities of one row's answer, which each form's prompt ends with.
 
@@ -65,10 +69,9 @@ def run_logprobs(
         members, weights = (Member(program.target),), (params["target"],)
     else:
         members, weights = program.members, params["models"]
-    prompts = (Prompts(batch.target, batch.images), *batch.others)
     logits = jnp.stack([
         _logits(member, own, prompt, start, answer.shape[1])
-        for member, own, prompt, start in zip(members, weights, prompts, starts[: len(members)], strict=True)
+        for member, own, prompt, start in zip(members, weights, prompts, starts, strict=True)
     ])  # fmt: skip
     if combination is None:
         logs = jax.nn.log_softmax(logits[0])

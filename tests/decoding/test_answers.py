@@ -86,13 +86,17 @@ def test_models_that_write_together_draw_samples_too(target: LoadedModel, draft:
     ]
 
 
-def test_log_probabilities_are_those_of_full_passes(target: LoadedModel, draft: LoadedModel) -> None:
+def test_log_probabilities_are_those_of_full_passes(
+    target: LoadedModel, draft: LoadedModel, headed: LoadedModel
+) -> None:
     engine = Engine(target, draft, CONFIG)
     asked = Request(engine.encoder.prompt("What?", PAGES[:1]), 6, 1.0)
     answer = engine.generate(asked).tokens
     rows = [forward_logits(target, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [jax.nn.log_softmax(row)[token] for row, token in zip(rows, answer, strict=True)]
     np.testing.assert_allclose(engine.logprobs(asked, answer), expected, atol=1e-4)
+    head = Engine(headed, config=replace(CONFIG, views=("kv",), prompt_buckets=(16, 32, 64)))
+    np.testing.assert_allclose(head.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4)
     together = Engine([target, draft], config=CollaborationConfig("weighted:0.7,0.3"))
     others = [forward_logits(draft, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [
