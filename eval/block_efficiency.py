@@ -22,7 +22,8 @@ from eval.page import SHOWN, draw_all, write_html
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine
 from jaxspec.evaluation.block_efficiency import GROUP, compare, row_engines
-from jaxspec.evaluation.config import EvalConfig, by_reason, load_models, parse_command
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import EvalConfig, by_reason, load_models
 from jaxspec.evaluation.report import Record, Run, Table, failures, mean, number, percent
 from jaxspec.evaluation.simulation import measure_regret
 

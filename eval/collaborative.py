@@ -15,7 +15,8 @@ from pathlib import Path
 from eval.page import COLOURS, pyplot, save, stacked_axes
 from jaxspec.command import input_errors, script_name
 from jaxspec.evaluation.collaborative import GROUP, SWEEP, Record, measure
-from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places, parse_command
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
 from jaxspec.evaluation.report import Run, Table, failures, number, percent
 
 

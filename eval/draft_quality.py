@@ -30,7 +30,8 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import first_prompt
-from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import EvalConfig, load_models
 from jaxspec.evaluation.report import Record, Run, Table, mean, percent
 
 METRICS = ("accuracy", "rouge_l", "meteor")

@@ -19,7 +19,8 @@ import numpy as np
 
 from jaxspec.command import input_errors, script_name
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import EvalConfig, load_models
 from jaxspec.evaluation.exactness import measure_identity, measure_sampling
 from jaxspec.evaluation.report import Record, Run, Table
 

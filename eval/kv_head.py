@@ -21,7 +21,8 @@ from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.loading import LoadedHead, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import GROUP, compare, row_engines
-from jaxspec.evaluation.config import EvalConfig, Variant, load_model, load_models, parse_command
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import EvalConfig, Variant, load_model, load_models
 from jaxspec.evaluation.report import Record, Run, Table, failures, mean, number
 from jaxspec.evaluation.simulation import predict_heads
 

@@ -26,7 +26,8 @@ from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.evaluation.block_efficiency import first_prompt, next_prompt, row_engines
-from jaxspec.evaluation.config import EvalConfig, load_models, parse_command
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import EvalConfig, load_models
 from jaxspec.evaluation.report import Run, Table
 from jaxspec.files import write_text
 

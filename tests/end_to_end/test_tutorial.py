@@ -16,7 +16,7 @@ from eval import block_efficiency
 from jaxspec.cli.export import Export
 from jaxspec.command import load_preset
 from jaxspec.data.sources import Prepared
-from jaxspec.evaluation.config import parse_command
+from jaxspec.evaluation.command_line import parse_command
 from tests.conftest import ROOT
 from train import distill_data, prepare, recipe
 

@@ -14,7 +14,8 @@ from configs.eval.mini import config as MINI
 from jaxspec.command import input_errors, load_preset, preset_names
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import CollaborativeEvalConfig, load_models, parse_command
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import CollaborativeEvalConfig, load_models
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""The command line of an evaluation: a preset's name, then options that change it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, make_dataclass
+from typing import Any, TypeVar
+
+import tyro
+
+from jaxspec.command import load_preset, preset_names, script_name
+from jaxspec.data.sets import SETS, check_names
+from jaxspec.decoding.engine_config import capped_gamma
+from jaxspec.errors import InputError, nearest
+from jaxspec.evaluation.config import EvalConfig, Variant, measurable, set_places
+
+Options = TypeVar("Options", bound=Any)
+Config = TypeVar("Config", bound=Any)
+
+
+def _presets(kind: type[Any]) -> str:
+    """Return the names of the presets of this kind."""
+    return ", ".join(name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind))
+
+
+_DEBUG = {"limit": 2, "held_out": 2, "max_new_tokens": 8, "repeats": 1}
+"""The most of each with --debug."""
+
+
+@dataclass(frozen=True)
+class _Debug:
+    debug: bool = False
+    """Try the command out: two samples of each set, eight new tokens, one run. All else is as it would be."""
+
+
+@dataclass(frozen=True)
+class _Rows(_Debug):
+    rows: tuple[str, ...] = ()
+    """Names of the preset's rows to measure; by default all."""
+
+
+def parse_command(
+    options: type[Options],
+    description: str | None,
+    args: Sequence[str] | None = None,
+    kind: type[Config] = EvalConfig,
+    example: str = "mini",
+) -> tuple[str, Config, Options]:
+    """Return the name of the preset, the preset with its overrides, and the script's own options.
+
+    Args:
+      options: dataclass of what the script takes besides the preset's fields; every field has a default.
+      description: what --help begins with, the script's docstring.
+      args: the words of the command line; None: the process's own.
+      kind: of presets that the script takes; its bases are the groups of options.
+      example: the preset whose defaults --help shows.
+
+    Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and exits.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0].startswith("-"):
+        if not {"-h", "--help"} & set(words):
+            raise InputError(f"preset: none is named; give one of {_presets(kind)} before the options")
+        words = [example, *words]
+    preset, *rest = words
+    defaults = load_preset("eval", preset)
+    if not isinstance(defaults, kind):
+        raise InputError(f"preset {preset!r}: is for another script under eval/; use one of {_presets(kind)}")
+    named = {"rows": ()} if hasattr(defaults, "rows") else {}
+    given = vars(defaults) | vars(options()) | named | {"debug": False}
+    # What the groups hold is checked when the configuration is built, below: tyro would frame the message.
+    unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
+    added = _Rows if named else _Debug
+    script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
+    groups = {"script": script, **{group.__mro__[-2].__name__.lower(): group for group in kind.__bases__}}
+    command = make_dataclass("Command", groups.items(), frozen=True)
+    found, unknown = tyro.cli(
+        command,
+        prog=f"python -m {script_name()} PRESET",
+        description=f"{description}\nPresets: {_presets(kind)}; defaults below are those of {preset}.",
+        args=rest,
+        default=command(**{name: group(**_fields_of(group, given)) for name, group in groups.items()}),
+        return_unknown_args=True,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    values = {name: value for group in groups for name, value in vars(getattr(found, group)).items()}
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        raise InputError(f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}")
+    config = _fields_of(kind, given | values)
+    for name in _DEBUG.keys() & config if values["debug"] else ():
+        config[name] = min(_DEBUG[name], config[name])
+    if named:
+        config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
+        rows = _chosen(defaults.rows, values["rows"])
+        config["rows"], config["left_out"] = measurable(rows, config["target"], config["captioner"])
+    return preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
+
+
+def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: given[field.name] for field in fields(part)}
+
+
+def _chosen(rows: tuple[Variant, ...], names: Sequence[str]) -> tuple[Variant, ...]:
+    """Return the rows of these names, or all where none is named."""
+    known = {row.name: row for row in rows}
+    for name in names:
+        if name not in known:
+            raise InputError(f"rows: no row {name!r} in the preset; {nearest(name, tuple(known))}")
+    return tuple(known[name] for name in dict.fromkeys(names)) or rows
+
+
+def _with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a preset's fields, with what stands as NAME=PATH among `sets` moved to `data`.
+
+    Raises InputError for data of no known set that is not asked for, and for a folder of images that no set reads.
+    """
+    names = tuple(set_places(given["sets"]))
+    check_names(list(set_places(given["data"])), names)
+    if given["images"] is not None and set(names) <= set(SETS):
+        raise InputError(f"images: {given['images']} is of sets of your own; name one with --sets NAME=FILE.jsonl")
+    return given | {"sets": names, "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry))}
