@@ -163,6 +163,8 @@ class Engine:
         (read,) = self._read([replace(Request(request) if isinstance(request, str) else request, max_new_tokens=1)])
         alone = isinstance(self.program, Autoregressive | Speculator)  # then drafts have no say
         rows = read.rows[:1] if alone else read.rows
+        for form, row in zip(self.assembly.forms, rows):
+            form.check_context(replace(read, max_new_tokens=len(tokens)), row)
         width = bucket(max(map(len, rows)) + len(tokens), self.config.prompt_buckets, "tokens")
         prompts = []
         pictures = decoded_images([read], 0)

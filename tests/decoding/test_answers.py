@@ -104,6 +104,8 @@ def test_log_probabilities_are_those_of_full_passes(
         for row, other, token in zip(rows, others, answer, strict=True)
     ]
     np.testing.assert_allclose(together.logprobs(asked, answer), expected, atol=1e-4)
+    with pytest.raises(InputError, match=r"prompt: .* and 2000 new ones are over the target's context"):
+        engine.logprobs(asked, [5] * 2000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
