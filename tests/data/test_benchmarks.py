@@ -69,7 +69,7 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "llava-bench": (
         {"question_id": 0, "question": "What is it?", "image": cell(1), "gpt_answer": "A cup.", "caption": "cup"},
         (),
-        "<image>\nWhat is it?",
+        f"<image>\n{REASON}What is it?",
     ),
     "docvqa": (
         {"questionId": "1", "question": "Which year?", "image": cell(1), "answers": ["1999", "'99"]},

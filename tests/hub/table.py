@@ -156,6 +156,7 @@ CAPTIONERS = {"florence-community/Florence-2-large-ft"}
 DATA_WITHOUT_TWINS = {
     *("abisee/cnn_dailymail", "cais/mmlu", "echo840/OCRBench", "google-research-datasets/nq_open"),
     *("lmms-lab/COCO-Caption2017", "lmms-lab/HallusionBench", "lmms-lab/LLaVA-NeXT-Interleave-Bench"),
+    *("lmms-lab/ChartQA", "lmms-lab/VQAv2", "lmms-lab/textvqa"),
     *("lmms-lab/LMMs-Eval-Lite", "lmms-lab/MMVet", "lmms-lab/POPE", "lmms-lab/ScienceQA", "lmms-lab/TextCaps"),
     *("lmms-lab/llava-bench-in-the-wild", "openai/gsm8k", "openai/openai_humaneval"),
 }
