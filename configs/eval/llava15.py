@@ -22,6 +22,7 @@ config = EvalConfig(
         Variant("T", ("T",)),
         Variant("C", ("C",)),
         Variant("P", ("P",)),
+        Variant("MT random", ("M", "T"), weighting="random"),
         Variant("MT static", ("M", "T")),
         Variant("MT*", ("M", "T"), weighting="mt-release"),
         Variant("MTCP static", ("M", "T", "C", "P")),

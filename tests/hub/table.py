@@ -74,6 +74,14 @@ TWINS: dict[str, Twin] = {
     "llava-hf/llava-1.5-7b-hf": _llava(COPY),
     "llava-hf/llava-1.5-13b-hf": _llava(f"{UNSEEN}; as the 7B's", seed=1, shards=6),
     "mjbooo/lvlm68m": _llava(f"{UNSEEN}; {TABED}", shards=1, config={"max_position_embeddings": 2048}),
+    "mjbooo/lvlm68m-ov": _llava(f"{UNSEEN}; {TABED}", shards=1, config={"max_position_embeddings": 2048}, seed=1),
+    "mjbooo/lvlm160m-bf16": _llava(
+        f"{UNSEEN}; {TABED.replace('float16', 'bfloat16')}",
+        shards=1,
+        dtype="bfloat16",
+        config={"max_position_embeddings": 2048},
+        seed=2,
+    ),
     "llava-hf/llava-v1.6-vicuna-7b-hf": _llava(f"{UNSEEN}; files as 1.5's", 2, "llava_next"),
     "llava-hf/llava-v1.6-vicuna-13b-hf": _llava(
         "config.json: github haotian-liu/LLaVA issue 1378; other files as 1.5's", 3, "llava_next", shards=6
@@ -150,7 +158,11 @@ TWINS: dict[str, Twin] = {
     "facebook/opt-13b": Twin("opt", "opt", OPT_KEYS, "float16", 3, bin=True, seed=1),
 }
 
-CAPTIONERS = {"florence-community/Florence-2-large-ft"}
+CAPTIONERS = {
+    "Salesforce/blip-image-captioning-base",
+    "Salesforce/blip2-opt-2.7b",
+    "florence-community/Florence-2-large-ft",
+}
 """Ids of captioners that transformers runs in torch; they have no twins yet."""
 
 DATA_WITHOUT_TWINS = {

@@ -11,9 +11,7 @@ from jaxspec.training.recipes import Recipe, Stage
 
 TOWER = "runs/train/tower/hf"
 
-TUNE = TrainConfig(
-    steps=1800, batch=32, learning_rate=1.2e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",)
-)
+TUNE = TrainConfig(steps=1800, batch=32, learning_rate=1.2e-3, warmup=100, weight_decay=0.02, frozen=("vision_tower",))
 
 config = Recipe(
     target=TOWER,

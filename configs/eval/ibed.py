@@ -1,0 +1,29 @@
+"""LLaVA-1.5-7B with IbED's 68M draft on IbED's eight sets: its single views (Tables 1, 2) and mixtures (Table 3).
+
+In `pool (n)` an image is n tokens. Other captioners (Tables 6 and 7) are `--captioner`, other drafts (Tables 5 and 13)
+`--draft`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.eval import llava15
+from jaxspec.evaluation.config import Variant
+
+ONE = ("chartqa", "textvqa", "vqav2", "hallusionbench")
+TWO = ("spot-the-diff", "iedit")
+FIVE = ("pororosv", "vist")
+
+config = replace(
+    llava15.config,
+    rows=(
+        *(Variant(view, (view,)) for view in "MTC"),
+        *(Variant(f"pool ({tokens})", (f"P{tokens}",)) for tokens in (144, 36, 9, 1)),
+        *(Variant(views, tuple(views)) for views in ("MT", "MC", "MTC", "MTCP")),
+    ),
+    sets=(*ONE, *TWO, *FIVE),
+    turns=(1,),
+    averages={"n = 1": ONE, "n = 2": TWO, "n = 5": FIVE},
+    published=(),
+)

@@ -1,0 +1,27 @@
+"""LLaVA-1.5-7B with IbED's 68M draft: windows (TABED, Table 5), AdaBoost (Table 8), and every rule that may be MT*.
+
+`released` are the rules that the scripts of TABED's released code run, `paper` those that it writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.eval import llava15
+from jaxspec.evaluation.config import Variant
+
+config = replace(
+    llava15.config,
+    rows=(
+        *(Variant(f"MT*, h = {h}", ("M", "T"), weighting=f"grid:measure=matches_kl,window={h}") for h in (1, 4, 16)),
+        Variant("MT*, h = ALL", ("M", "T"), weighting="mt-release"),
+        Variant("MT AdaBoost", ("M", "T"), weighting="adaboost"),
+        Variant("MT*, paper", ("M", "T"), weighting="mt-paper"),
+        Variant("MTCP*, released", ("M", "T", "C", "P"), weighting="mt-release"),
+        Variant("MTCP*, released, inverse KL", ("M", "T", "C", "P"), weighting="mtcp-release"),
+        Variant("MTCP*, released, inverse L1", ("M", "T", "C", "P"), weighting="inverse_error_power:measure=tvd"),
+        Variant("MTCP*, paper", ("M", "T", "C", "P"), weighting="mtcp-paper"),
+    ),
+    turns=(1,),
+    published=(),
+)

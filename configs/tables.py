@@ -1,0 +1,286 @@
+"""Every table and figure of the four papers, and the commands that measure it.
+
+    python -m configs.tables docs/tables.md
+
+They are written between the page's two markers, `<!-- tables: ... -->` and `<!-- /tables -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxspec.errors import InputError
+
+BETWEEN = re.compile(r"(<!-- tables: [^\n]*-->\n).*?(<!-- /tables -->)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What one line of docs/tables.md stands for: tables and figures that the same commands measure."""
+
+    tables: tuple[int, ...] = ()
+    figures: tuple[int, ...] = ()
+    what: str
+    """What is compared there."""
+    command: str = ""
+    """Measures it with the paper's own models; of several, each on a line of its own."""
+    mini: str = ""
+    """The like with the shipped models."""
+    why: str = ""
+    """Why there is no command."""
+
+    @property
+    def where(self) -> str:
+        """Return the numbers as a page has them: `Tables 1, 3; Figure 2`."""
+        kinds = (("Table", self.tables), ("Figure", self.figures))
+        return "; ".join(
+            f"{kind}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" for kind, numbers in kinds if numbers
+        )
+
+
+TABLE = "python -m eval.block_efficiency"
+LATENCY = "python -m eval.latency"
+QUALITY = "python -m eval.draft_quality"
+HEAD = "python -m eval.kv_head"
+TOGETHER = "python -m eval.collaborative"
+TRAIN = "python -m train.recipe"
+
+DRAWN = "drawings, no measurement"
+MDC = "--captioner florence2:florence-community/Florence-2-large-ft:MORE_DETAILED_CAPTION"
+
+TABED = (
+    Line(
+        tables=(1, 3, 18),
+        what="views M, T, C, P, their static and learned mixtures; both turns, then second turns from NQ and GSM8K",
+        command=f"{TABLE} llava15\n"
+        f"{TABLE} llava15 --turns 2 --follow-ups fact\n"
+        f"{TABLE} llava15 --turns 2 --follow-ups sum",
+        mini=f"{TABLE} mini_views",
+    ),
+    Line(
+        tables=(2, 9, 10),
+        what="chains and trees of width 2 and 3",
+        command=f"{TABLE} llava15_trees",
+        mini=f"{TABLE} mini_trees",
+    ),
+    Line(
+        tables=(4,),
+        what="random, static and learned weights of M and T",
+        command=f'{TABLE} llava15 --rows "MT random" "MT static" "MT*"',
+        mini=f'{TABLE} mini_views --rows "MT random" "MT static" "MT*"',
+    ),
+    Line(
+        tables=(5, 8),
+        what="how many verified tokens MT* looks back on; AdaBoost; all rules that may be the paper's MT* and MTCP*",
+        command=f"{TABLE} llava15_weightings",
+        mini=f"{TABLE} mini_weightings",
+    ),
+    Line(
+        tables=(6, 7),
+        what="blocks of 3 and 7 drafted tokens",
+        command=f"{TABLE} llava15 --gamma 3 --turns 1\n{TABLE} llava15 --gamma 7 --turns 1",
+        mini=f"{TABLE} mini_views --gamma 3",
+    ),
+    Line(
+        tables=(11,),
+        figures=(9,),
+        what="time of captions (below the table), of the tower and of prefill by the number of images",
+        command=f"{TABLE} llava15 --rows C --turns 1\n{LATENCY} llava7b_68m --parts images",
+        mini=f"{LATENCY} mini --parts images",
+    ),
+    Line(
+        tables=(12,),
+        what="the target's answers against the references; GPT-4o's are not measured, the measure is not named",
+        command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush",
+        mini=f"{QUALITY} mini --sets spot brush",
+    ),
+    Line(
+        tables=(13,),
+        figures=(5, 6),
+        what="T_q / T_p, and passes by rows, context and block length",
+        command="\n".join(
+            f"{LATENCY} {pair} --parts passes"
+            for pair in ("llava7b_68m", "llava7b_160m", "llava13b_68m", "llava13b_160m")
+        ),
+        mini=f"{LATENCY} mini --parts passes",
+    ),
+    Line(
+        tables=(15,),
+        what="hyperparameters of the 68M and 160M drafts: the recipes have them",
+        command=f"{TRAIN} llava15_68m\n{TRAIN} llava15_160m",
+        mini=f"{TRAIN} mini_draft",
+    ),
+    Line(
+        tables=(16,),
+        what="hyperparameters of the OneVision draft: the recipe has them",
+        command=f"{TRAIN} onevision_68m",
+    ),
+    Line(
+        tables=(17,),
+        what="accuracy, ROUGE and METEOR of target and draft",
+        command=f"{QUALITY} llava15 --sets ocrbench textcaps",
+        mini=f"{QUALITY} mini --sets read",
+    ),
+    Line(
+        tables=(19, 20, 21, 22),
+        what="LLaVA-NeXT read as one tile an image, with the 68M, 160M and OneVision drafts; the 13B",
+        command=f"{TABLE} llava_next_base\n"
+        f"{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 --dtype bfloat16\n"
+        f"{TABLE} llava_next_base --draft mjbooo/lvlm68m-ov\n"
+        f"{TABLE} llava_next_base --target llava-hf/llava-v1.6-vicuna-13b-hf",
+    ),
+    Line(
+        figures=(3, 4, 7, 8),
+        what="weights from step to step, and answers: figures and `report.html`",
+        command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*"',
+        mini=f'{TABLE} mini --trace --rows M T "MT static" "MT*"',
+    ),
+    Line(tables=(14,), what="GFLOPs of target and draft a prediction", why="counted from shapes, not measured"),
+    Line(figures=(1, 2), what=DRAWN, why="the method"),
+)
+
+IBED = (
+    Line(
+        tables=(1, 2, 3),
+        figures=(7,),
+        what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, MC, MTC, MTCP",
+        command=f"{TABLE} ibed",
+        mini=f"{TABLE} mini_views --turns 1",
+    ),
+    Line(
+        tables=(4,),
+        what="hyperparameters of the 68M draft: the recipe has them",
+        command=f"{TRAIN} llava15_68m",
+        mini=f"{TRAIN} mini_draft",
+    ),
+    Line(
+        tables=(5,),
+        what="drafts trained on with pooled images; likewise P36, P9 and P1",
+        command=f"{TRAIN} pooled --view P144 --runs runs/train/pooled_144\n"
+        f'{TABLE} ibed --rows "pool (144)" --draft runs/train/pooled_144/hf',
+        mini=f"{TRAIN} mini_pooled\n{TABLE} mini --rows P --turns 1 --draft runs/train/mini_pooled/hf",
+    ),
+    Line(
+        tables=(6, 7),
+        what="Florence-2's short and long captions, alone and in mixtures; BLIP's and BLIP-2's",
+        command=f"{TABLE} ibed --rows M T C MT MC MTC\n{TABLE} ibed --rows C MC MTC {MDC}\n"
+        f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base\n"
+        f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b",
+    ),
+    Line(
+        tables=(8, 9),
+        what="weights of 1 to 4 for M in every mixture; with long captions too",
+        command=f"{TABLE} ibed_weights\n{TABLE} ibed_weights {MDC}",
+    ),
+    Line(
+        tables=(10, 11),
+        figures=(9,),
+        what="the draft's prefill by length, and its steps by rows; at 72 tokens and 0, 1, 2, 5 images",
+        command=f"{LATENCY} llava7b_68m --parts images passes",
+        mini=f"{LATENCY} mini --parts images passes",
+    ),
+    Line(
+        tables=(12,),
+        what="accuracy, ROUGE and METEOR of target and draft; of the pooled drafts with `--draft`",
+        command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps",
+        mini=f"{QUALITY} mini --sets chart read",
+    ),
+    Line(
+        tables=(13,),
+        what="Llama-68M as a draft, as it is and trained on the texts",
+        command=f"{TABLE} ibed --rows T --draft JackFram/llama-68m\n{TRAIN} text_68m\n"
+        f"{TABLE} ibed --rows T --draft runs/train/text_68m/hf",
+        mini=f"{TRAIN} mini_text\n{TABLE} mini --rows T --turns 1 --draft runs/train/mini_text/hf",
+    ),
+    Line(
+        figures=(3,),
+        what="time of the target's tower, prefill and decoding by the number of images",
+        command=f"{LATENCY} llava7b_68m --parts images passes",
+        mini=f"{LATENCY} mini --parts images passes",
+    ),
+    Line(
+        figures=(4, 5, 8, 10, 11),
+        what="answers, which tokens which view would have kept, and when: figures and `report.html`",
+        command=f"{TABLE} ibed --trace --rows M T C MTC",
+        mini=f"{TABLE} mini --trace --turns 1",
+    ),
+    Line(figures=(1, 2, 6), what=DRAWN, why="the method"),
+)
+
+AASD = (
+    Line(
+        tables=(1,),
+        what="the KV head against drafts of 112M that were finetuned or distilled, with and without images",
+        command=f"{TRAIN} kv_llava15_7b_paper\n{TRAIN} ft_llava\n{TRAIN} ft_llama\n"
+        f"{HEAD} llava15 --rows M T --turns 1 --sets llava-bench coco scienceqa"
+        " --kv-head runs/train/kv_llava15_7b_paper/hf"
+        " --baselines FT-LLaVA=runs/train/ft_llava/hf FT-LLaMA=runs/train/ft_llama/hf",
+        mini=f"{HEAD} aasd",
+    ),
+    Line(
+        tables=(2,),
+        figures=(4,),
+        what="the head without projector, image keys or text keys: rows of the same table",
+        command=f"{HEAD} llava15 --rows M --turns 1 --sets llava-bench coco scienceqa"
+        " --kv-head runs/train/kv_llava15_7b_paper/hf",
+        mini=f"{HEAD} aasd",
+    ),
+    Line(figures=(3,), what="the head without the target's keys", mini=f"{HEAD} aasd", why="no preset yet"),
+    Line(figures=(1, 2), what=DRAWN, why="the method"),
+)
+
+COS = (
+    Line(tables=(1,), what="the pairs of models", why="the preset `cos` names them"),
+    Line(
+        tables=(2, 3, 4, 5, 6, 7, 8),
+        what="ensembles and contrast of models: standard, naive, speculative and alternating proposals",
+        command=f"{TOGETHER} cos",
+        mini=f"{TOGETHER} visual",
+    ),
+    Line(tables=(9, 10), what="Ascend 910B3", why="not a device of JAX's; elsewhere it is Tables 2 to 6"),
+    Line(
+        figures=(4, 5, 6, 8),
+        what="lambda, mu and gamma",
+        command=f"{TOGETHER} cos",
+        mini=f"{TOGETHER} synthetic",
+    ),
+    Line(figures=(1, 2, 3, 7), what=DRAWN, why="the method"),
+)
+
+PAPERS = {"TABED": TABED, "IbED": IBED, "AASD": AASD, "CoS": COS}
+
+
+def commands() -> Iterator[str]:
+    """Yield each command of every line, once."""
+    told = (text for lines in PAPERS.values() for line in lines for text in (line.command, line.mini))
+    yield from dict.fromkeys(command for text in told for command in text.splitlines())
+
+
+def list_of_tables() -> str:
+    """Return the lines of each paper as a table in Markdown."""
+    parts = []
+    for paper, lines in PAPERS.items():
+        rows = [f"| {paper} | what it compares | commands |", "|---|---|---|"]
+        for line in lines:
+            told = [f"`{command}`" for command in line.command.splitlines()] or [line.why]
+            told += [f"mini: `{command}`" for command in line.mini.splitlines()]
+            rows.append(f"| {line.where} | {line.what} | {'<br>'.join(told)} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def with_list(text: str) -> str:
+    """Return the page with the list between its markers. Raises InputError where it has none."""
+    made, count = BETWEEN.subn(lambda found: f"{found[1]}\n{list_of_tables()}\n\n{found[2]}", text)
+    if count != 1:
+        raise InputError(f"page: {count} pairs of markers <!-- tables: --> ... <!-- /tables -->; put in one")
+    return made
+
+
+if __name__ == "__main__":
+    for page in map(Path, sys.argv[1:]):
+        page.write_text(with_list(page.read_text(encoding="utf-8")), encoding="utf-8")

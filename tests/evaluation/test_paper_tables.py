@@ -1,0 +1,88 @@
+"""The list of docs/tables.md is of every table and figure of the papers, and its commands are such as there are."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable
+from functools import wraps
+
+import pytest
+import tyro
+
+from configs import tables
+from configs.tables import PAPERS, commands, with_list
+from eval import block_efficiency, collaborative, draft_quality, kv_head, latency
+from jaxspec.command import load_preset
+from jaxspec.errors import InputError
+from jaxspec.evaluation import config as evaluation_config
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import CollaborativeEvalConfig, EvalConfig
+from tests.conftest import ROOT
+from train import recipe
+
+PAGE = ROOT / "docs" / "tables.md"
+COUNTS = {"TABED": (22, 9), "IbED": (13, 11), "AASD": (2, 4), "CoS": (10, 8)}
+"""Tables and figures of each paper."""
+
+
+def test_the_page_holds_the_list() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_list(text) == text, "run: python -m configs.tables docs/tables.md"
+    with pytest.raises(InputError, match="0 pairs of markers"):
+        with_list("# a page\n")
+
+
+@pytest.mark.parametrize("paper", COUNTS)
+def test_every_table_and_figure_has_one_line(paper: str) -> None:
+    assert PAPERS.keys() == COUNTS.keys()
+    for numbers, count in zip(("tables", "figures"), COUNTS[paper]):
+        told = sorted(number for line in PAPERS[paper] for number in getattr(line, numbers))
+        assert told == list(range(1, count + 1))
+    for line in PAPERS[paper]:
+        assert bool(line.command) != bool(line.why), line.where
+
+
+def _preset(options: type, kind: type = EvalConfig) -> Callable[[list[str]], object]:
+    return lambda words: parse_command(options, "", words, kind)
+
+
+def _latency(words: list[str]) -> None:
+    def only_parsed(preset: str, **options: object) -> str:
+        return preset
+
+    parsed = wraps(latency.main)(only_parsed)
+    assert inspect.signature(parsed) == inspect.signature(latency.main)
+    load_preset("latency", tyro.cli(parsed, args=words))
+
+
+SCRIPTS: dict[str, Callable[[list[str]], object]] = {
+    "eval.block_efficiency": _preset(block_efficiency.Options),
+    "eval.draft_quality": _preset(draft_quality.Options),
+    "eval.kv_head": _preset(kv_head.Options),
+    "eval.collaborative": _preset(collaborative.Options, CollaborativeEvalConfig),
+    "eval.latency": _latency,
+    "train.recipe": lambda words: recipe._parse(words[0], load_preset(recipe.KIND, words[0]), words[1:]),
+}
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Presets, rows, options and sets are there, and what one command reads another has written."""
+    monkeypatch.setattr(evaluation_config, "captioner_lack", lambda text: None)
+    python, flag, script, *words = shlex.split(command)
+    assert (python, flag) == ("python", "-m")
+    SCRIPTS[script](words)
+    written = {
+        found[1] or f"runs/train/{found[0]}"
+        for found in re.findall(r"train\.recipe (\w+).*?(?:--runs (\S+))?$", "\n".join(commands()), re.MULTILINE)
+    }
+    assert {place.removesuffix("/hf") for place in re.findall(r"runs/train/\S+/hf", command)} <= written
+
+
+def test_a_wrong_command_would_be_told() -> None:
+    for words in (["llava16"], ["llava15", "--rows", "X"], ["llava15", "--gama", "3"], ["llava15", "--sets", "pop"]):
+        with pytest.raises(InputError):
+            SCRIPTS["eval.block_efficiency"](words)
+    assert tables.TABED[0].where == "Tables 1, 3, 18"
