@@ -29,13 +29,19 @@ PARTS: dict[str, tuple[str, ...]] = {
 """The most wanted first."""
 
 
-def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tuple[str, ...] = tuple(PARTS)) -> None:
+def main(
+    out: Path = Path("runs/accelerator"),
+    minutes: float = 9.5,
+    parts: tuple[str, ...] = tuple(PARTS),
+    debug: bool = False,
+) -> None:
     """Runs the parts until the time is spent.
 
     Args:
       out: a directory for each part is made in it.
       minutes: the part that runs when they are over is ended, and the rest left out.
       parts: which of them.
+      debug: try the parts out, each with its own --debug.
     """
     for name in parts:
         if name not in PARTS:
@@ -44,7 +50,7 @@ def main(out: Path = Path("runs/accelerator"), minutes: float = 9.5, parts: tupl
     failed = []
     for name in parts:
         script, *options = PARTS[name]
-        command = [sys.executable, "-m", script, *options, "--out", str(out / name)]
+        command = [sys.executable, "-m", script, *options, "--out", str(out / name), *(["--debug"] if debug else [])]
         begun = time.monotonic()
         try:
             code = subprocess.run(command, timeout=max(end - begun, 1), check=False).returncode

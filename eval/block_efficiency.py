@@ -30,7 +30,7 @@ from jaxspec.evaluation.simulation import measure_regret
 
 @dataclass(frozen=True)
 class Options:
-    out: Path = Path("runs/eval")
+    out: Path = Path("runs/eval/PRESET")
     """Directory for results.json, records.jsonl, table.md, report.html and figures."""
     regret: bool = False
     """Also replay each mixing row's weighting on the target's answers, against the best fixed weights in hindsight."""

@@ -22,7 +22,7 @@ from jaxspec.evaluation.report import Run, Table, failures, number, percent
 
 @dataclass(frozen=True)
 class Options:
-    out: Path = Path("runs/collaborative")
+    out: Path = Path("runs/collaborative/PRESET")
     """Directory for results.json, records.jsonl, table.md and the figure."""
 
 

@@ -39,7 +39,7 @@ METRICS = ("accuracy", "rouge_l", "meteor")
 
 @dataclass(frozen=True)
 class Options:
-    out: Path = Path("runs/quality")
+    out: Path = Path("runs/quality/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
     attributes: int = 0
     """Ask so many attribute questions of each kind (what, where, colour, count and sign), and no sets."""

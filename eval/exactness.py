@@ -27,7 +27,7 @@ from jaxspec.evaluation.report import Record, Run, Table
 
 @dataclass(frozen=True)
 class Options:
-    out: Path = Path("runs/exactness")
+    out: Path = Path("runs/exactness/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
     gammas: tuple[int, ...] = (1, 3, 5, 7)
     """Drafted tokens a block."""

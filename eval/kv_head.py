@@ -35,7 +35,7 @@ class Options:
     """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. Without a view LVLMs are shown M and text models T."""
     gammas: tuple[int, ...] = (3, 5)
     """Drafted tokens a block."""
-    out: Path = Path("runs/kv_head")
+    out: Path = Path("runs/kv_head/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
 
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,7 +40,7 @@ from jaxspec.evaluation.latency import (
     measure_mixtures,
     measure_passes,
 )
-from jaxspec.evaluation.report import Record, Run, Table, number, percent
+from jaxspec.evaluation.report import Record, Run, Table, number, percent, results_folder
 from jaxspec.evaluation.timing import Roofline, measure_roofline
 from jaxspec.runtime import setup_runtime
 
@@ -50,11 +51,12 @@ STARTS, CALLS = 3, 50
 
 def main(
     preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")],
-    out: Path = Path("runs/latency"),
+    out: Path = Path("runs/latency/PRESET"),
     parts: tuple[Part, ...] = ("passes", "images", "forced", "mixtures"),
     batches: tuple[int, ...] = (1,),
     views: tuple[int, ...] = (1, 4),
     rules: tuple[str, ...] = ("mt-paper", "mt-release", "mtcp-paper", "mtcp-release", "hard_match", "em"),
+    debug: bool = False,
 ) -> None:
     """Times what the preset under configs/latency names.
 
@@ -65,13 +67,17 @@ def main(
       batches: rows of the loops at forced acceptance.
       views: draft views of those loops.
       rules: weightings of the blocks whose cost is told, on as many views as the preset names.
+      debug: try the command out: one run of everything, eight new tokens, into runs/debug. All else is as it would be.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
+    starts, calls = STARTS, CALLS
+    if debug:
+        config, starts, calls = replace(config, repeats=1, new=min(8, config.new)), 1, 1
     models = str(ASSETS / "target"), str(ASSETS / "draft")
-    with Run(preset, given, out) as run:
+    with Run(preset, given, results_folder(out, preset, debug)) as run:
         if "startup" in parts:  # before this process takes the device's memory
-            run.rows += measure_starts(*models)
+            run.rows += measure_starts(*models, starts)
         setup_runtime()
         pair = Pair(config)
         roofline = measure_roofline(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side)
@@ -84,7 +90,7 @@ def main(
         if "mixtures" in parts:
             run.rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
         if "startup" in parts:
-            run.rows += measure_host(*models)
+            run.rows += measure_host(*models, calls)
         tables = latency_tables(preset, run.rows, roofline)
         run.write(*tables, roofline=vars(roofline), load=os.getloadavg()[0])
 
@@ -107,8 +113,8 @@ def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
             times.append((time.perf_counter() - begun, _children() - used))
     found = {"cold": times[0], "warm": np.median(times[1:] or times, axis=0).tolist()}
     return [
-        {"kind": "startup", "what": f"start to answer, {name}", "seconds": wall, "cpu_seconds": cpu}
-        for name, (wall, cpu) in found.items()
+        {"kind": "startup", "what": f"start to answer, {name}", "seconds": wall, "cpu_seconds": cpu, "runs": runs}
+        for (name, (wall, cpu)), runs in zip(found.items(), (1, warm), strict=True)
     ]
 
 
@@ -132,7 +138,8 @@ def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
             (result,) = engine.generate([request])
             spent.append(time.perf_counter() - begun - (result.prefill_ms + result.decode_ms) / 1e3)
         what = f"host time of a call, {name}"
-        rows.append({"kind": "startup", "what": what, "seconds": float(np.median(spent)), "cpu_seconds": None})
+        row = {"kind": "startup", "what": what, "seconds": float(np.median(spent)), "cpu_seconds": None}
+        rows.append(row | {"runs": calls})
     return rows
 
 
@@ -233,11 +240,14 @@ def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
 def startup_table(rows: Sequence[Record]) -> Table:
     """Return a line per kind of start and call."""
     cells = [
-        [row["what"], f"{row['seconds']:.4g}", "-" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.3g}"]
+        [
+            *(row["what"], f"{row['seconds']:.4g}"),
+            *("-" if row["cpu_seconds"] is None else f"{row['cpu_seconds']:.3g}", str(row["runs"])),
+        ]
         for row in rows
     ]
-    notes = [f"The shipped pair; medians of {STARTS} warm starts after a cold one, and of {CALLS} warm calls each."]
-    return Table("Start-up and host time", ["", "seconds", "CPU seconds"], cells, notes)
+    notes = ["The shipped pair; medians of so many runs, of warm ones after a cold one."]
+    return Table("Start-up and host time", ["", "seconds", "CPU seconds", "runs"], cells, notes)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ SHOWN = ("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_
 
 @dataclass(frozen=True)
 class Options:
-    out: Path = Path("runs/mmspec")
+    out: Path = Path("runs/mmspec/PRESET")
     """Directory for the answers and summary.csv."""
 
 

@@ -37,7 +37,7 @@ from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
 from jaxspec.evaluation.block_efficiency import first_prompt
-from jaxspec.evaluation.report import Run, Table
+from jaxspec.evaluation.report import Run, Table, results_folder
 from jaxspec.evaluation.synthetic import synthetic_model
 from jaxspec.runtime import setup_runtime
 
@@ -67,13 +67,14 @@ Method = Callable[[Prompt], Timed]
 
 def main(
     preset: Annotated[Literal["mini", "pair55m"], tyro.conf.Positional],
-    out: Path = Path("runs/peers"),
+    out: Path = Path("runs/peers/PRESET"),
     new: int = 96,
     prompts: int = 4,
     repeats: int = 5,
     acceptance: float = 0.7,
     compiled: bool = False,
     threads: int | None = None,
+    debug: bool = False,
 ) -> None:
     """Times jaxspec and transformers on one pair.
 
@@ -86,12 +87,15 @@ def main(
       acceptance: share of the cycle that the synthetic draft knows; only for pair55m.
       threads: of torch; its own choice when None.
       compiled: also transformers' static cache with a compiled forward pass (a minute of warm-up).
+      debug: try the command out: one prompt, eight new tokens, one run, into runs/debug. All else is as it would be.
     """
     given = dict(locals())
+    if debug:
+        new, prompts, repeats = min(8, new), 1, 1
     if find_spec("torch") is None:
         raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
-    with Run(preset, given, out) as run:
+    with Run(preset, given, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
             paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -15,6 +16,37 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jaxspec.errors import InputError
+
+TRIALS = Path("runs", "debug")
+"""Where trials (`--debug`) keep what they write."""
+
+
+def trial_of(place: Path) -> Path:
+    """Return where a trial keeps what its run would keep at `place`, so that it never stands in that run's way.
+
+    >>> trial_of(Path("runs/train/mini")).as_posix(), trial_of(Path("/data/mix")).as_posix()
+    ('runs/debug/train/mini', 'runs/debug/data/mix')
+    """
+    whole, here = Path(os.path.abspath(place)), Path.cwd()
+    roots = (here / TRIALS, here / "runs", here, Path(whole.anchor))
+    return TRIALS / whole.relative_to(next(root for root in roots if whole.is_relative_to(root)))
+
+
+def is_trial(place: Path) -> bool:
+    """Return whether trials alone write there."""
+    return Path(os.path.abspath(place)).is_relative_to(os.path.abspath(TRIALS))
+
+
+def forget_trial(place: Path) -> None:
+    """Remove what an earlier trial left at `place`, and beside it under that name; never anything but a trial's."""
+    if not is_trial(place):
+        return
+    with writing(place):
+        for left in (place, *place.parent.glob(f"{glob.escape(place.name)}.*")):
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left.suffix != ".lock":
+                left.unlink(missing_ok=True)
 
 
 def _said_by_system(error: BaseException) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.errors import InputError
-from jaxspec.files import sole, whole, whole_directory, write_text
+from jaxspec.files import forget_trial, sole, trial_of, whole, whole_directory, write_text
 
 
 def stop_within(path: Path) -> None:
@@ -154,3 +154,20 @@ def test_a_lock_that_another_took_is_not_removed(tmp_path: Path) -> None:
     assert path.read_text() == "another"
     with pytest.raises(InputError, match="cannot be written: Is a directory"), sole(tmp_path):
         pass
+
+
+def test_trials_keep_to_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = Path("runs/debug/data/mix")
+    assert trial_of(Path("runs/data/mix")) == trial_of(there) == trial_of(Path("data/mix")) == there
+    assert trial_of(Path("runs/../data/mix")) == trial_of(Path("/data/mix")) == there
+    assert trial_of(Path("../mix")).parts[:2] == ("runs", "debug")
+    for place in (there, Path("runs/data/mix")):
+        for name in ("mix/a", "mix.answers/b", "mix_t0/c"):
+            write_text(place.parent / name, "here")
+        write_text(place.parent / "mix.skipped.jsonl", "{}")
+        forget_trial(place)
+        (place.parent / "mix.lock").touch()
+        forget_trial(place)
+    assert sorted(os.listdir(there.parent)) == ["mix.lock", "mix_t0"]
+    assert sorted(os.listdir("runs/data")) == ["mix", "mix.answers", "mix.lock", "mix.skipped.jsonl", "mix_t0"]

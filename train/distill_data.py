@@ -20,6 +20,7 @@ from jaxspec.command import run_script
 from jaxspec.data.sources import data_folder, open_source, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
+from jaxspec.files import forget_trial, trial_of
 from jaxspec.runtime import parse_dtype
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 from jaxspec.training.signatures import data_signature, model_signature
@@ -62,7 +63,8 @@ class Options:
     out: Path = Path("runs/data")
     """Where prepared data sets lie; the chunks go to OUT/NAME.answers."""
     debug: bool = False
-    """Try the command out on the first four samples. All else is as it would be: a shorter answer would be left out."""
+    """Try the command out on the first four samples, into runs/debug. All else is as it would be: a shorter answer
+    would be left out."""
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
@@ -70,7 +72,9 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     shard = _shard(options.shard)
     source = open_source(options.data)
     if options.debug:
-        options = replace(options, samples=min(4, options.samples or 4))
+        options = replace(options, samples=min(4, options.samples or 4), out=trial_of(options.out))
+        if shard[0] == 0:
+            forget_trial(options.out / options.name)
     samples = len(source) if options.samples is None else min(options.samples, len(source))
     if samples > 10**9:
         raise InputError(f"data {options.data}: has no end; say how many with --samples")

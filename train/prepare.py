@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Picturebook, prepare
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import LanguageModel
 from jaxspec.training.conversations import reach
 
@@ -54,6 +55,8 @@ class Llava:
     """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
+    debug: bool = False
+    """Try the command out on the first four samples, into runs/debug."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Text:
     """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
+    debug: bool = False
+    """Try the command out on the first four samples, into runs/debug."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +93,16 @@ class Book:
     """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
+    debug: bool = False
+    """Try the command out on the first four samples, into runs/debug."""
 
 
 def main(command: Llava | Text | Book) -> Path:
     """Prepares one data set and tells what is in it."""
+    few = 4 if command.debug else None
+    if few:
+        command = replace(command, out=trial_of(command.out))
+        forget_trial(command.out / command.name)
     counts = {"samples": 0, "images": 0, "answers": 0}
     reader = None if command.target is None else _reader(command.target)
     reached: list[tuple[int, int]] = []
@@ -107,14 +118,15 @@ def main(command: Llava | Text | Book) -> Path:
             yield from chunk
 
     if isinstance(command, Book):
-        samples = Picturebook(command.seed, command.kinds, command.samples)
-        folder = prepare(command.name, command.out, counted(samples), command.samples, lambda: dict(counts))
+        number = min(command.samples, few or command.samples)
+        samples = Picturebook(command.seed, command.kinds, number)
+        folder = prepare(command.name, command.out, counted(samples), number, lambda: dict(counts))
     else:
         skipped = Skipped(command.skip, command.out / f"{command.name}.skipped.jsonl")
         shown: dict[str, Any] = {}
         if isinstance(command, Llava):
             shown = {"images": command.images, "frames": command.frames, "outside": command.outside}
-        samples = readable(command.data, skipped, **shown)
+        samples = islice(readable(command.data, skipped, **shown), few)
         folder = prepare(
             command.name, command.out, counted(samples), metadata=lambda: counts | {"skipped": skipped.count}
         )

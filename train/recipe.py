@@ -27,8 +27,8 @@ from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.command import input_errors, load_preset, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
+from jaxspec.files import forget_trial, trial_of
 from jaxspec.runtime import join_cluster, parse_dtype, setup_runtime
-from jaxspec.training.config import TrainConfig
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Recipe, StagedRecipe, parse_data, train_draft
 
@@ -53,7 +53,8 @@ class Options:
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
     debug: bool = False
-    """Try the recipe out: two steps a stage, of as few samples as its mesh takes. All else is as it would be."""
+    """Try the recipe out: two steps a stage, of as few samples as its mesh takes. All else is as it would be, but that
+    it goes to runs/debug, and in place of --STAGE.checkpoints to CHECKPOINTS.debug."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,14 @@ def main(args: Sequence[str] | None = None) -> Path:
     stages, places = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
     recipe = replace(recipe, stages=stages)
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
-    join_cluster(options.cluster)
-    setup_runtime()
     runs = options.runs or Path("runs/train") / name
     out = options.out or runs / "hf"
+    if options.debug:
+        runs, out = trial_of(runs), trial_of(out)
+        forget_trial(runs)  # before the hosts wait for each other
+        forget_trial(out)
+    join_cluster(options.cluster)
+    setup_runtime()
     directories.check_output(out, *(runs / stage.name for stage in stages))
     if isinstance(recipe, HeadRecipe):
         write = partial(save_kv_head, out, *train_kv_head(recipe, runs, places), overwrite=True)
@@ -146,14 +151,8 @@ def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe
         changed["head"] = {**recipe.head, **vars(found.head)}
     stages = tuple(replace(stage, train=getattr(found, stage.name)) for stage in recipe.stages)
     if options.debug:
-        stages = tuple(replace(stage, train=_shortened(stage.train)) for stage in stages)
+        stages = tuple(replace(stage, train=stage.train.shortened()) for stage in stages)
     return replace(recipe, stages=stages, **changed), options  # type: ignore[return-value]
-
-
-def _shortened(train: TrainConfig) -> TrainConfig:
-    """Return a stage's options with the fewest samples a step that its mesh and parts take, and two steps."""
-    few = train.accumulate * train.mesh.fsdp * (train.mesh.data or 1)
-    return replace(train, steps=min(train.steps, 2), batch=min(train.batch, few), warmup=min(train.warmup, 1))
 
 
 if __name__ == "__main__":

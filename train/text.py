@@ -8,7 +8,7 @@ get one tokeniser, so that they can write together.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +24,7 @@ from jaxspec.data.prompts import PromptEncoder
 from jaxspec.data.sources import mixture
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
+from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import init_params
 from jaxspec.runtime import join_cluster, setup_runtime
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
@@ -40,6 +41,7 @@ def main(
     data: Path,
     runs: Path = Path("runs/train/gsm8k"),
     cluster: str = "",
+    debug: bool = False,
 ) -> None:
     """Trains one of the models of configs/train/gsm8k.py; a run that was stopped goes on where it was.
 
@@ -48,12 +50,17 @@ def main(
       data: JSONL with question and answer.
       runs: checkpoints and metrics go to RUNS/NAME, the finished model to RUNS/NAME/hf, a Hugging Face directory.
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
+      debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
     if name not in STAGES:
         raise InputError(f"model {name!r}: no such stage in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}")
+    stage = STAGES[name]
+    if debug:
+        stage, runs = replace(stage, train=stage.train.shortened()), trial_of(runs)
+        forget_trial(runs / name)
     join_cluster(cluster)
     setup_runtime()
-    train(STAGES[name], data, runs / name)
+    train(stage, data, runs / name)
 
 
 def train(stage: TextStage, data: Path, directory: Path) -> None:

@@ -24,6 +24,7 @@ from jaxspec.checkpoints.directories import check_output
 from jaxspec.command import run_script
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
+from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
@@ -91,7 +92,11 @@ def image_processor() -> CLIPImageProcessor:
 
 
 def main(
-    train: TrainConfig = TRAIN, runs: Path = Path("runs/train/tower"), out: Path | None = None, cluster: str = ""
+    train: TrainConfig = TRAIN,
+    runs: Path = Path("runs/train/tower"),
+    out: Path | None = None,
+    cluster: str = "",
+    debug: bool = False,
 ) -> None:
     """Pretrains the tower; a run that was stopped goes on where it was.
 
@@ -99,10 +104,15 @@ def main(
       runs: checkpoints and metrics go here.
       out: the model with this tower, a Hugging Face directory; by default RUNS/hf.
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
+      debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
+    out = out or runs / "hf"
+    if debug:
+        train, runs, out = train.shortened(), trial_of(runs), trial_of(out)
+        forget_trial(runs)
+        forget_trial(out)
     join_cluster(cluster)
     setup_runtime()
-    out = out or runs / "hf"
     check_output(out, runs)
     tower = fit(train, init(train), loss_fn, lambda step: batch_of(step, train), runs)["vision_tower"]
     if jax.process_index() == 0:

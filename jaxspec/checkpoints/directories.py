@@ -91,7 +91,7 @@ def check_files(path: Path) -> None:
 
 def weight_files(path: Path) -> list[Path]:
     """Return the files of weights that a directory's model may be read from, in name order."""
-    return sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
+    return sorted(path.glob("model*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
 
 
 def without_torch() -> str:

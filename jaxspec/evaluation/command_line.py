@@ -14,6 +14,7 @@ from jaxspec.data.sets import SETS, check_names
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.config import EvalConfig, Variant, measurable, set_places
+from jaxspec.evaluation.report import results_folder
 
 Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)
@@ -24,14 +25,15 @@ def _presets(kind: type[Any]) -> str:
     return ", ".join(name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind))
 
 
-_DEBUG = {"limit": 2, "held_out": 2, "max_new_tokens": 8, "repeats": 1}
-"""The most of each with --debug."""
+_DEBUG = {"limit": 2, "held_out": 2, "max_new_tokens": 8, "repeats": 1, "draws": 64, "attributes": 2}
+"""The most of each with --debug, be it the preset's or the script's own."""
 
 
 @dataclass(frozen=True)
 class _Debug:
     debug: bool = False
-    """Try the command out: two samples of each set, eight new tokens, one run. All else is as it would be."""
+    """Try the command out: two samples of each set, eight new tokens, one run. All else is as it would be, but that it
+    goes to runs/debug in place of runs."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def parse_command(
     """Return the name of the preset, the preset with its overrides, and the script's own options.
 
     Args:
-      options: dataclass of what the script takes besides the preset's fields; every field has a default.
+      options: dataclass of what the script takes besides the preset's fields; every field has a default. One is `out`.
       description: what --help begins with, the script's docstring.
       args: the words of the command line; None: the process's own.
       kind: of presets that the script takes; its bases are the groups of options.
@@ -88,13 +90,14 @@ def parse_command(
     if unknown:
         word = unknown[0].partition("=")[0]
         raise InputError(f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}")
+    for name in _DEBUG.keys() & values if values["debug"] else ():
+        values[name] = min(_DEBUG[name], values[name])
     config = _fields_of(kind, given | values)
-    for name in _DEBUG.keys() & config if values["debug"] else ():
-        config[name] = min(_DEBUG[name], config[name])
     if named:
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
         rows = _chosen(defaults.rows, values["rows"])
         config["rows"], config["left_out"] = measurable(rows, config["target"], config["captioner"])
+    values["out"] = results_folder(values["out"], preset, values["debug"])
     return preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
 
 

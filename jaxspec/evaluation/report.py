@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table as Lines
 
 from jaxspec.errors import InputError
-from jaxspec.files import check_directory, sole, whole_directory, write_text, writing
+from jaxspec.files import check_directory, forget_trial, is_trial, sole, trial_of, whole_directory, write_text, writing
 
 PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
@@ -107,6 +107,8 @@ class Run:
     def __enter__(self) -> Run:
         self._lock = sole(Path(f"{os.path.abspath(self.out)}.lock"))
         self._lock.__enter__()
+        forget_trial(self.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -145,16 +147,23 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def results_folder(out: Path, preset: str, debug: bool) -> Path:
+    """Return where the results of a preset go: into a folder of its name where `out` ends in PRESET, as defaults do; a
+    trial's under runs/debug."""
+    out = out.with_name(preset) if out.name == "PRESET" else out
+    return trial_of(out) if debug else out
+
+
 def begin(out: Path, options: Mapping[str, Any]) -> Path:
     """Make the folder for a run to write into until `finish`; one that is stopped leaves there what it has measured.
 
-    Raises InputError where `out` cannot be written, or holds the results of other options.
+    Raises InputError where `out` cannot be written, or holds the results of other options and is no trial's.
     """
     out = Path(os.path.abspath(out))
     fresh = out.with_name(f"{out.name}.unfinished")
     check_directory(out)
     for folder in (out, fresh):
-        if not (folder / "results.json").exists():
+        if is_trial(out) or not (folder / "results.json").exists():
             continue
         theirs = _options(folder / "results.json")
         for name, mine in _deciding(options).items():

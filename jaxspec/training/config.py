@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -116,6 +116,13 @@ class TrainConfig:
             raise InputError(f"accumulate: {self.accumulate} parts do not divide a batch of {self.batch}")
         if self.dtype not in ("float32", "bfloat16"):
             raise InputError(f"dtype: {self.dtype!r}; use 'float32' or 'bfloat16'")
+
+    def shortened(self) -> TrainConfig:
+        """Return the options of a trial: two steps of as few samples as the mesh and the parts of a batch take."""
+        few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
+        own = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
+        shorter = {"steps": min(self.steps, 2), "batch": min(self.batch, few), "warmup": min(self.warmup, 1)}
+        return replace(self, checkpoints=own, **shorter)
 
 
 RUNTIME = {"mesh", "checkpoints", "save_every", "keep", "log_every", "evaluate_every", "tensorboard", "wandb", "remat"}

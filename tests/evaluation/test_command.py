@@ -44,10 +44,28 @@ def test_any_field_is_an_option() -> None:
 
 def test_debug_shrinks_counts_alone() -> None:
     shrunk = {"limit": 2, "max_new_tokens": 8, "repeats": 1}
-    assert parse("mini --debug") == ("mini", replace(MINI, **shrunk), Options())
+    assert parse("mini --debug") == ("mini", replace(MINI, **shrunk), Options(Path("runs/debug")))
     assert parse("mini --debug --limit 1")[1].limit == 1
     config = parse_command(Options, "", ["gsm8k", "--debug"], CollaborativeEvalConfig)[1]
     assert (config.limit, config.held_out, config.max_new_tokens, config.repeats) == (2, 2, 8, 1)
+
+
+def test_results_have_a_folder_of_their_own() -> None:
+    """A trial's is never the run's, and by default no preset's is another's."""
+
+    @dataclass(frozen=True)
+    class Named(Options):
+        out: Path = Path("runs/eval/PRESET")
+
+    def out(line: str) -> str:
+        return str(parse_command(Named, "", line.split())[2].out)
+
+    assert [out(line) for line in ("mini", "mini --debug", "mini_views")] == [
+        *("runs/eval/mini", "runs/debug/eval/mini", "runs/eval/mini_views")
+    ]
+    assert [out(f"mini --out {place} --debug") for place in ("runs/mine", "/data/mine")] == [
+        *("runs/debug/mine", "runs/debug/data/mine")
+    ]
 
 
 def test_rows_by_name() -> None:

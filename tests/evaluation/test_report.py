@@ -114,6 +114,18 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_trial_replaces_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("runs/debug/eval/mini")
+    run_into(out, {"gamma": 3}, "first", ("sweep.png",))
+    run_into(out, {"gamma": 4}, "stopped", (), stop=True)
+    with Run("mini", {"gamma": 5}, out) as run:
+        assert list(run.folder.iterdir()) == []
+        run.write(Table("A title", HEADER[:1], [["M"]]))
+    assert not (out / "sweep.png").exists()
+    assert '"gamma": 5' in (out / "results.json").read_text()
+
+
 def test_results_of_other_options_are_not_replaced(tmp_path: Path) -> None:
     for stop in (True, False):  # what a run has left that was stopped, and a whole one
         run_into(tmp_path / "out", {"gamma": 3, "data": ("a=b",)}, "mine", (), stop)
