@@ -163,14 +163,14 @@ def train_kv_head(
 
     Returns the head's configuration and its own parameters. Raises InputError for targets and data that do not fit.
     """
-    sources = open_sources(recipe.stages, data)
-    target = LoadedModel.load(recipe.target, jnp.dtype(recipe.stages[0].train.dtype))
+    sources, first = open_sources(recipe.stages, data), recipe.stages[0].train
+    target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch))
     if not isinstance(target.config, LlavaConfig):
         raise InputError(
             f"target {recipe.target}: a {target.config.model_type}, and KV heads are trained for LLaVAs; give one"
         )
     config = KVHeadConfig.of_target(target.config, target_name=model_name(locate(recipe.target)), **recipe.head)
-    start = jax.random.key(recipe.stages[0].train.seed)
+    start = jax.random.key(first.seed)
     head = init_head(config, text_params(target.config, target.params), start)
 
     def places(mesh: Mesh) -> Params:

@@ -130,8 +130,8 @@ def place_state(
     """(first state, frozen parameters) on the mesh. Frozen ones are kept in what is computed in, and only so."""
 
     def put(path: str, leaf: Any) -> jax.Array:
-        if isinstance(leaf, jax.Array) and leaf.sharding == where[path]:
-            return leaf
+        if isinstance(leaf, jax.Array) and (leaf.sharding == where[path] or not leaf.is_fully_addressable):
+            return jax.device_put(leaf, where[path])
         host = np.asarray(leaf)  # every process holds it whole
         return jax.make_array_from_callback(host.shape, where[path], lambda index: host[index])
 

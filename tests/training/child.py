@@ -31,10 +31,11 @@ from tests.tiny import training
 
 LINE = TrainConfig(steps=80, batch=4, warmup=2, save_every=8, log_every=1, mesh=MeshConfig(data=1))
 LVLM = replace(training.STAGE, mesh=MeshConfig(data=2, fsdp=2))
+HEAD_STAGE = TrainConfig(steps=3, batch=4, warmup=1, log_every=1, mesh=MeshConfig(fsdp=2, model=2))
 HEAD = HeadRecipe(
     target="target",
     head={"image_slots": 1},
-    stages=(Stage("head", TrainConfig(steps=3, batch=4, warmup=1, log_every=1), (("talk", 1.0),)),),
+    stages=(Stage("head", HEAD_STAGE, (("talk", 1.0),)),),
     anchoring=Anchoring(anchors=3),
     buckets=(64, 96),
     tile_buckets=(2,),

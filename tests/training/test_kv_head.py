@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 
 from jaxspec.config import KVHeadConfig
+from jaxspec.data.sources import prepare
 from jaxspec.models.inputs import PromptRows
 from jaxspec.training.conversations import GROUP, ConversationBatch
-from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss
+from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss, train_kv_head
 from jaxspec.training.losses import draft_loss
 from tests import tiny
+from tests.training import child
 from tests.training.test_conversations import batches, joined, same
 
 MASK = np.asarray(
@@ -130,3 +133,20 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
     after = grads(both, batch.replace(conversations=whole.replace(rows=rows.replace(tokens=changed))))
     for ours, theirs in zip(jax.tree.leaves(before["head"]), jax.tree.leaves(after["head"]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(config: Any, params: Any, *_: Any, **__: Any) -> None:
+        kernels = [leaf for leaf in jax.tree.leaves(params["target"]["language_model"]) if leaf.ndim > 1]
+        held = sum(leaf.addressable_shards[0].data.nbytes for leaf in kernels)
+        assert held <= sum(leaf.nbytes for leaf in kernels) / 4
+        raise Begun
+
+    monkeypatch.setattr("jaxspec.training.kv_head.fit", begin)
+    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    data = prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(4)])
+    with pytest.raises(Begun):
+        train_kv_head(replace(child.HEAD, target=str(path)), tmp_path, {"talk": data})
