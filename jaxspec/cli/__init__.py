@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "generate": generate.Generate,
                 "collaborate": collaborate.Collaborate,
                 "export": export.Export,
+                "import": export.Import,
                 "inspect": inspect.Inspect,
             },
             prog="jaxspec",
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             demo.run(command)
         elif isinstance(command, export.Export):
             print(printable(export.run(command)))
+        elif isinstance(command, export.Import):
+            print(printable(export.run_import(command)))
         elif not inspect.run(command):
             sys.exit(2)
 

