@@ -23,6 +23,8 @@ BATCH = 8
 """Rows of a parquet file in memory at a time: images make them large."""
 DEEPEST = 100
 """Levels of lists and objects in a row; far below those at which Python gives up."""
+_PARQUET = "refs/convert/parquet"
+"""The branch of the parquet copies that the hub makes."""
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -97,31 +99,80 @@ def hub_rows(
 ) -> Iterator[DataRow]:
     """Yield rows of a public data set, from the parquet copy that the hub keeps of every one.
 
-    Of each file only the columns and row groups that are needed come over the network.
+    Of each file only the columns and row groups that are needed come over the network. Where the hub is not to be had,
+    or HF_HUB_OFFLINE says so, they come from its local cache (`hf download OWNER/NAME --repo-type dataset`).
 
     Args:
       filesystem: an fsspec file system in place of the hub's.
     """
+    from fsspec.implementations.local import LocalFileSystem
     from huggingface_hub import HfFileSystem
     from huggingface_hub.errors import HfHubHTTPError
 
     # The bases are the error types of whichever HTTP client the hub's library uses.
     unreachable: Any = (OSError, *HfHubHTTPError.__bases__)
     files: Any = HfFileSystem() if filesystem is None else filesystem
-    root = f"datasets/{repository}@refs/convert/parquet/{config}"
+    root = f"datasets/{repository}@{_PARQUET}/{config}"
     try:
-        # The hub copies only the beginning of very large splits, under the second name.
-        shards = files.glob(f"{root}/{split}/*.parquet") or files.glob(f"{root}/partial-{split}/*.parquet")
-        if not shards:
-            raise FileNotFoundError("it has no such split")
+        try:
+            # The hub copies only the beginning of very large splits, under the second name.
+            shards = files.glob(f"{root}/{split}/*.parquet") or files.glob(f"{root}/partial-{split}/*.parquet")
+            if not shards:
+                raise FileNotFoundError("it has no such split")
+        except unreachable:
+            if filesystem is not None:
+                raise
+            shards, files = _cached_shards(repository, config, split), LocalFileSystem()
+            if not shards:
+                raise
         for shard in sorted(shards):
             with files.open(shard, "rb") as handle:
                 yield from _raised(_parquet_rows(handle, shard, None, columns, only))
     except unreachable as error:
         raise InputError(
             f"hub data set {repository}, config {config}, split {split}: cannot be read ({first_line(error)}); "
-            "give a local copy with --data NAME=PATH (of worked examples, with --shots)"
+            f"fetch it where there is a network (hf download {repository} --repo-type dataset), or give a local copy "
+            "with --data NAME=PATH (of worked examples, with --shots)"
         ) from error
+
+
+def _cached_shards(repository: str, config: str, split: str) -> list[str]:
+    """Return the files of a split in the hub's local cache, if there are any: of the parquet copy, or those that the
+    data set's card names. Raises FileNotFoundError where only some of them are there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def cached(revision: str | None, *patterns: str) -> list[Path]:
+        where: Any = {"repo_type": "dataset", "revision": revision, "local_files_only": True}
+        try:
+            folder = Path(snapshot_download(repository, allow_patterns=list(patterns), **where))
+        except LocalEntryNotFoundError as error:
+            if type(error) is not LocalEntryNotFoundError:  # a download that was stopped, where it is known
+                raise
+            return []
+        return sorted(file for pattern in patterns for file in folder.glob(pattern))
+
+    files = cached(_PARQUET, f"{config}/{split}/*.parquet", f"{config}/partial-{split}/*.parquet")
+    if not files and (card := cached(None, "README.md")):
+        files = cached(None, *_named_by(card[0], config, split))
+    count = re.search(r"-of-(\d+)\.parquet$", files[-1].name) if files else None
+    if count and int(count[1]) != len(files):
+        raise FileNotFoundError(f"the hub's cache holds {len(files)} of its {int(count[1])} files")
+    return [str(file) for file in files]
+
+
+def _named_by(card: Path, config: str, split: str) -> list[str]:
+    """Return the patterns of the parquet files of a split, as the card of a data set names them."""
+    from huggingface_hub import metadata_load
+
+    try:
+        configs = (metadata_load(card) or {})["configs"]
+        parts = [part for entry in configs if entry["config_name"] == config for part in entry["data_files"]]
+        told = [part["path"] for part in parts if part["split"] == split]
+    except Exception as error:  # whatever a stranger's YAML holds
+        raise FileNotFoundError(f"{card} names no files of it") from error
+    patterns = [pattern for path in told for pattern in ([path] if isinstance(path, str) else path)]
+    return [pattern for pattern in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", str(pattern))]
 
 
 def _files(path: Path) -> list[Path]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +19,7 @@ from jaxspec.checkpoints.directories import parse_config
 from jaxspec.config import text_config
 from tests.hub import configs, words
 from tests.hub.table import Twin
+from tests.tiny import captioners
 from tests.tiny.disk import save_bin
 from tests.tiny.models import random_params
 
@@ -25,25 +28,51 @@ TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sente
 tokenizer.json stands beside tokenizer.model."""
 
 
-def add(cache: Path, name: str, twin: Twin) -> Path:
-    """Write a twin into a hub cache (`HF_HOME/hub`) as huggingface_hub does; return its snapshot."""
-    home = cache / f"models--{name.replace('/', '--')}"
-    commit = hashlib.sha1(name.encode()).hexdigest()
+def add(cache: Path, name: str, write: Callable[[Path], None], kind: str = "models", revision: str = "main") -> Path:
+    """Write a repository into a hub cache (`HF_HOME/hub`) as huggingface_hub does; return its snapshot.
+
+    Args:
+      write: lays the repository's files in a folder.
+      kind: models or datasets.
+    """
+    home = cache / f"{kind}--{name.replace('/', '--')}"
+    commit = hashlib.sha1(f"{name} {revision}".encode()).hexdigest()
+    snapshot = home / "snapshots" / commit
     with TemporaryDirectory(dir=cache) as scratch:
-        _write(Path(scratch), twin)
-        snapshot = home / "snapshots" / commit
-        for file in sorted(Path(scratch).iterdir()):
+        write(Path(scratch))
+        for file in sorted(path for path in Path(scratch).rglob("*") if path.is_file()):
             blob = home / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
             blob.parent.mkdir(parents=True, exist_ok=True)
             file.replace(blob)
-            snapshot.mkdir(parents=True, exist_ok=True)
-            (snapshot / file.name).symlink_to(Path("..", "..", "blobs", blob.name))
-    (home / "refs").mkdir()
-    (home / "refs" / "main").write_text(commit)
+            link = snapshot / file.relative_to(scratch)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(blob, link.parent))
+    reference = home / "refs" / revision
+    reference.parent.mkdir(parents=True, exist_ok=True)
+    reference.write_text(commit)
     return snapshot
 
 
-def _write(path: Path, twin: Twin) -> None:
+def write_captioner(path: Path, kind: str) -> None:
+    """Write a captioner of random weights, with its files under the names of its age."""
+    getattr(captioners, kind)(path)
+    if kind == "florence2":
+        return
+    file = path / "processor_config.json"
+    processor = json.loads(file.read_text())
+    (path / "preprocessor_config.json").write_text(json.dumps(processor.pop("image_processor"), indent=2) + "\n")
+    file.write_text(json.dumps(processor, indent=2) + "\n")
+    if kind == "blip":
+        file.unlink()
+        weights = path / "model.safetensors"
+        from safetensors.torch import load_file as load_torch
+
+        save_bin(load_torch(weights), path / "pytorch_model.bin")
+        weights.unlink()
+
+
+def write_model(path: Path, twin: Twin) -> None:
+    """Write a model's files."""
     chat = configs.CHATS.get(twin.words, "") if twin.chat else ""
     whole = not twin.bin or (twin.words == "llama2" and not SENTENCEPIECE)
     ids = words.files(twin.words, path, whole=whole, chat=chat)

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
 from jaxspec import LoadedModel
-from tests.hub import build
-from tests.hub.table import TWINS
+from tests.hub import build, data
+from tests.hub.data import DATA
+from tests.hub.table import CAPTIONERS, TWINS
 
 
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `hub` of an HF_HOME in which every id of the table has a snapshot."""
+    """The folder `hub` of an HF_HOME in which every id has a snapshot."""
     folder = tmp_path_factory.mktemp("hf_home") / "hub"
     folder.mkdir()
     for name, twin in TWINS.items():
-        build.add(folder, name, twin)
+        build.add(folder, name, partial(build.write_model, twin=twin))
+    for name, (kind, _) in CAPTIONERS.items() if build.TORCH else ():
+        build.add(folder, name, partial(build.write_captioner, kind=kind))
+    for name, twin in DATA.items():
+        build.add(folder, name, partial(data.write, twin=twin), "datasets")
     return folder
+
+
+@contextmanager
+def cached_at(cache: Path) -> Iterator[None]:
+    """A hub's cache at this folder `hub` and HF_HUB_OFFLINE=1, in this process and those that it starts."""
+    from huggingface_hub import constants
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(cache.parent))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        # Read from the environment when huggingface_hub was imported.
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def offline_hub(hub_cache: Path) -> Iterator[Path]:
-    """HF_HOME at the twins and HF_HUB_OFFLINE=1, in this process and those that it starts."""
-    from huggingface_hub import constants
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HOME", str(hub_cache.parent))
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        # Read from the environment when huggingface_hub was imported.
-        patch.setattr(constants, "HF_HUB_CACHE", str(hub_cache))
-        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+    """HF_HOME at the twins, and no network."""
+    with cached_at(hub_cache):
         yield hub_cache
 
 

@@ -1,4 +1,4 @@
-"""Every id that presets, README or docs name has a twin, or is listed as still without one."""
+"""Every id that presets, README or docs name has a twin."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.data.benchmarks import BENCHMARKS
 from tests.hub import build
+from tests.hub.data import DATA
 from tests.hub.named import data_ids, page_ids, preset_ids
-from tests.hub.table import CAPTIONERS, DATA_WITHOUT_TWINS, TWINS
+from tests.hub.table import CAPTIONERS, TWINS
 
 
 def test_every_model_that_a_preset_or_a_page_names_has_a_twin() -> None:
     named = preset_ids() | page_ids()
-    assert named - data_ids() == set(TWINS) | CAPTIONERS
+    assert named - data_ids() == set(TWINS) | set(CAPTIONERS)
     assert {"llava-hf/llava-1.5-7b-hf", "mjbooo/lvlm68m", "Qwen/Qwen2.5-Math-1.5B-Instruct"} <= named
 
 
-def test_the_list_of_data_sets_without_twins_is_complete() -> None:
-    assert data_ids() == DATA_WITHOUT_TWINS
+def test_every_data_set_that_an_evaluation_reads_has_a_twin() -> None:
+    assert data_ids() == set(DATA)
+    parts = {(name, *part) for name, twin in DATA.items() for part in twin.parts}
+    for known in BENCHMARKS.values():
+        splits = [known.split, *([known.shots.split] if known.shots else [])]
+        assert {(known.hub, known.config, split) for split in splits} <= parts
 
 
 def test_a_twin_lies_as_huggingface_hub_lays_it(offline_hub: Path) -> None:

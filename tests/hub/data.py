@@ -1,0 +1,253 @@
+"""Every data set that an evaluation reads from the hub, as its repository holds it, with three rows or so in each file.
+
+A twin has the configurations, splits, files and columns of its original, and images as `datasets` stores them. What no
+public material showed is marked `UNSEEN`, and is as the other sets of its maker have it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+CARD = "card on huggingface.co"
+TREE = "files on huggingface.co"
+LMMS = "columns that EvolvingLMMs-Lab/lmms-eval reads, and those of the original's annotations; card UNSEEN"
+STORIES = ("IEdit", "MagicBrush", "Spot-the-Diff", "PororoSV", "VIST")
+LETTERS = tuple(f"image_{i}" for i in range(12))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A configuration's split."""
+
+    columns: str
+    """Names, with `:image`, `:texts`, `:int` or `:votes` behind what is no text."""
+    files: str
+    """Of the repository's files, without the number: `data/test`."""
+    shards: int = 1
+    rows: int = 3
+    values: dict[str, Any] = field(default_factory=dict)
+    """Of a column: a value of all rows, or a list with each row's."""
+    format: str = "PNG"
+    mode: str = "RGB"
+    """How images are encoded."""
+
+
+@dataclass(frozen=True)
+class DataTwin:
+    """What one repository holds."""
+
+    source: str
+    """Where its files and columns were seen."""
+    parts: dict[tuple[str, str], Part]
+    """By configuration and split."""
+
+
+_TEXTVQA = (
+    "image_id question_id:int question question_tokens:texts image:image image_width:int image_height:int "
+    "flickr_original_url flickr_300k_url answers:texts image_classes:texts set_name ocr_tokens:texts"
+)
+_TEXTCAPS = (
+    "question_id question image:image image_id image_classes:texts flickr_original_url flickr_300k_url image_width:int "
+    "image_height:int set_name image_name image_path caption_id:ints caption_str:texts reference_strs:texts"
+)
+_DOCVQA = (
+    "questionId question question_types:texts image:image docId:int ucsf_document_id ucsf_document_page_no "
+    "answers:texts data_split"
+)
+_VQAV2 = (
+    "question_type multiple_choice_answer answers:votes image_id:int answer_type question_id:int question image:image"
+)
+_HALLUSION = (
+    "category subcategory visual_input set_id figure_id sample_note question_id question gt_answer_details gt_answer "
+    "filename"
+)
+_SCIENCE = (
+    "image:image question choices:texts answer:int8 hint task grade subject topic category skill lecture solution"
+)
+_INTERLEAVED = {
+    "sub_task": [name for name in STORIES for _ in range(3)],
+    "question": "Image 1: <image>. Image 2: <image>. What was changed?",
+    "question_type": "open-ended",
+    **dict.fromkeys(LETTERS[2:], None),
+}
+_MMLU = {"subject": [*["law"] * 5, *["art"] * 5], "choices": ["no", "yes", "both", "none"], "answer": 1}
+_SUMS = {"question": "How many are 1 and 2?", "answer": "They are <<1+2=3>>3.\n#### 3"}
+
+
+DATA: dict[str, DataTwin] = {
+    "lmms-lab/POPE": DataTwin(
+        f"{TREE}; columns on the card of the copy giobin/POPE",
+        {
+            ("default", "test"): Part(
+                "id question_id question answer image_source image:image category", "data/test", 3,
+                values={"answer": "yes"}, format="JPEG",
+            )
+        },
+    ),
+    "lmms-lab/LMMs-Eval-Lite": DataTwin(
+        f"{TREE}; columns of the {CARD} of lmms-lab/DocVQA",
+        {("docvqa_val", "lite"): Part(_DOCVQA, "docvqa_val/lite", mode="L")},
+    ),
+    "lmms-lab/ChartQA": DataTwin(
+        f"{TREE}; columns on the card of the copy qywang1106/chartqa_split_2_2; number of files UNSEEN",
+        {("default", "test"): Part("type question answer image:image", "data/test", values={"type": "human_test"})},
+    ),
+    "lmms-lab/textvqa": DataTwin(
+        f"{TREE}; columns on the card of the copy pppop7/textvqa; number of files UNSEEN",
+        {("default", "validation"): Part(_TEXTVQA, "data/validation", 3, format="JPEG")},
+    ),
+    "lmms-lab/VQAv2": DataTwin(
+        f"{CARD}; number of files UNSEEN",
+        {("default", "validation"): Part(_VQAV2, "data/validation", 2, format="JPEG")},
+    ),
+    "lmms-lab/llava-bench-in-the-wild": DataTwin(
+        f"{TREE}; {LMMS}",
+        {
+            ("default", "train"): Part(
+                "question_id question image:image caption gpt_answer category image_id", "data/train"
+            )
+        },
+    ),
+    "lmms-lab/MMVet": DataTwin(
+        f"{TREE}; {LMMS}",
+        {("default", "test"): Part("question_id image:image question answer image_source capability", "data/test")},
+    ),
+    "lmms-lab/LLaVA-NeXT-Interleave-Bench": DataTwin(
+        f"{TREE}; {CARD}",
+        {
+            ("in_domain", "test"): Part(
+                f"sample_id:int sub_task {' '.join(f'{name}:image' for name in LETTERS)} question answer question_type",
+                "in_domain/test", rows=15, values=_INTERLEAVED, format="JPEG",
+            )
+        },
+    ),
+    "google-research-datasets/nq_open": DataTwin(
+        f"{CARD}; files UNSEEN",
+        {
+            ("nq_open", split): Part("question answer:texts", f"nq_open/{split}", values={"question": "who wrote it"})
+            for split in ("train", "validation")
+        },
+    ),
+    "openai/gsm8k": DataTwin(
+        f"{CARD}; files: nickmalhotra/ProjectIndus names them",
+        {
+            ("main", split): Part("question answer", f"main/{split}", rows=5, values=_SUMS)
+            for split in ("train", "test")
+        },
+    ),
+    "openai/openai_humaneval": DataTwin(
+        f"{TREE}; columns UNSEEN",
+        {
+            ("openai_humaneval", "test"): Part(
+                "task_id prompt canonical_solution test entry_point", "openai_humaneval/test",
+                values={"prompt": "def f(x):\n", "canonical_solution": "    return x\n", "entry_point": "f"}
+                | {"test": "def check(candidate):\n    assert candidate(1) == 1\n"},
+            )
+        },
+    ),
+    "cais/mmlu": DataTwin(
+        f"{CARD} of the copy hails/mmlu_no_train",
+        {
+            ("all", split): Part("question subject choices:texts answer:int", f"all/{split}", rows=10, values=_MMLU)
+            for split in ("dev", "validation", "test")
+        },
+    ),
+    "abisee/cnn_dailymail": DataTwin(
+        f"{TREE}; columns: TFDS's catalogue of it; number of files UNSEEN",
+        {
+            ("3.0.0", "train"): Part("article highlights id", "3.0.0/train", 3),
+            ("3.0.0", "test"): Part("article highlights id", "3.0.0/test"),
+        },
+    ),
+    "lmms-lab/HallusionBench": DataTwin(
+        f"{TREE}; {LMMS}",
+        {
+            ("default", "image"): Part(f"{_HALLUSION} image:image", "data/image", mode="RGBA"),
+            ("default", "non_image"): Part(f"{_HALLUSION} image", "data/non_image", values={"image": None}),
+        },
+    ),
+    "echo840/OCRBench": DataTwin(
+        f"{CARD}; number of files UNSEEN",
+        {("default", "test"): Part("dataset question question_type answer:texts image:image", "data/test")},
+    ),
+    "lmms-lab/TextCaps": DataTwin(
+        f"{TREE}; {CARD}", {("default", "val"): Part(_TEXTCAPS, "data/val", 2, format="JPEG")}
+    ),
+    "lmms-lab/ScienceQA": DataTwin(
+        f"{TREE}; {CARD}",
+        {
+            (f"ScienceQA-{kind}", "test"): Part(
+                _SCIENCE, f"ScienceQA-{kind}/test", values={"choices": ["sun", "moon"], "answer": 1, "hint": ""}
+            )
+            for kind in ("IMG", "FULL")
+        },
+    ),
+    "lmms-lab/COCO-Caption2017": DataTwin(
+        f"{TREE}; {LMMS}",
+        {
+            ("default", "val"): Part(
+                "question_id image:image question answer:texts id:int license:int file_name coco_url height:int "
+                "width:int date_captured", "data/val", 2, format="JPEG",
+            )
+        },
+    ),
+}  # fmt: skip
+
+
+def write(folder: Path, twin: DataTwin) -> None:
+    """Write a twin's files: its card, and parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    cards: dict[str, list[dict[str, str]]] = {}
+    for (config, split), part in twin.parts.items():
+        cards.setdefault(config, []).append({"split": split, "path": f"{part.files}-*"})
+        schema = pyarrow.schema([_typed(pyarrow, *column) for column in _columns(part)])
+        for shard in range(part.shards):
+            numbers = range(shard * part.rows, (shard + 1) * part.rows)
+            rows = [{name: _value(part, name, kind, i) for name, kind in _columns(part)} for i in numbers]
+            file = folder / f"{part.files}-{shard:05d}-of-{part.shards:05d}.parquet"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            parquet.write_table(pyarrow.Table.from_pylist(rows, schema), file, row_group_size=2)
+    configs = [{"config_name": config, "data_files": files} for config, files in cards.items()]
+    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n\n# A twin\n")
+
+
+def _columns(part: Part) -> list[tuple[str, str]]:
+    return [(name, kind or "text") for name, _, kind in (word.partition(":") for word in part.columns.split())]
+
+
+def _typed(pyarrow: Any, name: str, kind: str) -> tuple[str, Any]:
+    text = pyarrow.string()
+    types = {
+        **{"text": text, "texts": pyarrow.list_(text), "ints": pyarrow.list_(pyarrow.int64())},
+        **{"int": pyarrow.int64(), "int8": pyarrow.int8()},
+        "image": pyarrow.struct([("bytes", pyarrow.binary()), ("path", text)]),
+        "votes": pyarrow.list_(
+            pyarrow.struct([("answer", text), ("answer_confidence", text), ("answer_id", pyarrow.int64())])
+        ),
+    }
+    return name, types[kind]
+
+
+def _value(part: Part, name: str, kind: str, number: int) -> Any:
+    if name in part.values:
+        told = part.values[name]
+        return told[number] if isinstance(told, list) and kind != "texts" else told
+    if kind == "image":
+        pixels = np.random.default_rng(number).integers(0, 256, (24, 32, 3), np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(pixels).convert(part.mode).save(out, part.format)
+        return {"bytes": out.getvalue(), "path": f"{number}.{part.format.lower()}"}
+    if kind == "votes":
+        return [{"answer": "red", "answer_confidence": "yes", "answer_id": i + 1} for i in range(2)]
+    if kind == "texts":
+        return [f"{name} {number}", f"{name}, once more"]
+    return {"ints": [number], "int": number, "int8": number}.get(kind, f"The {name} of {number}?")

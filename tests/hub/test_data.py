@@ -1,0 +1,109 @@
+"""Evaluation sets come from the hub's local cache where there is no network, and what lacks or is broken is told."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
+from jaxspec.data.sets import evaluation_set
+from jaxspec.errors import InputError
+from tests.hub import build
+from tests.hub.conftest import cached_at
+from tests.hub.data import DATA, DataTwin, Part, write
+
+pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_set_is_read_offline(name: str) -> None:
+    known = BENCHMARKS[name]
+    samples = list(benchmark_samples(name))
+    part = DATA[known.hub].parts[known.config, known.split]
+    assert len(samples) == (3 if known.only else part.rows * part.shards)
+    assert all(bool(sample.images) == bool(known.images) for sample in samples)
+    assert all(image.load().mode == "RGB" for sample in samples for image in sample.images)
+    assert len({image.content for sample in samples for image in sample.images}) in (0, *range(2, 99))
+    if known.shots:
+        assert "Answer:" in next(few_shot_samples(name)).turns[0][0]
+
+
+def test_second_turns_come_from_the_cache_too() -> None:
+    (sample,) = evaluation_set("pope", 1, turns=2, kinds=("fact",))
+    assert sample.turns[1][0].startswith("Who wrote it? Explain")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache that holds POPE alone, in three files."""
+    build.add(tmp_path, "lmms-lab/POPE", lambda folder: write(folder, DATA["lmms-lab/POPE"]), "datasets")
+    with cached_at(tmp_path):
+        yield tmp_path
+
+
+def test_the_parquet_copy_gives_the_same_rows_and_comes_first(cache: Path) -> None:
+    known = list(benchmark_samples("pope"))
+    (snapshot,) = cache.glob("datasets--*/snapshots/*")
+
+    def copy(folder: Path) -> None:
+        (folder / "default" / "test").mkdir(parents=True)
+        for number, file in enumerate(sorted((snapshot / "data").iterdir())):
+            shutil.copy(file, folder / "default" / "test" / f"{number:04d}.parquet")
+
+    build.add(cache, "lmms-lab/POPE", copy, "datasets", "refs/convert/parquet")
+    (snapshot / "README.md").unlink()
+    again = list(benchmark_samples("pope"))
+    assert [sample.turns for sample in again] == [sample.turns for sample in known]
+    assert [sample.images[0].content for sample in again] == [sample.images[0].content for sample in known]
+
+
+def refused(name: str = "pope", count: int = 9) -> str:
+    with pytest.raises(InputError) as told:
+        list(islice(benchmark_samples(name), count))
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_what_is_not_there_is_told_with_the_command_that_fetches_it(cache: Path) -> None:
+    assert "hf download lmms-lab/MMVet --repo-type dataset" in refused("mm-vet")
+    (shard,) = cache.glob("datasets--*/snapshots/*/data/test-00001-*")
+    shard.unlink()
+    assert "the hub's cache holds 2 of its 3 files" in refused()
+
+
+@pytest.mark.parametrize(
+    "card", ["", "---\nconfigs: {a\n---\n", "---\nconfigs: [{config_name: default}]\n---\n", "---\n- 1\n---\n"]
+)
+def test_a_card_that_names_no_files_is_told(cache: Path, card: str) -> None:
+    (place,) = cache.glob("datasets--*/snapshots/*/README.md")
+    place.unlink()
+    place.write_text(card)
+    assert "names no files of it" in refused()
+
+
+def test_a_card_leads_nowhere_else(cache: Path) -> None:
+    (place,) = cache.glob("datasets--*/snapshots/*/README.md")
+    place.unlink()
+    told = "[{config_name: default, data_files: [{split: test, path: [%s]}]}]"
+    outside = ", ".join(("../*/data/test-*", "/data/test-*", "data/../../x"))
+    place.write_text(f"---\nconfigs: {told % outside}\n---\n")
+    assert "config default, split test: cannot be read" in refused()
+
+
+def test_half_a_file_is_told_with_its_name_and_what_stands_before_it_is_read(cache: Path) -> None:
+    (shard,) = cache.glob("datasets--*/snapshots/*/data/test-00001-*")
+    whole = shard.read_bytes()
+    shard.unlink()
+    shard.write_bytes(whole[: len(whole) // 2])
+    assert "test-00001-of-00003.parquet: cannot be read as parquet" in refused()
+    assert len(list(islice(benchmark_samples("pope"), 3))) == 3
+
+
+def test_a_column_that_lacks_is_told_with_those_that_are_there(cache: Path) -> None:
+    twin = DataTwin("", {("default", "test"): Part("id image:image answer", "data/test", 1)})
+    shutil.rmtree(cache / "datasets--lmms-lab--POPE")
+    build.add(cache, "lmms-lab/POPE", lambda folder: write(folder, twin), "datasets")
+    assert "column 'question' missing among ['image', 'answer']" in refused()
