@@ -12,19 +12,16 @@ questions on the test split are asked instead: does a model see? Writes results.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
+from eval.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
-from jaxspec.data.benchmarks import BENCHMARKS
 from jaxspec.data.picturebook import probe_set
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
@@ -126,60 +123,10 @@ def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tu
 
 def judge(sample: Sample, answer: str) -> dict[str, float | None]:
     """Return the measures of one answer to a sample's first question; None where they do not apply."""
-    references = sample.accepted or tuple(filter(None, [sample.turns[0][1]]))
-    if not references:
+    told = references(sample)
+    if not told:
         return dict.fromkeys(METRICS)
-    accuracy = float(is_right(references, answer)) if sample.dataset in SHORT else None
-    return {"accuracy": accuracy, "rouge_l": rouge_l(references, answer), "meteor": meteor(references, answer)}
-
-
-SHORT = {name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)} - {None}
-"""Sets whose answers are right or wrong, and picturebook's sets that stand for them."""
-
-
-def is_right(accepted: Sequence[str], answer: str) -> bool:
-    """Tell whether the answer holds an accepted one, as whole words in any case and punctuation.
-
-    Where yes or no is accepted, the first of these two words in the answer decides.
-    """
-    said = f" {_words(answer)} "
-    right = [_words(reference) for reference in accepted]
-    if {"yes", "no"} & set(right):
-        first = re.search(r" (yes|no)(?= )", said)
-        return first is not None and first[1] in right
-    return any(f" {reference} " in said for reference in right if reference)
-
-
-def rouge_l(references: Sequence[str], answer: str) -> float:
-    """Return ROUGE-L's F-measure with Porter stems, the best over the references."""
-    return float(rouge_scorer().score_multi(references, answer)["rougeL"].fmeasure)
-
-
-@cache
-def rouge_scorer() -> Any:
-    """Return rouge-score's own; InputError where that is not installed."""
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise InputError("quality: rouge-score is not installed; pip install 'jaxspec[quality]'") from error
-    return RougeScorer(["rougeL"], use_stemmer=True)
-
-
-def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -> float | None:
-    """Return METEOR as nltk has it, the best over the references; None without WordNet's files (`wordnet`).
-
-    nltk looks synonyms up by stem, so that those whose stem is no word count as different words.
-    """
-    from nltk.corpus import wordnet
-    from nltk.translate.meteor_score import meteor_score
-
-    if lexicon is None:
-        try:
-            wordnet.ensure_loaded()
-        except LookupError:
-            return None
-        lexicon = wordnet
-    return float(meteor_score([_words(text).split() for text in references], _words(answer).split(), wordnet=lexicon))
+    return dict(zip(METRICS, (accuracy(sample, answer), rouge_l(told, answer), meteor(told, answer))))
 
 
 def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
@@ -199,10 +146,6 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     if all(row["meteor"] is None for row in rows):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")
     return Table("Quality of plain answers", header, cells, notes)
-
-
-def _words(text: str) -> str:
-    return " ".join(re.findall(r"[\w']+", text.lower()))
 
 
 def _with_context(model: LoadedModel, positions: int) -> LoadedModel:

@@ -1,8 +1,14 @@
-"""The pairs of models and the sets of the CoS paper (its Table 1): ensembles at temperature 1, contrast at 0 and 1."""
+"""The pairs of models and the sets of the CoS paper (its Table 1): ensembles at temperature 1, contrast at 0 and 1.
+
+`naive` is what the paper calls without APF, `speculative` its SD; of CoS and SD it tells the better of gamma 5 and 1.
+Its figures are sweeps, such as `--sweep lambda:0.1,0.3,0.5,0.7,0.9`. How many prompts it asks, with how many examples,
+and for how many tokens, it does not say: 256 tokens are its released code's.
+"""
 
 from __future__ import annotations
 
 from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
+from jaxspec.evaluation.published import Published, read_numbers
 
 _QWEN = "Qwen/Qwen2.5-{}{}-Instruct"
 _ENSEMBLES = {
@@ -15,6 +21,36 @@ _CONTRASTS = {
     "Llama-2": ("meta-llama/Llama-2-7b-hf", "JackFram/llama-68m"),
     "OPT": ("facebook/opt-13b", "facebook/opt-125m"),
 }
+
+_SPEEDUPS = read_numbers("""
+    row                           humaneval gsm8k mmlu cnn-dm
+    Llama, Vicuna, speculative    1.27      1.21  1.19 1.15
+    Llama, Vicuna, CoS            1.58      1.52  1.41 1.46
+    Llama, Vicuna, naive          1.46      1.39  -    -
+    Qwen 3B, speculative          1.13      1.06  1.09 1.08
+    Qwen 3B, CoS                  1.62      1.52  1.42 1.38
+    Qwen 3B, naive                1.40      1.32  -    -
+    Qwen 1.5B, speculative        1.11      1.13  1.08 1.10
+    Qwen 1.5B, CoS                1.56      1.46  1.34 1.35
+    Qwen 1.5B, three, speculative 0.96      0.92  0.98 0.95
+    Qwen 1.5B, three, CoS         1.85      1.53  1.38 1.27
+    Llama-3, T=0, speculative     2.04      1.81  1.52 1.58
+    Llama-3, T=0, CoS             2.23      2.00  1.77 1.61
+    Llama-3, T=0, naive           1.98      1.72  -    -
+    Llama-3, T=1, speculative     1.55      1.21  1.20 1.07
+    Llama-3, T=1, CoS             1.65      1.44  1.31 1.18
+    Llama-3, T=1, naive           1.41      1.24  -    -
+    Llama-2, T=0, speculative     1.15      1.62  1.08 0.93
+    Llama-2, T=0, CoS             1.26      1.65  1.68 1.30
+    Llama-2, T=0, naive           1.18      1.59  -    -
+    Llama-2, T=1, speculative     0.94      1.16  1.23 1.10
+    Llama-2, T=1, CoS             1.15      1.20  1.37 1.11
+    Llama-2, T=1, naive           0.89      1.21  -    -
+    OPT, T=0, speculative         0.97      1.05  1.47 1.40
+    OPT, T=0, CoS                 3.28      2.61  3.42 3.95
+    OPT, T=1, speculative         1.47      1.55  2.11 1.85
+    OPT, T=1, CoS                 1.69      1.76  2.16 1.85
+""")
 
 config = CollaborativeEvalConfig(
     pairings=(
@@ -32,8 +68,17 @@ config = CollaborativeEvalConfig(
     # Not cnn-dm, which the paper gives one: two articles are often over the 2048 tokens of OPT and llama-68m.
     shots=("gsm8k", "mmlu"),
     limit=100,
+    timed=8,
+    repeats=3,
     max_new_tokens=256,
     dtype="bfloat16",
     prompt_buckets=(256, 512, 1024, 2048, 4096),
     image_buckets=(0,),
+    published=(
+        Published(
+            "CoS, Tables 2, 3, 4, 7 and 8, on an RTX 3090 (Llama, Vicuna on an A6000)",
+            {"max_new_tokens": 256},
+            {1: _SPEEDUPS},
+        ),
+    ),
 )

@@ -6,13 +6,10 @@ from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
 
 TARGET, PARTNER, DRAFT = "synthetic:target", "synthetic:partner:0.8", "synthetic:draft:0.7"
 
-_WEIGHTS = tuple((share, f"weighted:{share},{1 - share:g}") for share in (0.1, 0.5, 0.9))
-_CONTRASTS = tuple((mu, f"contrastive:mu={mu}") for mu in (0.0, 0.1, 0.5))
-
 config = CollaborativeEvalConfig(
     pairings=(
-        Pairing("54M + 54M", (TARGET, PARTNER), "weighted:0.5,0.5", gammas=(3, 1), sweep=_WEIGHTS),
-        Pairing("54M - 3M, greedy", (TARGET, DRAFT), "contrastive:mu=0.1", 0.0, (1, 5), 1, sweep=_CONTRASTS),
+        Pairing("54M + 54M", (TARGET, PARTNER), "weighted:0.5,0.5", gammas=(3, 1), sweep="lambda:0.1,0.5,0.9"),
+        Pairing("54M - 3M, greedy", (TARGET, DRAFT), "contrastive:mu=0.1", 0.0, (1, 5), 1, sweep="mu:0,0.1,0.5"),
     ),
     sets=("describe",),
     limit=2,

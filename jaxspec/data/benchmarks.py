@@ -71,6 +71,8 @@ class Benchmark:
     """What stands before the short answer in a long reference."""
     shots: Shots | None = None
     """For `few_shot_samples`."""
+    labels: tuple[str, ...] = ()
+    """Columns of text that are kept beside the question."""
 
 
 def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
@@ -119,7 +121,7 @@ BENCHMARKS = {
         ),
         Benchmark(
             "humaneval", "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval", images="",
-            question=("prompt",), answer=("canonical_solution",),
+            question=("prompt",), answer=("canonical_solution",), labels=("test", "entry_point"),
         ),
         Benchmark(
             "mmlu", "MMLU", "cais/mmlu", "test", "all", images="", options="choices", short=True,
@@ -218,7 +220,7 @@ def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | Non
     """Yield the rows of a split, at least one, in the columns that matter."""
     filtered = known.only[0] if known.only else ""
     shared = known.shots.by if known.shots else ""
-    columns = (*known.question, *known.answer, known.images, known.options, filtered, shared)
+    columns = (*known.question, *known.answer, known.images, known.options, *known.labels, filtered, shared)
     wanted = re.compile("|".join(filter(None, columns)))
     if path is None:
         rows = hub_rows(known.hub, known.config, split, wanted, known.only, filesystem)
@@ -245,17 +247,18 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
         )
     asked = text_of(row, known.question) if known.question else ""
     answers = _texts(next((row.values[column] for column in known.answer if column in row.values), None))
+    reference = answers[0] if answers else ""
     if known.options:
         options = _texts(row.values.get(known.options))
         if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
             raise InputError(f"{row.place}: answer {answers!r:.60} is no index into the {len(options)} options")
-        asked = "\n".join([asked, *(f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options))])
-        answers = [options[int(answers[0])]]
+        lettered = [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options)]
+        asked, right = "\n".join([asked, *lettered]), int(answers[0])
+        answers, reference = [options[right]], lettered[right]
     try:
         question = place_images(known.prompt.format(question=asked), len(images))
     except InputError as error:
         raise InputError(f"{row.place}: {error}") from error
-    reference = answers[0] if answers else ""
     accepted = [answer.rpartition(known.final)[2].strip() for answer in answers] if known.final else answers
     return Sample(
         f"{known.name}-{number:03d}",
@@ -263,6 +266,7 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
         images,
         ((question, reference),),
         accepted=tuple(dict.fromkeys(accepted)) if known.short else (),
+        labels=tuple((column, text_of(row, (column,))) for column in known.labels),
     )
 
 

@@ -1,14 +1,14 @@
 """Collaborative decoding measured: every method on every set, and a sweep of combinations for the best of them.
 
-All methods of one pairing decode the same requests by turns, so that what else the machine does slows them alike;
+All methods of one pairing decode the same few requests by turns, so that what else the machine does slows them alike;
 the speed-up is the fastest run over the fastest of standard collaborative decoding, since what else runs only slows.
+How good answers are is measured apart: two methods answer all requests once.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ METHODS: tuple[tuple[str, Method, bool], ...] = (
     ("standard", "standard", False),
     ("naive", "naive", True),
     ("speculative", "speculative", True),
+    ("speculative, 1 each", "speculative", False),
     ("CoS", "alternating", True),
     ("CoS, 1 each", "alternating", False),
 )
@@ -55,13 +56,15 @@ METHODS: tuple[tuple[str, Method, bool], ...] = (
 SWEEP = "sweep"
 """The name of rows of the sweep."""
 REFERENCE_BATCH = 8
-
-
+JUDGED = ("standard", "CoS")
+"""Rows that answer all samples, and are judged; the others write from the same law, and are timed only."""
+Judge = Callable[[Sample, str], float | None]
+"""How good an answer is, from 0 to 1; None where nothing tells."""
 GROUP = ("pairing", "dataset")
 """What rows that were measured by turns have in common, as `jaxspec.evaluation.block_efficiency.GROUP`."""
 
 
-def measure(config: CollaborativeEvalConfig, before: Sequence[Record] = ()) -> Iterator[Group]:
+def measure(config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Record] = ()) -> Iterator[Group]:
     """Yield what each pairing gives on each set that has no rows `before`: rows of methods and of the sweep, records.
 
     A pairing that fails on a set costs no other. Only one pairing's models are held at a time.
@@ -69,8 +72,8 @@ def measure(config: CollaborativeEvalConfig, before: Sequence[Record] = ()) -> I
     loaded: dict[str, LoadedModel] = {}
     done = {(row["pairing"], row["dataset"]) for row in before}
     left = [(pairing, name) for pairing in config.pairings for name in config.sets if (pairing.name, name) not in done]
-    ways = sum(len(_methods_of(pairing)) + 2 * len(pairing.sweep) for pairing, _ in left)
-    with tqdm(total=ways * config.repeats, unit="run", desc="collaboration", delay=1) as bar:
+    work = sum(_runs(config, pairing) for pairing, _ in left)
+    with tqdm(total=work, unit="run", desc="collaboration", delay=1) as bar:
         for pairing, dataset in left:
             bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
             try:
@@ -80,7 +83,7 @@ def measure(config: CollaborativeEvalConfig, before: Sequence[Record] = ()) -> I
                         shared = next(iter(loaded.values()), None)
                         loaded[name] = load_model(name, config.dtype, share_tower_with=shared)
                 models = [loaded[name] for name in pairing.models]
-                group = Group(*_Measurement(config, pairing, models, dataset, bar).rows(), [])
+                group = Group(*_Measurement(config, pairing, models, dataset, judge, bar).rows(), [])
             except Exception as error:
                 place = {"dataset": dataset, "turn": 1, "pairing": pairing.name, "row": pairing.name}
                 group = Group([], [], [place | {"error": told(error)}])
@@ -97,6 +100,14 @@ def _methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
     }
 
 
+def _runs(config: CollaborativeEvalConfig, pairing: Pairing) -> int:
+    """Return how often programs run over requests."""
+    points = pairing.points(config.sweep)
+    combinations = len({point.combine for point in points})
+    timed = len(_methods_of(pairing)) + combinations + len(points)
+    return timed * config.repeats + len(JUDGED) + combinations
+
+
 @dataclass
 class _Measurement:
     """One pairing on one set."""
@@ -105,6 +116,7 @@ class _Measurement:
     pairing: Pairing
     models: Sequence[LoadedModel]
     dataset: str
+    judge: Judge
     bar: tqdm
 
     def rows(self) -> tuple[list[Record], list[Record]]:
@@ -121,9 +133,9 @@ class _Measurement:
     def methods(
         self, programs: dict[str, Engine], references: References, samples: Sequence[Sample]
     ) -> tuple[list[Record], list[Record]]:
-        requests, answers, rates = self.answers(programs, samples)
+        requests, answers, rates = self.answers(programs, samples, JUDGED)
         combination = programs["standard"].params["combination"]
-        quality = {
+        likely = {
             "held_out_nats": references.nats(combination),
             "held_out_nats_alone": references.nats_alone(),
         }
@@ -137,13 +149,14 @@ class _Measurement:
             place = self.place(name, program)
             calls = _predicted_calls(program, alphas)
             scoring = [times[width][m] for m, width in enumerate(widths[name])]
-            same = [a.tokens == b.tokens for a, b in zip(answers[name], answers["standard"], strict=True)]
+            same = [a.tokens == b.tokens for a, b in zip(answers[name], answers["standard"])]
+            scores = self.scores(samples, answers[name]) if name in JUDGED else [None] * len(answers[name])
             rows.append(
                 place
                 | collaboration_metrics([a.stats for a in answers[name]])
-                | quality
+                | likely
                 | {
-                    "samples": len(requests),
+                    "samples": len(answers[name]),
                     "pass_ms": times[1],
                     "scoring_pass_ms": scoring,
                     "calls_per_token_predicted": calls.total.tolist(),
@@ -153,47 +166,61 @@ class _Measurement:
                     "best_schedule": vars(best),
                     "decode_tokens_per_second": rates[name],
                     "speedup_measured": rates[name] / rates["standard"],
-                    "accuracy": _accuracy(samples, answers[name]),
+                    "quality": _mean(scores),
                     "token_identity_rate": float(np.mean(same)) if self.pairing.temperature == 0 else None,
                 }
             )
             records += [
-                place | {"sample": s.id, "tokens": len(a.tokens), "text": a.text} | collaboration_metrics([a.stats])
-                for s, a in zip(samples, answers[name])
+                place
+                | {"sample": s.id, "tokens": len(a.tokens), "text": a.text, "quality": score}
+                | collaboration_metrics([a.stats])
+                for s, a, score in zip(samples, answers[name], scores)
             ]
         return rows, records
 
     def sweep(self, references: References, samples: Sequence[Sample]) -> list[Record]:
-        """Measure quality, and speed of alternation with 1 proposal each, over the pairing's grid of combinations."""
-        rows, ones = [], (1,) * len(self.models)
-        for value, text in self.pairing.sweep:
-            programs = {method: self.program(method, ones, text) for method in ("standard", "alternating")}
-            requests, answers, rates = self.answers(programs, samples)
-            combination = parse_combination(text, len(ones))
-            times = time_members(programs["alternating"], requests[0], [1, len(ones)])
+        """Measure quality, and speed of alternation, at the points of the pairing's sweep."""
+        rows: list[Record] = []
+        points = self.pairing.points(self.config.sweep)
+        for text in dict.fromkeys(point.combine for point in points):
+            here = {point.gammas: point for point in points if point.combine == text}
+            programs: dict[Any, Engine] = {"standard": self.program("standard", (1,) * len(self.models), text)}
+            programs |= {gammas: self.program("alternating", gammas, text) for gammas in here}
+            judged = list(here)[-1]
+            requests, answers, rates = self.answers(programs, samples, [judged])
+            combination = parse_combination(text, len(self.models))
+            widths = {gammas: _scoring_widths(programs[gammas]) for gammas in here}
+            times = time_members(programs[judged], requests[0], [1, *(w for pair in widths.values() for w in pair)])
             alphas = references.alphas(combination, self.pairing.temperature)
-            calls = alternating_calls(alphas, ones, self.pairing.proposer)
-            rows.append(
-                self.place(SWEEP, programs["alternating"])
-                | collaboration_metrics([a.stats for a in answers["alternating"]])
-                | {
-                    "value": value,
-                    "combine": text,
-                    "samples": len(requests),
-                    "held_out_nats": references.nats(combination),
-                    "held_out_alpha": alphas,
-                    "accuracy": _accuracy(samples, answers["standard"]),
-                    "speedup_predicted": speedup(calls, times[1]),
-                    "speedup_predicted_with_verify": speedup(calls, times[1], times[len(ones)]),
-                    "speedup_measured": rates["alternating"] / rates["standard"],
-                }
-            )
+            shared = {
+                "held_out_nats": references.nats(combination),
+                "held_out_alpha": alphas,
+                "quality": _mean(self.scores(samples, answers[judged])),
+            }
+            for gammas, point in here.items():
+                calls = alternating_calls(alphas, gammas, self.pairing.proposer)
+                scoring = [times[width][m] for m, width in enumerate(widths[gammas])]
+                rows.append(
+                    self.place(SWEEP, programs[gammas])
+                    | collaboration_metrics([a.stats for a in answers[gammas]])
+                    | shared
+                    | {
+                        "dial": point.dial,
+                        "value": point.value,
+                        "combine": text,
+                        "samples": len(answers[gammas]),
+                        "speedup_predicted": speedup(calls, times[1]),
+                        "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
+                        "speedup_measured": rates[gammas] / rates["standard"],
+                    }
+                )
         return rows
 
     def answers(
-        self, programs: dict[Any, Engine], samples: Sequence[Sample]
-    ) -> tuple[list[Request], dict[str, list[Result]], dict[str, float]]:
-        """Return the requests, each program's answers, and its tokens of the loop a second in its fastest run."""
+        self, programs: dict[Any, Engine], samples: Sequence[Sample], judged: Sequence[Any]
+    ) -> tuple[list[Request], dict[Any, list[Result]], dict[Any, float]]:
+        """Return the requests, each program's answers, to all if it is judged, else to those that are timed, and its
+        tokens of the loop a second in its fastest run over these."""
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
         requests = [
@@ -202,8 +229,15 @@ class _Measurement:
             )
             for i, sample in enumerate(samples)
         ]
-        answers, rates = interleaved(list(programs.values()), requests, config.repeats, self.bar)
-        return requests, dict(zip(programs, answers)), dict(zip(programs, rates.max(axis=1).tolist()))
+        timed, rates = interleaved(list(programs.values()), requests[: config.timed], config.repeats, self.bar)
+        answers = dict(zip(programs, timed, strict=True))
+        for name in judged:
+            answers[name] = [*answers[name], *programs[name].generate(requests[config.timed :])]
+            self.bar.update()
+        return requests, answers, dict(zip(programs, rates.max(axis=1).tolist()))
+
+    def scores(self, samples: Sequence[Sample], answers: Sequence[Result]) -> list[float | None]:
+        return [self.judge(sample, answer.text) for sample, answer in zip(samples, answers, strict=True)]
 
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that say what was run."""
@@ -249,18 +283,9 @@ def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
     return one_proposer_calls(alphas[config.proposer], gamma, models, config.proposer, bonus)
 
 
-def _accuracy(samples: Sequence[Sample], answers: Sequence[Result]) -> float | None:
-    """Return the share of answers whose final number is the accepted one; None where answers are no numbers."""
-    pairs = [(final_number(s.accepted[0]), final_number(a.text)) for s, a in zip(samples, answers) if s.accepted]
-    if not pairs or any(accepted is None for accepted, _ in pairs):
-        return None
-    return float(np.mean([accepted == given for accepted, given in pairs]))
-
-
-def final_number(text: str) -> str | None:
-    """Return GSM8K's answer in a text: the number after the last ####, else the last number; without commas."""
-    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text.rpartition("####")[2])
-    return numbers[-1].replace(",", "") if numbers else None
+def _mean(scores: Sequence[float | None]) -> float | None:
+    told = [score for score in scores if score is not None]
+    return float(np.mean(told)) if told else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jaxspec.command import load_preset, preset_names, script_name
 from jaxspec.data.sets import SETS, check_names
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.errors import InputError, nearest
-from jaxspec.evaluation.config import EvalConfig, Variant, measurable, set_places
+from jaxspec.evaluation.config import EvalConfig, measurable, set_places
 from jaxspec.evaluation.report import results_folder
 
 Options = TypeVar("Options", bound=Any)
@@ -25,7 +25,7 @@ def _presets(kind: type[Any]) -> str:
     return ", ".join(name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind))
 
 
-_DEBUG = {"limit": 2, "held_out": 2, "max_new_tokens": 8, "repeats": 1, "draws": 64, "attributes": 2}
+_DEBUG = {"limit": 2, "held_out": 2, "timed": 2, "max_new_tokens": 8, "repeats": 1, "draws": 64, "attributes": 2}
 """The most of each with --debug, be it the preset's or the script's own."""
 
 
@@ -40,6 +40,16 @@ class _Debug:
 class _Rows(_Debug):
     rows: tuple[str, ...] = ()
     """Names of the preset's rows to measure; by default all."""
+
+
+@dataclass(frozen=True)
+class _Pairings(_Debug):
+    pairings: tuple[str, ...] = ()
+    """Names of the preset's pairings to measure; by default all."""
+
+
+_CHOSEN: dict[str, type[_Debug]] = {"rows": _Rows, "pairings": _Pairings}
+"""Fields of a preset whose parts are chosen by name, and the option for it."""
 
 
 def parse_command(
@@ -69,11 +79,10 @@ def parse_command(
     defaults = load_preset("eval", preset)
     if not isinstance(defaults, kind):
         raise InputError(f"preset {preset!r}: is for another script under eval/; use one of {_presets(kind)}")
-    named = {"rows": ()} if hasattr(defaults, "rows") else {}
-    given = vars(defaults) | vars(options()) | named | {"debug": False}
+    parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
+    given = vars(defaults) | vars(options()) | {parts: (), "debug": False}
     # What the groups hold is checked when the configuration is built, below: tyro would frame the message.
     unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
-    added = _Rows if named else _Debug
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
     groups = {"script": script, **{group.__mro__[-2].__name__.lower(): group for group in kind.__bases__}}
     command = make_dataclass("Command", groups.items(), frozen=True)
@@ -93,10 +102,11 @@ def parse_command(
     for name in _DEBUG.keys() & values if values["debug"] else ():
         values[name] = min(_DEBUG[name], values[name])
     config = _fields_of(kind, given | values)
-    if named:
+    if parts:
+        config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
+    if parts == "rows":
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
-        rows = _chosen(defaults.rows, values["rows"])
-        config["rows"], config["left_out"] = measurable(rows, config["target"], config["captioner"])
+        config["rows"], config["left_out"] = measurable(config["rows"], config["target"], config["captioner"])
     values["out"] = results_folder(values["out"], preset, values["debug"])
     return preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
 
@@ -105,13 +115,13 @@ def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: given[field.name] for field in fields(part)}
 
 
-def _chosen(rows: tuple[Variant, ...], names: Sequence[str]) -> tuple[Variant, ...]:
-    """Return the rows of these names, or all where none is named."""
-    known = {row.name: row for row in rows}
+def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
+    """Return the parts of these names, or all where none is named."""
+    known = {part.name: part for part in parts}
     for name in names:
         if name not in known:
-            raise InputError(f"rows: no row {name!r} in the preset; {nearest(name, tuple(known))}")
-    return tuple(known[name] for name in dict.fromkeys(names)) or rows
+            raise InputError(f"{kind}: no {kind[:-1]} {name!r} in the preset; {nearest(name, tuple(known))}")
+    return tuple(known[name] for name in dict.fromkeys(names)) or parts
 
 
 def _with_own_sets(given: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -28,7 +29,7 @@ from jaxspec.decoding.replay import PREFIX as REPLAY
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, nearest
 from jaxspec.evaluation.published import Published
 from jaxspec.evaluation.synthetic import PREFIX as SYNTHETIC
 from jaxspec.evaluation.synthetic import parse_synthetic, synthetic_model
@@ -190,17 +191,72 @@ class Pairing:
     gammas: tuple[int, ...] = (5, 1)
     proposer: int = 0
     views: tuple[str, ...] | None = None
-    sweep: tuple[tuple[float, str], ...] = ()
-    """Values of lambda or mu and what to combine there, for the grid of quality and speed."""
+    sweep: str = ""
+    """As in `Together`."""
+
+    def points(self, sweep: str = "") -> list[Point]:
+        """Return where a sweep measures: this, or the pairing's own.
+
+        Along `lambda` and `mu` each value counts twice, with the pairing's draft lengths and with 1 each. `lambda` is
+        the weight of the proposer, `gamma` its draft length.
+        """
+        dial, _, values = (sweep or self.sweep).partition(":")
+        if not dial:
+            return []
+        if dial not in DIALS:
+            raise InputError(f"sweep: unknown dial {dial!r}; {nearest(dial, DIALS)}")
+        if dial != "gamma" and len(self.models) != 2:
+            raise InputError(f"sweep: {dial} is of two models, and {self.name!r} has {len(self.models)}; leave it out")
+        try:
+            found = [float(value) for value in values.split(",")]
+        except ValueError:
+            raise InputError(f"sweep: {values!r} are no numbers; give such as {dial}:1,3,5") from None
+        points = []
+        for value in found:
+            runs, combine = dict.fromkeys([(1,) * len(self.models), self.gammas]), self.combine
+            if dial == "gamma":
+                runs = [tuple(int(value) if m == self.proposer else gamma for m, gamma in enumerate(self.gammas))]
+            elif dial == "mu":
+                combine = f"contrastive:mu={value:g}"
+            else:
+                first = 1 - value if self.proposer else value
+                combine = f"weighted:{first:g},{1 - first:g}"
+            points += [Point(dial, value, combine, gammas) for gammas in runs]
+        return points
+
+
+DIALS = ("lambda", "mu", "gamma")
+
+
+class Point(NamedTuple):
+    """One of a sweep."""
+
+    dial: str
+    value: float
+    combine: str
+    gammas: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollaborativeEvalConfig(Examples, Decoding):
+class Together(Decoding):
+    """How it is decoded and timed."""
+
+    repeats: int = 5
+    timed: int = 4
+    """Samples of each set that are decoded `repeats` times, for speeds. All are decoded once, for quality, by standard
+    decoding and by CoS."""
+    sweep: str = ""
+    """Measure also along a dial: `lambda:0.1,0.5,0.9`, `mu:0.1,0.5` or `gamma:1,3,5`; by default each pairing's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollaborativeEvalConfig(Examples, Together):
     """An evaluation of collaborative decoding, one request at a time as in the paper; presets as of `EvalConfig`."""
 
     pairings: tuple[Pairing, ...]
     limit: int = 16
-    repeats: int = 10
+    published: tuple[Published, ...] = ()
+    """Speed-ups that papers print, by pairing and row: `Qwen 3B, CoS`."""
 
     def collaboration(
         self, pairing: Pairing, method: Method, gammas: tuple[int, ...], combine: str | None = None
@@ -226,7 +282,9 @@ class CollaborativeEvalConfig(Examples, Decoding):
     def __post_init__(self) -> None:
         check_names(self.sets, tuple(data_places(self.data)))
         check_names(list(set_places(self.shots)))
-        check_counts(limit=self.limit, held_out=self.held_out, repeats=self.repeats)
+        check_counts(limit=self.limit, held_out=self.held_out, repeats=self.repeats, timed=self.timed)
+        for pairing in self.pairings:
+            pairing.points(self.sweep)
 
 
 def set_places(entries: Sequence[str]) -> dict[str, Path | None]:

@@ -88,7 +88,7 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     ),
     "gsm8k": ({"question": "1+1?", "answer": "It is <<1+1=2>>2.\n#### 2"}, ("2",), "1+1?"),
     "humaneval": (
-        {"task_id": "0", "prompt": "def f(x):\n", "canonical_solution": "    return x", "test": "", "entry_point": "f"},
+        {"task_id": "0", "prompt": "def f(x):\n", "canonical_solution": "  return x", "test": "t", "entry_point": "f"},
         (),
         "def f(x):",
     ),
@@ -154,8 +154,8 @@ def test_worked_examples_stand_in_front(tmp_path: Path) -> None:
     write(root / "dev/0000.parquet", FACTS)
     art, law = few_shot_samples("mmlu", filesystem=DirFileSystem(str(tmp_path), LocalFileSystem()))
     asked = law.turns[0][0]
-    assert asked.startswith("Question: 1?\nA. no\nB. yes\nAnswer: yes\n\nQuestion: 3?")
-    assert asked.endswith("Answer: yes\n\nQuestion: 1?\nA. no\nB. yes\nAnswer:")
+    assert asked.startswith("Question: 1?\nA. no\nB. yes\nAnswer: B. yes\n\nQuestion: 3?")
+    assert asked.endswith("Answer: B. yes\n\nQuestion: 1?\nA. no\nB. yes\nAnswer:")
     assert asked.count("Question") == 6
     assert (art.accepted, law.accepted) == (("no",), ("yes",))
 

@@ -13,7 +13,6 @@ from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
 from jaxspec.errors import InputError
-from jaxspec.evaluation.collaborative import final_number
 from jaxspec.evaluation.config import Pairing
 from jaxspec.evaluation.report import Table, failures
 from train import text
@@ -38,10 +37,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
-    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep=((0.2, "weighted:0.2,0.8"),))
-    sizes = {"limit": 2, "held_out": 3, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
+    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2")
+    sizes = {"limit": 2, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
     small = replace(preset, pairings=(pairing,), **sizes)
-    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: small)
+    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: small)
     collaborative.main(["gsm8k", "--data", f"gsm8k={world / 'data.jsonl'}", "--out", str(world / "out")])
 
     rows = json.loads((world / "out" / "results.json").read_text())["rows"]
@@ -55,7 +54,11 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert together <= sum(alone) / 2  # by convexity
     assert rows[4]["held_out_nats"] <= 0.2 * alone[0] + 0.8 * alone[1]
     assert "| one + other | gsm8k | CoS | 1,1 |" in (world / "out" / "table.md").read_text()
-    assert len((world / "out" / "records.jsonl").read_text().splitlines()) == 8
+    # All samples are answered by standard decoding and by CoS, and judged; the first alone by the others, for speed.
+    assert [(row["samples"], row["quality"]) for row in rows] == [(2, 0.0), (1, None), (1, None), (2, 0.0), (2, 0.0)]
+    assert rows[4]["combine"] == "weighted:0.2,0.8"
+    records = [json.loads(line) for line in (world / "out" / "records.jsonl").read_text().splitlines()]
+    assert [record["quality"] for record in records] == [0.0, 0.0, None, None, 0.0, 0.0]
 
 
 def test_a_stopped_run_goes_on_and_a_pairing_that_fails_costs_only_itself(
@@ -66,7 +69,7 @@ def test_a_stopped_run_goes_on_and_a_pairing_that_fails_costs_only_itself(
     absent = (models[0], str(world / "absent"))
     pairings = (Pairing("first", models, "weighted"), Pairing("lost", absent, "weighted"), Pairing("last", models, "w"))
     small = replace(preset, pairings=pairings, limit=2, held_out=3)
-    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: small)
+    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: small)
     monkeypatch.setattr(collaborative, "tables", lambda config, run: [Table("", ["models"], [], failures(run.failed))])
     measured: list[str] = []
 
@@ -98,17 +101,3 @@ def test_a_preset_of_another_script_is_refused() -> None:
 def test_an_unknown_stage_is_refused(world: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'left'"):
         text.main("lefd", world / "data.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("written", "number"),
-    [
-        ("So 3+4=<<3+4=7>>7.\n#### 7", "7"),
-        ("#### 1,234", "1234"),
-        ("it is 5. Or 6.50 dollars", "6.50"),
-        ("#### -3 degrees", "-3"),
-        ("none", None),
-    ],
-)
-def test_final_numbers(written: str, number: str | None) -> None:
-    assert final_number(written) == number

@@ -41,7 +41,7 @@ def test_script_writes_records_and_table(
         prompt_buckets=(384,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: preset)
     own = "--gammas 3 --batches 4 --draws 200 --tokens 3"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())

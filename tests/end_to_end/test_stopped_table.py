@@ -42,7 +42,7 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvalConfig:
         image_buckets=(1,),
     )
     (tmp_path / "captions.jsonl").write_text('{"image": "a.png", "caption": "red"}\n')
-    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: config)
+    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: config)
     return config
 
 

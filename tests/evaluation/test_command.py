@@ -12,7 +12,6 @@ from tqdm import tqdm
 
 from configs.eval.mini import config as MINI
 from jaxspec.command import input_errors, load_preset, preset_names
-from jaxspec.decoding.combination import parse_combination
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command_line import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig, load_models
@@ -208,8 +207,8 @@ def test_presets_are_well_formed(name: str) -> None:
     if isinstance(config, CollaborativeEvalConfig):
         for pairing in config.pairings:
             config.collaboration(pairing, "alternating", pairing.gammas).checked(len(pairing.models))
-            for _, text in pairing.sweep:
-                parse_combination(text, len(pairing.models))
+            for point in pairing.points():
+                config.collaboration(pairing, "alternating", point.gammas, point.combine).checked(len(pairing.models))
         return
     for row in config.rows:
         config.engine(row)

@@ -1,4 +1,4 @@
-"""Accuracy, ROUGE-L and METEOR of plain answers."""
+"""Accuracy, ROUGE-L and METEOR of answers, and whether programs pass their tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from eval import draft_quality
-from eval.draft_quality import is_right, judge, meteor
+from eval.draft_quality import judge
+from eval.programs import passes
+from eval.quality import chosen_letter, final_number, is_right, meteor, quality, rouge_l, rouge_scorer
+from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.evaluation.config import EvalConfig, Variant
@@ -39,8 +42,92 @@ def test_accuracy(accepted: tuple[str, ...], answer: str, right: bool) -> None:
 
 def test_rouge_is_the_longest_common_subsequence() -> None:
     """By hand: 'the cat sat' and 'the cats slept', stems in common: the, cat; P = R = 2/3."""
-    assert draft_quality.rouge_l(["the cat sat"], "the cats slept") == pytest.approx(2 / 3)
-    assert draft_quality.rouge_l(["a dog", "the cat sat"], "the cat sat") == 1.0
+    assert rouge_l(["the cat sat"], "the cats slept") == pytest.approx(2 / 3)
+    assert rouge_l(["a dog", "the cat sat"], "the cat sat") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [
+        ("So 3+4=<<3+4=7>>7.\n#### 7", "7"),
+        ("#### 1,234", "1234"),
+        ("it is 5. Or 6.50 dollars", "6.50"),
+        ("$18.00", "18"),
+        ("#### -3 degrees", "-3"),
+        ("none", None),
+    ],
+)
+def test_final_numbers(written: str, number: str | None) -> None:
+    assert final_number(written) == number
+
+
+@pytest.mark.parametrize(
+    ("written", "letter"),
+    [
+        ("B. even", "B"),
+        (" (C)", "C"),
+        ("D", "D"),
+        ("It is not A. The answer is (B).", "B"),
+        ("The answer: **A**", "A"),
+        ("A cup of tea", None),
+        ("even", None),
+    ],
+)
+def test_chosen_letters(written: str, letter: str | None) -> None:
+    assert chosen_letter(written) == letter
+
+
+def test_questions_of_choice_and_worked_examples(tmp_path: Path) -> None:
+    """MMLU asked with its examples: a letter or the option's words count, and what a model asks next is not read."""
+    row = {"question": "2 is", "subject": "algebra", "choices": ["odd", "even"], "answer": 1}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{json.dumps(row)}\n" * 5)
+    sample = next(few_shot_samples("mmlu", rows, rows))
+    right = [quality(sample, told) for told in (" B", "even", "B. even\n\nQuestion: Is it?\nAnswer: A")]
+    assert right == [1.0, 1.0, 1.0]
+    assert [quality(sample, told) for told in ("A", "odd", "\n\nQuestion: 2 is\nAnswer: B")] == [0.0, 0.0, 0.0]
+    article = Sample("0", "cnn-dm", (), (("Rain fell.", "the cat sat"),))
+    assert quality(article, "the cats slept") == pytest.approx(2 / 3)
+
+
+ASKED = 'def double(x: int) -> int:\n    """Return 2 x."""\n'
+TESTS = "def check(candidate):\n    assert candidate(3) == 6\n"
+RIGHT = (
+    "    y = x + x\n    return y\n\nprint(double('no'))\nIt adds.",
+    "return 2 * x",
+    "\n    return (\n        2\n        * x\n)\nassert False",
+    f"Surely:\n```python\n{ASKED}    return 2 * x\n```\nIt doubles.",
+    "```\n    return 2 * x\n```",
+    f"Surely.\n{ASKED}    return 2 * x\nIt doubles.",
+)
+WRONG = ("    return x", "    exit(0)", "    return 2 *", "")
+
+
+def test_programs_pass_or_fail(tmp_path: Path) -> None:
+    row = {"task_id": "0", "prompt": ASKED, "canonical_solution": "    return 2 * x\n", "test": TESTS}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"entry_point": "double"}))
+    (sample,) = benchmark_samples("humaneval", tmp_path / "rows.jsonl")
+    assert quality(sample, RIGHT[0]) is None
+    assert [quality(sample, told, run_code=True) for told in RIGHT + WRONG] == [1.0] * 6 + [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "held = 'x' * 2_000_000_000",
+        "import socket",
+        "import urllib.request",
+        "open('large', 'wb').write(bytes(2 << 20))",
+    ],
+)
+def test_programs_have_limits(program: str) -> None:
+    assert not passes(program, seconds=0.7)
+
+
+def test_a_harmless_program_passes_and_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "1")
+    assert passes("import os\nassert 'SECRET' not in os.environ and not os.listdir()\nopen('a', 'w').write('b')")
 
 
 @dataclass(frozen=True)
@@ -79,7 +166,7 @@ def test_what_does_not_apply_is_none() -> None:
 
 def test_a_missing_package_is_told_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    draft_quality.rouge_scorer.cache_clear()
+    rouge_scorer.cache_clear()
     config = EvalConfig(target="target", draft="draft", rows=(Variant("T", ("T",)),), sets=("facts",))
     with pytest.raises(InputError, match=r"rouge-score is not installed; pip install 'jaxspec\[quality\]'"):
         draft_quality.measure_quality(config, {})
@@ -98,7 +185,7 @@ def test_the_script_writes_both_models(
         prompt_buckets=(384,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.config.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: preset)
     draft_quality.main(f"tiny --out {tmp_path / 'out'} --limit 2".split())
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [(row["dataset"], row["model"]) for row in rows] == [

@@ -1,0 +1,63 @@
+"""Running a program that a model has written, in a process with limits, to see whether its tests pass.
+
+The limits keep a mistake from costing more than its seconds. They are no sandbox: the program is the user's own process
+and may read and remove the user's files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+
+SECONDS = 5.0
+MEGABYTES = 1024
+_PASSED = 85
+"""The exit code of a program that came to its end, unlike one that ends itself in time."""
+
+_CHILD = f"""
+import ctypes, os, resource, sys
+try:
+    ctypes.CDLL(None).unshare(0x50000000)  # CLONE_NEWUSER, CLONE_NEWNET: a network of its own, with nothing in it
+except (AttributeError, OSError):
+    pass
+sys.modules["_socket"] = sys.modules["socket"] = None
+seconds, size = int(sys.argv[1]), {MEGABYTES} << 20
+limits = dict(RLIMIT_AS=size, RLIMIT_DATA=size, RLIMIT_CPU=seconds, RLIMIT_FSIZE=1 << 20, RLIMIT_CORE=0, RLIMIT_NPROC=0)
+for name, most in limits.items():
+    try:
+        resource.setrlimit(getattr(resource, name), (most, most))
+    except (AttributeError, OSError, ValueError):
+        pass
+exec(compile(sys.stdin.buffer.read(), "answer", "exec"), {{"__name__": "answer"}})
+os._exit({_PASSED})
+"""
+
+
+def passes(program: str, seconds: float = SECONDS) -> bool:
+    """Tell whether a program comes to its end without an error, in so many seconds, a gigabyte and no network.
+
+    Where the system grants no network namespace, its sockets alone are gone. It runs in an empty folder of its own.
+    """
+    with TemporaryDirectory() as folder:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-c", _CHILD, str(int(seconds) + 1)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={},
+            start_new_session=True,
+        )
+        try:
+            child.communicate(program.encode("utf-8", "replace"), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # what it started, too
+            child.wait()
+        return child.returncode == _PASSED

@@ -1,0 +1,134 @@
+"""How good an answer is: right or wrong, ROUGE-L, METEOR, or whether it is a program that passes its tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from eval.programs import passes
+from jaxspec.data.benchmarks import BENCHMARKS
+from jaxspec.data.samples import Sample
+from jaxspec.errors import InputError
+
+SHORT = {name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)} - {None}
+"""Sets whose answers are right or wrong, and picturebook's sets that stand for them."""
+MEASURES = {"humaneval": "pass@1", "cnn-dm": "ROUGE-L"}
+"""What CoS's sets are judged by, where that is not accuracy."""
+
+_OUTSIDE = r"[^\s#)\]}]"
+"""What begins a line outside of a function."""
+
+
+def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None:
+    """Return the measure by which CoS judges answers to the sample's set; None where there is none.
+
+    Args:
+      run_code: run what is answered to HumanEval, which is None otherwise.
+    """
+    if sample.turns[0][0].endswith("\nAnswer:"):  # after worked examples models go on with a question of their own
+        answer = answer.partition("\nQuestion:")[0]
+    measure = MEASURES.get(sample.dataset)
+    if measure == "pass@1":
+        return float(passes_tests(sample, answer)) if run_code else None
+    return rouge_l(references(sample), answer) if measure else accuracy(sample, answer)
+
+
+def accuracy(sample: Sample, answer: str) -> float | None:
+    """Return 1 for a right answer and 0 for a wrong one; None where the set tells no short answers.
+
+    GSM8K's is right by its final number, one to choose by its letter or words, any other as `is_right` tells.
+    """
+    accepted = references(sample)
+    if sample.dataset not in SHORT or not accepted:
+        return None
+    known = BENCHMARKS.get(sample.dataset)
+    if known and known.final:
+        return float(final_number(answer) == final_number(accepted[0]))
+    letter = chosen_letter(answer) if known and known.options else None
+    return float(letter == sample.turns[0][1][0] if letter else is_right(accepted, answer))
+
+
+def references(sample: Sample) -> tuple[str, ...]:
+    """Return the answers to the sample's first question that the set tells: short ones, or else its reference."""
+    return sample.accepted or tuple(filter(None, [sample.turns[0][1]]))
+
+
+def final_number(text: str) -> str | None:
+    """Return GSM8K's answer in a text: the number after the last ####, else the last number; without commas."""
+    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text.rpartition("####")[2])
+    return re.sub(r",|\.0*$", "", numbers[-1]) if numbers else None
+
+
+def chosen_letter(text: str) -> str | None:
+    """Return the letter of the option that a text chooses: after its last "answer", else the one it begins with."""
+    told = re.findall(r"(?i:answer)(?i: is)?[^\w']*([A-J])(?![\w'])", text)
+    begun = re.match(r"\W*([A-J])(?:[.):,]|\s*$|\s*\n)", text)
+    return told[-1] if told else begun and begun[1]
+
+
+def is_right(accepted: Sequence[str], answer: str) -> bool:
+    """Tell whether the answer holds an accepted one, as whole words in any case and punctuation.
+
+    Where yes or no is accepted, the first of these two words in the answer decides.
+    """
+    said = f" {_words(answer)} "
+    right = [_words(reference) for reference in accepted]
+    if {"yes", "no"} & set(right):
+        first = re.search(r" (yes|no)(?= )", said)
+        return first is not None and first[1] in right
+    return any(f" {reference} " in said for reference in right if reference)
+
+
+def passes_tests(sample: Sample, answer: str) -> bool:
+    """Tell whether an answer to HumanEval's question passes the tests of its row, `jaxspec.data.samples.Sample.labels`.
+
+    It is the rest of the question's function, or the whole function; prose around either, or a fence, is left out.
+    """
+    labels, asked = dict(sample.labels), sample.turns[0][0]
+    fenced = re.search(r"(?s)```(?:[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
+    code = fenced[1] if fenced else answer
+    whole = re.search(rf"(?ms)^def {re.escape(labels['entry_point'])}\b.*?(?=\n{_OUTSIDE}|\Z)", code)
+    if whole:
+        body = code if fenced else whole[0]
+    else:
+        indented, *after = re.split(rf"\n(?={_OUTSIDE})", "\n" + code.lstrip("\n"))
+        body = indented if indented.strip() else f"    {''.join(after[:1])}"  # a decoder may cut the first spaces
+    return passes(f"{asked}\n{body}\n\n{labels['test']}\n\ncheck({labels['entry_point']})\n")
+
+
+def rouge_l(references: Sequence[str], answer: str) -> float:
+    """Return ROUGE-L's F-measure with Porter stems, the best over the references."""
+    return float(rouge_scorer().score_multi(references, answer)["rougeL"].fmeasure)
+
+
+@cache
+def rouge_scorer() -> Any:
+    """Return rouge-score's own; InputError where that is not installed."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise InputError("quality: rouge-score is not installed; pip install 'jaxspec[quality]'") from error
+    return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -> float | None:
+    """Return METEOR as nltk has it, the best over the references; None without WordNet's files (`wordnet`).
+
+    nltk looks synonyms up by stem, so that those whose stem is no word count as different words.
+    """
+    from nltk.corpus import wordnet
+    from nltk.translate.meteor_score import meteor_score
+
+    if lexicon is None:
+        try:
+            wordnet.ensure_loaded()
+        except LookupError:
+            return None
+        lexicon = wordnet
+    return float(meteor_score([_words(text).split() for text in references], _words(answer).split(), wordnet=lexicon))
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"[\w']+", text.lower()))
