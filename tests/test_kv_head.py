@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints.kv_head import named_tensors
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import KVHeadConfig, Qwen2Config
 from jaxspec.models.kv_head import KVHead, head_rows, init_head
 from jaxspec.typing import Array, Params
 from tests import tiny
@@ -29,6 +29,10 @@ VARIANTS = {
     "drop": replace(BASE, pooling="drop"),
     "hidden states": replace(BASE, feature="last_hidden"),
     "all, two layers": replace(BASE, pooling="none", text_config=replace(BASE.text_config, num_hidden_layers=2)),
+    "a text target": KVHeadConfig.of_target(TEXT, image_slots=1, gamma=3),
+    "a text target with biases": KVHeadConfig.of_target(
+        Qwen2Config.from_hf(TEXT.to_hf() | {"model_type": "qwen2"}), gamma=3, feature="last_hidden"
+    ),
 }
 LENGTH, J = 16, BASE.gamma
 SHOWN = [
@@ -36,7 +40,7 @@ SHOWN = [
     np.asarray([-1, 0, 0, 0, 0, *[-1] * 11]),
     np.full(LENGTH, -1),
 ]
-"""Two images, one and none, of four slots each."""
+"""Two images, one and none, of four slots each; a text target has none of them."""
 ANCHORS = np.asarray([[10, 11, 12], [5, 7, 12], [1, 2, 12]])
 
 
@@ -53,7 +57,8 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
     from tests.tiny.kv_head_reference import run_block
 
     config, rng = VARIANTS[name], np.random.default_rng(1)
-    rows = head_rows(config, SHOWN, LENGTH + 2, 3)
+    pages = [np.full(LENGTH, -1)] * 3 if "text target" in name else SHOWN
+    rows = head_rows(config, pages, LENGTH + 2, 0 if "text target" in name else 3)
     shape = (3, LENGTH, TEXT.num_key_value_heads, TEXT.head_dim)
     k, v = rng.normal(size=shape), rng.normal(size=shape)
     heads = k.swapaxes(1, 2), v.swapaxes(1, 2)  # as a cache has them
@@ -79,7 +84,7 @@ def test_anchored_blocks_are_the_loop_over_anchors(name: str) -> None:
             config.to_dict(),
             tensors,
             *map(torch.tensor, (embeds[b, a], k[b], v[b])),
-            SHOWN[b],
+            pages[b],
             ANCHORS[b, a],
             torch.tensor(before[b, a]),
         )

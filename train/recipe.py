@@ -131,7 +131,8 @@ def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe
     """Return the recipe with what the command line changes."""
     parts: dict[str, Any] = {stage.name: stage.train for stage in recipe.stages}
     if isinstance(recipe, HeadRecipe):
-        parts |= {"head": Ablation(), "anchoring": recipe.anchoring}
+        own = {option.name: recipe.head[option.name] for option in fields(Ablation) if option.name in recipe.head}
+        parts |= {"head": Ablation(**own), "anchoring": recipe.anchoring}
     elif isinstance(recipe, Recipe) and recipe.distillation is not None:
         parts["distillation"] = recipe.distillation
     kind = DraftOptions if isinstance(recipe, Recipe) else Options

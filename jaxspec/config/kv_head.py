@@ -87,12 +87,14 @@ class KVHeadConfig:
         Args:
           layers: decoder layers of the head; all of them read the target's last.
           image_tokens: n; by default those of a LLaVA's tile.
-          options: further fields.
+          options: further fields; those of images mean nothing where the target is a text model.
         """
         text: TextConfig = getattr(target, "text_config", target)
         if not isinstance(text, RotaryConfig):
             raise InputError(f"KV head: a target of type {text.model_type!r} has no rotary keys to read; give another")
-        if image_tokens is None:
+        if text is target:
+            image_tokens, options = 0, options | {"pooling": "drop", "image_slots": 0, "slot_bias": False}
+        elif image_tokens is None:
             image_tokens = target.image_tokens if isinstance(target, LlavaConfig) else 0
         if not image_tokens and "pooling" not in options:
             options["pooling"] = "drop"

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.model_card import model_name
-from jaxspec.config import KVHeadConfig, LlavaConfig
+from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
@@ -56,7 +56,7 @@ class Anchoring:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe(StagedRecipe):
-    """A head of a LLaVA-1.5, LLaVA-NeXT or LLaVA-OneVision, and how it is trained."""
+    """A head of a LLaVA-1.5, LLaVA-NeXT, LLaVA-OneVision, Llama, Mistral or Qwen2, and how it is trained."""
 
     head: Mapping[str, Any]
     """Options of `KVHeadConfig.of_target`."""
@@ -144,7 +144,7 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
 def read_target(
     target: LanguageModel, params: Params, batch: ConversationBatch
 ) -> tuple[Float[Array, "B L D"], Float[Array, "B L K H"], Float[Array, "B L K H"]]:
-    """Hidden states, and last-layer keys and values, of whole conversations of a LLaVA."""
+    """Hidden states, and last-layer keys and values, of whole conversations."""
     rows, length = batch.tokens.shape
     prompt = batch.rows.replace(length=jnp.full(rows, length))
     embeds = target.embed(params, prompt, encode(target, params, batch.images))
@@ -165,9 +165,10 @@ def train_kv_head(
     """
     sources, first = open_sources(recipe.stages, data), recipe.stages[0].train
     target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch))
-    if not isinstance(target.config, LlavaConfig):
+    if target.model.mrope:
         raise InputError(
-            f"target {recipe.target}: a {target.config.model_type}, and KV heads are trained for LLaVAs; give one"
+            f"target {recipe.target}: a {target.config.model_type}, whose images take other positions than slots, and "
+            "no KV head is trained for such; give a LLaVA or a text model"
         )
     config = KVHeadConfig.of_target(target.config, target_name=model_name(locate(recipe.target)), **recipe.head)
     start = jax.random.key(first.seed)

@@ -1,0 +1,70 @@
+"""A text model as target: chats in JSONL, its own answers to them, a KV head and a draft of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.config import Qwen2Config
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.training.config import MeshConfig, TrainConfig
+from jaxspec.training.kv_head import train_kv_head
+from jaxspec.training.recipes import Recipe, Stage, train_draft
+from tests import tiny
+from tests.training import child
+from train import distill_data, prepare
+
+# Some tokens end an answer, so that not all run to the limit.
+TARGET = Qwen2Config.from_hf(
+    tiny.CONFIG.text_config.to_hf() | {"model_type": "qwen2", "eos_token_id": [*range(5, 30)], "num_hidden_layers": 1}
+)
+TRAIN = TrainConfig(steps=1, batch=4, warmup=1, log_every=1, dtype="float32", mesh=MeshConfig(data=1))
+STAGES = (Stage("tune", TRAIN, (("talk", 1.0),)),)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("target"), TARGET, tiny.random_params(TARGET))
+
+
+@pytest.fixture(scope="module")
+def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the target answers to chats."""
+    folder = tmp_path_factory.mktemp("data")
+    told = {"role": "assistant", "content": "No."}
+    chats = [{"messages": [{"role": "user", "content": f"Say {i}."}, told]} for i in range(12)]
+    (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    data = prepare.main(prepare.Text(folder / "chat.jsonl", "chat", out=folder))
+    options = distill_data.Options(
+        *(str(target), str(data), "anew"), temperature=1.0, max_new_tokens=8, prompt_buckets=(64,), out=folder
+    )
+    found = distill_data.main(options)
+    assert found is not None
+    return found
+
+
+def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_path: Path) -> None:
+    options = {"gamma": 3, "image_slots": 4}  # of which the last means nothing here
+    recipe = replace(child.HEAD, target=str(target), stages=STAGES, tile_buckets=(0,), head=options)
+    config, params = train_kv_head(recipe, tmp_path / "runs", {"talk": answers})
+    assert not config.pools
+    save_kv_head(tmp_path / "head", config, params, np.float32)
+    model = LoadedModel.load(target).with_head(tmp_path / "head")
+    model = replace(model, config=replace(model.config, eos_token_id=None))
+    requests = [Request(words, 24) for words in ("Say 3.", "And what else?")]
+    plain = Engine(model).generate(requests)
+    drafted = Engine(model, config=EngineConfig(("kv",), gamma=3)).generate(requests)
+    assert [result.tokens for result in drafted] == [result.tokens for result in plain]
+    assert drafted[0].stats.tokens_per_pass > 1
+
+
+def test_a_draft_is_trained_on_the_same(target: Path, answers: Path, tmp_path: Path) -> None:
+    start = replace(TARGET, hidden_size=16, head_dim=4)
+    recipe = Recipe(target=str(target), start=start, stages=STAGES, buckets=(64,), view="T")
+    draft = train_draft(recipe, tmp_path, {"talk": answers})
+    assert draft.config == start
