@@ -47,6 +47,8 @@ LATENCY = "python -m eval.latency"
 QUALITY = "python -m eval.draft_quality"
 HEAD = "python -m eval.kv_head"
 TOGETHER = "python -m eval.collaborative"
+SWEEP = f"{TOGETHER} cos --sets humaneval gsm8k --limit 8"
+LAMBDA = "lambda:0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 TRAIN = "python -m train.recipe"
 
 DRAWN = "drawings, no measurement"
@@ -237,15 +239,34 @@ COS = (
     Line(tables=(1,), what="the pairs of models", why="the preset `cos` names them"),
     Line(
         tables=(2, 3, 4, 5, 6, 7, 8),
-        what="ensembles and contrast of models: standard, naive, speculative and alternating proposals",
+        what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) and CoS; also how well "
+        "they answer",
         command=f"{TOGETHER} cos",
         mini=f"{TOGETHER} visual",
     ),
     Line(tables=(9, 10), what="Ascend 910B3", why="not a device of JAX's; elsewhere it is Tables 2 to 6"),
     Line(
-        figures=(4, 5, 6, 8),
-        what="lambda, mu and gamma",
-        command=f"{TOGETHER} cos",
+        figures=(4,),
+        what="weight of the first model; at least 1.5 times as fast at all, the paper says",
+        command=f'{SWEEP} --pairings "Llama, Vicuna" "Qwen 3B" --sweep {LAMBDA} --out runs/cos_weight',
+        mini=f'{TOGETHER} visual --pairings "draft + target" --sweep {LAMBDA} --out runs/visual_weight',
+    ),
+    Line(
+        figures=(5,),
+        what="mu of contrastive decoding; the temperature is not said",
+        command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" --sweep mu:0.1,0.2,0.3,0.4,0.5 --out runs/cos_mu',
+        mini=f'{TOGETHER} visual --pairings "draft + target" --sweep mu:0.1,0.3,0.5 --out runs/visual_mu',
+    ),
+    Line(
+        figures=(6,),
+        what="draft length of the smaller model; which ensembles and temperatures is not said",
+        command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
+        mini=f"{TOGETHER} visual --sweep gamma:1,2,3,4,5 --out runs/visual_gamma",
+    ),
+    Line(
+        figures=(8,),
+        what="quality and speed over the weight of the smaller model",
+        command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",
     ),
     Line(figures=(1, 2, 3, 7), what=DRAWN, why="the method"),
