@@ -10,7 +10,7 @@ Writes results.json, records.jsonl, table.md and report.html (and figures, with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.page import SHOWN, draw_all, write_html
+from eval.page import ASKED, SHOWN, draw_all, write_html
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine
 from jaxspec.evaluation.block_efficiency import GROUP, compare, row_engines
@@ -68,17 +68,20 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: S
     begun = {row["dataset"] for row in (*rows, *failed)}
     sets = [name for name in config.sets if name in begun]
     averages = averaged(config, sets)
-    papers = [paper for paper in config.published if paper.is_of(config)]
+    papers = [paper for paper in config.published if paper.is_of(config) and set(paper.numbers) & set(config.turns)]
     title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
     header = ["views", "turn", *sets, *averages, "speed-up", "predicted", "identical"]
     cells = []
+    lost = {(row["dataset"], row["turn"], row["row"]) for row in failed}
+    rows = [row for row in rows if (row["dataset"], row["turn"], row["row"]) not in lost]
     for turn in config.turns:
+        asked = [name for name in sets if turn in config.turns_of(name)]
         for row in config.rows:
-            line = {r["dataset"]: r for r in rows if r["row"] == row.name and r["turn"] == turn}
-            numbers = [number(line.get(name, {}).get("mean_acceptance_length")) for name in sets]
-            numbers += [number(_mean_over(line, group, "mean_acceptance_length")) for group in averages.values()]
-            speeds = [number(_mean_over(line, sets, f)) for f in ("speedup_measured", "speedup_predicted_with_verify")]
-            same = percent(_mean_over(line, sets, "token_identity_rate"), 1)
+            line = [r for r in rows if r["row"] == row.name and r["turn"] == turn]
+            groups = [[name] for name in sets] + list(averages.values())
+            numbers = [number(_mean_over(line, group, "mean_acceptance_length")) for group in groups]
+            speeds = [number(_mean_over(line, asked, f)) for f in ("speedup_measured", "speedup_predicted_with_verify")]
+            same = percent(_mean_over(line, asked, "token_identity_rate"), 1)
             cells.append([row.name, str(turn), *numbers, *speeds, same])
             for paper in papers:
                 if printed := paper.numbers.get(turn, {}).get(row.name):
@@ -95,6 +98,8 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: S
         "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
         "decoding token for token.",
     ]
+    if config.each_follow_up and 2 in config.turns:
+        notes.append(f"Turn 2 is the mean over what follows the first answer: {', '.join(config.follow_ups)}.")
     notes += [f"paper: {paper.source}." for paper in papers]
     learned = {row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)}
     if learned:
@@ -112,9 +117,11 @@ def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
     return told if set(sets) <= {one for group in told.values() for one in group} else {"avg": list(sets)}
 
 
-def _mean_over(line: Mapping[str, Record], sets: Sequence[str], field: str) -> float | None:
-    """Return the mean of a field over sets; None where one of them is missing."""
-    return mean([line[name] for name in sets], field) if line.keys() >= set(sets) else None
+def _mean_over(line: Sequence[Record], sets: Sequence[str], field: str) -> float | None:
+    """Return the mean of a field over sets, and within a set over follow-ups; None where a set is missing."""
+    means = [mean([row for row in line if row["dataset"] == name], field) for name in sets]
+    found = [one for one in means if one is not None]
+    return sum(found) / len(found) if found and len(found) == len(means) else None
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
@@ -144,13 +151,14 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     return tables
 
 
-def _asked(config: EvalConfig) -> dict[tuple[str, str, int], tuple[str, Sequence[Any]]]:
-    """Return (set, sample, turn) -> the question and the sample's images, of those that the page shows."""
+def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:
+    """Return the question and the images of the samples that the page shows, by what their records have in `ASKED`."""
     return {
-        (name, sample.id, turn): (sample.turns[turn - 1][0], sample.images)
+        tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (sample.turns[turn - 1][0], sample.images)
         for name in config.sets
-        for turn in config.turns
-        for sample in islice(config.samples(name, turns=turn), SHOWN)
+        for place, part in config.parts(name)
+        for turn in part.turns
+        for sample in islice(part.samples(name, turns=turn), SHOWN)
     }
 
 

@@ -90,10 +90,7 @@ def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tu
     """
     rouge_scorer()  # where it is not installed, that is told before anything is decoded
     context = text_config(next(iter(models.values())).config).max_position_embeddings
-    engines = {
-        name: Engine(_with_context(model, context), None, config.plain())
-        for name, model in models.items()
-    }
+    engines = {name: Engine(_with_context(model, context), None, config.plain()) for name, model in models.items()}
     rows, records = [], []
     bar = tqdm(total=len(config.sets) * len(engines), unit="run", desc="quality", delay=1)
     for dataset in config.sets:

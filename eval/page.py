@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from jaxspec.data.images import to_rgb
 from jaxspec.evaluation.config import EvalConfig
-from jaxspec.evaluation.report import Record, Table
+from jaxspec.evaluation.report import Record, Table, mean
 from jaxspec.files import whole, write_text
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
@@ -37,7 +37,6 @@ TITLES = {
     "accepted_over_time": "Accepted drafts along the answers, from first token (0) to last (1)",
 }
 """Figures by file name, and what they show."""
-
 
 
 def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path) -> list[Path]:
@@ -73,9 +72,10 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
     bar = 0.8 / len(names)
     for axis, (turn, group) in zip(axes, groups):
         for i, name in enumerate(names):
-            found = {r["dataset"]: r["mean_acceptance_length"] for r in rows if r["row"] == name and r["turn"] == turn}
+            found = [row for row in rows if row["row"] == name and row["turn"] == turn]
             places = [x - 0.4 + bar * (i + 0.5) for x in range(len(group))]
-            heights = [found.get(dataset) or 0.0 for dataset in group]
+            cells = ([row for row in found if row["dataset"] == dataset] for dataset in group)
+            heights = [mean(cell, "mean_acceptance_length") or 0.0 for cell in cells]
             axis.bar(places, heights, 0.92 * bar, label=name, **_style(i))
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axis.set_xlim(-0.5, shown - 0.5)
@@ -278,6 +278,8 @@ def save(figure: Any, path: Path) -> Path:
 
 SHOWN = 3
 """Samples of each set and turn whose text is shown."""
+ASKED = ("dataset", "sample", "turn", "follow_up")
+"""Fields of a record that say what was asked."""
 
 
 def write_html(
@@ -286,13 +288,13 @@ def write_html(
     table: Table,
     figures: Sequence[Path],
     records: Sequence[Record],
-    questions: Mapping[tuple[str, str, int], tuple[str, Sequence[Any]]],
+    questions: Mapping[tuple[Any, ...], tuple[str, Sequence[Any]]],
 ) -> None:
     """Write the page.
 
     Args:
       records: those with a `trace` are shown, up to SHOWN samples of each set and turn.
-      questions: (dataset, sample, turn) -> the prompt's text and its images.
+      questions: by what a record has in `ASKED`, the prompt's text and its images.
     """
     page = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(default=True))
     html = page.get_template("page.html.jinja").render(
@@ -317,10 +319,8 @@ def token_class(place: int, agree: Sequence[bool] | None) -> str:
     return "several" if right else "mixture"
 
 
-def _samples(
-    records: Sequence[Record], questions: Mapping[tuple[str, str, int], tuple[str, Sequence[Any]]]
-) -> list[Record]:
-    out: dict[tuple[str, str, int], Record] = {}
+def _samples(records: Sequence[Record], questions: Mapping[tuple[Any, ...], tuple[str, Sequence[Any]]]) -> list[Record]:
+    out: dict[tuple[Any, ...], Record] = {}
     shown: dict[tuple[str, int], set[str]] = {}
     for record in records:
         trace = record.get("trace")
@@ -330,7 +330,7 @@ def _samples(
         if record["sample"] not in chosen and len(chosen) >= SHOWN:
             continue
         chosen.add(record["sample"])
-        key = (record["dataset"], record["sample"], record["turn"])
+        key = tuple(record.get(field) for field in ASKED)
         if key not in out:
             text, images = questions.get(key, ("", ()))
             pictures = [_picture(image) for image in images]
@@ -342,9 +342,7 @@ def _samples(
             for i, (piece, place) in enumerate(zip(trace["pieces"], trace["place"]))
         ]
         length = record["mean_acceptance_length"]
-        out[key]["rows"].append(
-            {"name": record["row"], "views": record["views"], "tokens": tokens, "length": length}
-        )
+        out[key]["rows"].append({"name": record["row"], "views": record["views"], "tokens": tokens, "length": length})
     return list(out.values())
 
 

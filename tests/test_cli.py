@@ -112,9 +112,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str | Path, command: str 
     [(), ("rgb",), ("gray",), ("rgba",), ("palette",), ("wide",), ("tall",), ("dot",), ("rgb", "gray")],
     ids=lambda names: "+".join(names) or "none",
 )
-def test_the_draft_changes_nothing(
-    names: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_draft_changes_nothing(names: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = pictures(world, *names)
     spoken, plain = run(capsys, world, *args), run(capsys, world, *args, draft=None)
     assert spoken["tokens"] == plain["tokens"]
@@ -501,9 +499,7 @@ def test_damaged_checkpoint(
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
-def test_a_text_draft_cannot_read_images(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_draft_cannot_read_images(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = text_config(tiny.CONFIG)
     draft = tiny.save(tmp_path / "text", text, tiny.random_params(text))
     models = ["--target", world / "target", "--draft", draft, "--prompt", "Hi"]

@@ -9,11 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import llava15
+from configs.published import ibed
 from jaxspec.evaluation.config import Variant
-
-ONE = ("chartqa", "textvqa", "vqav2", "hallusionbench")
-TWO = ("spot-the-diff", "iedit")
-FIVE = ("pororosv", "vist")
 
 config = replace(
     llava15.config,
@@ -22,8 +19,8 @@ config = replace(
         *(Variant(f"pool ({tokens})", (f"P{tokens}",)) for tokens in (144, 36, 9, 1)),
         *(Variant(views, tuple(views)) for views in ("MT", "MC", "MTC", "MTCP")),
     ),
-    sets=(*ONE, *TWO, *FIVE),
+    sets=(*ibed.ONE, *ibed.TWO, *ibed.FIVE),
     turns=(1,),
-    averages={"n = 1": ONE, "n = 2": TWO, "n = 5": FIVE},
-    published=(),
+    averages=ibed.AVERAGES,
+    published=ibed.MIXTURES,
 )

@@ -1,22 +1,23 @@
-"""LLaVA-1.5-7B with IbED's 68M draft on TABED's sets: the models, rows and columns of TABED's Tables 1 and 18.
+"""LLaVA-1.5-7B with IbED's 68M draft on TABED's sets: the models, rows and columns of its Tables 1, 3, 4 and 18.
 
-What the paper prints stands below each line of ours. MT* and MTCP* are as its released code runs them, by one grid;
-`mt-paper` and `mtcp-paper` are what the paper writes.
+What the paper prints stands below each line of ours. MT* and MTCP* are by the kinds of rule that the paper names, a
+grid and inverse KL, in the form of its released code; `mt-paper` and `mtcp-paper` are what it writes, and
+`llava15_weightings` measures them all.
 
-The sets come from the hub, or from local copies: `--data pope=PATH docvqa=PATH ...`. NQ and GSM8K are second turns
-after each of them, as in the paper: `--turns 2 --follow-ups fact`. The paper's other kind of second turn, another
-question with its own images, is left out: after five images it passes the target's 4096 positions. How the paper pools
-its kinds of second turns it does not say.
+Every kind of second turn follows every sample, as in the released code: the next sample's question with its images, a
+caption, a summary, a story. After five images the first passes the target's 4096 positions, and the paper has none.
+`--turns 2 --follow-ups fact` and `sum` are its columns NQ and GSM8K. The sets come from the hub, or from local copies:
+`--data pope=PATH docvqa=PATH ...`.
 """
 
 from __future__ import annotations
 
-from configs import published
+from configs.published import tabed
 from jaxspec.evaluation.config import EvalConfig, Variant
 
 config = EvalConfig(
-    target=published.TARGET,
-    draft=published.DRAFT,
+    target=tabed.TARGET,
+    draft=tabed.DRAFT,
     rows=(
         Variant("M", ("M",)),
         Variant("T", ("T",)),
@@ -26,15 +27,17 @@ config = EvalConfig(
         Variant("MT static", ("M", "T")),
         Variant("MT*", ("M", "T"), weighting="mt-release"),
         Variant("MTCP static", ("M", "T", "C", "P")),
-        Variant("MTCP*", ("M", "T", "C", "P"), weighting="mt-release"),
+        Variant("MTCP*", ("M", "T", "C", "P"), weighting="mtcp-release"),
     ),
-    captioner="florence2:florence-community/Florence-2-large-ft",
-    sets=(*published.IN_DOMAIN, *published.OUT_OF_DOMAIN),
-    follow_ups=published.FOLLOW_UPS,
+    captioner=tabed.CAPTIONER,
+    sets=(*tabed.IN_DOMAIN, *tabed.OUT_OF_DOMAIN),
+    follow_ups=tabed.FOLLOW_UPS,
+    each_follow_up=True,
+    one_turn=tabed.OUT_OF_DOMAIN,
     max_new_tokens=128,
     dtype="float16",
-    averages=published.AVERAGES,
-    published=published.VIEWS,
+    averages=tabed.AVERAGES,
+    published=tabed.VIEWS,
     prompt_buckets=(1024, 2048, 4096),
     image_buckets=(1, 2, 5, 8),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs import published
 from configs.eval import llava15
+from configs.published import tabed
 
 config = replace(
     llava15.config,
@@ -16,5 +16,6 @@ config = replace(
         for tree in (None, "2", "3:80")
     ),
     captioner=None,
-    published=published.TREES,
+    turns=(1,),
+    published=tabed.TREES,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import llava15
+from configs.published import tabed
 from jaxspec.evaluation.config import Variant
 
 config = replace(
@@ -23,5 +24,5 @@ config = replace(
         Variant("MTCP*, paper", ("M", "T", "C", "P"), weighting="mtcp-paper"),
     ),
     turns=(1,),
-    published=(),
+    published=tabed.WEIGHTINGS,
 )

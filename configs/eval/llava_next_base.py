@@ -8,5 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import llava15
+from configs.published import tabed_next
 
-config = replace(llava15.config, target="llava-hf/llava-v1.6-vicuna-7b-hf", tiles=False)
+config = replace(llava15.config, target=tabed_next.TARGET, tiles=False, published=tabed_next.NEXT)

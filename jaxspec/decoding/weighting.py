@@ -364,10 +364,9 @@ PRESETS = {
 """TABED's rules, each for any number of views.
 
 `mt-paper` and `mtcp-paper` are MT* (views M, T) and MTCP* (M, T, C, P) as the paper's appendix B.2 writes them; it
-names the grid of MT* but no measure, which is read as KL, its measure elsewhere. The scripts of the released code run
-every mixture, MT* and MTCP* alike, with the same three rules: first `mt-release`, the grid; then inverse KL, which is
-`mtcp-release`; then inverse L1 (`inverse_error_power:measure=tvd`). So the released MTCP* is `mt-release` over four
-views. None of its files says which of the three gave the published numbers."""
+names the grid of MT* but no measure, which is read as KL, its measure elsewhere. `mt-release` and `mtcp-release` are
+the same kinds of rule in the form of the released code. Its scripts run every mixture, MT* and MTCP* alike, by that
+grid, by that inverse KL and by inverse L1 (`inverse_error_power:measure=tvd`); no file of it says which was printed."""
 
 
 def parse_weighting(text: str) -> Weighting:

@@ -27,7 +27,7 @@ from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predict
 from jaxspec.evaluation.report import Record
 from jaxspec.evaluation.timing import PassTimes, interleaved, time_passes
 
-GROUP = ("dataset", "turn", "gamma")
+GROUP = ("dataset", "turn", "follow_up", "gamma")
 """What rows that were measured by turns have in common: they are saved together, and a stopped run goes on behind."""
 
 
@@ -54,19 +54,20 @@ def compare(
 ) -> Iterator[Group]:
     """Measure engines of one target, by their names in the table, beside plain decoding of the same requests.
 
-    Yields a group for each set of data and turn that has no rows `before`. The others in it are measured all the same
+    Yields a group for each part of each set that has no rows `before`. The others in it are measured all the same
     where an engine fails.
     """
     before = [row for row in before if row["gamma"] == config.gamma]
-    done = {(row["dataset"], row["turn"]) for row in before}
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
-    left = {name: tuple(turn for turn in config.turns if (name, turn) not in done) for name in config.sets}
-    work = sum(map(len, left.values())) * (1 + len(engines)) * config.repeats
-    with tqdm(total=work, unit="run", desc="block efficiency", delay=1) as bar:
-        for dataset in filter(left.get, left):
-            bar.set_postfix_str(dataset, refresh=False)
-            for turn, prompts in each_turn(replace(config, turns=left[dataset]), plain, dataset):
-                yield _group(config, plain, engines, {"dataset": dataset, "turn": turn}, prompts, passes, bar)
+    parts = [part for name in config.sets for part in config.parts(name)]
+    left = [(place, part) for place, part in parts if not any(place.items() <= row.items() for row in before)]
+    with tqdm(
+        total=len(left) * (1 + len(engines)) * config.repeats, unit="run", desc="block efficiency", delay=1
+    ) as bar:
+        for place, part in left:
+            bar.set_postfix_str(place["dataset"], refresh=False)
+            for _, prompts in each_turn(part, plain, place["dataset"]):
+                yield _group(config, plain, engines, place, prompts, passes, bar)
 
 
 def _group(
@@ -149,9 +150,10 @@ class _Guarded:
 def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Prompt]]]:
     """Yield the prompts of each turn asked for; the second follows the target's own answer to the first."""
     encoder = plain.encoder
-    if 1 in config.turns:
+    turns = config.turns_of(dataset)
+    if 1 in turns:
         yield 1, [first_prompt(encoder, sample) for sample in config.samples(dataset)]
-    if 2 in config.turns:
+    if 2 in turns:
         samples = config.samples(dataset, turns=2)
         first = [first_prompt(encoder, sample) for sample in samples]
         answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])

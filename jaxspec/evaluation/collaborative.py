@@ -224,9 +224,7 @@ class _Measurement:
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
         requests = [
-            Request(
-                first_prompt(encoder, sample), config.max_new_tokens, pairing.temperature, seed=config.seed + i
-            )
+            Request(first_prompt(encoder, sample), config.max_new_tokens, pairing.temperature, seed=config.seed + i)
             for i, sample in enumerate(samples)
         ]
         timed, rates = interleaved(list(programs.values()), requests[: config.timed], config.repeats, self.bar)

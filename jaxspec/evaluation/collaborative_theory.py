@@ -38,9 +38,7 @@ class Calls(NamedTuple):
         return self.scoring + self.proposing
 
 
-def one_proposer_calls(
-    alpha: float, gamma: int, models: int = 2, proposer: int = 0, bonus: bool = False
-) -> Calls:
+def one_proposer_calls(alpha: float, gamma: int, models: int = 2, proposer: int = 0, bonus: bool = False) -> Calls:
     """Return the calls of `OneProposer`; without bonus this is Theorem 3.1."""
     tokens = tokens_per_run(alpha, gamma + bonus)
     own = np.arange(models) == proposer

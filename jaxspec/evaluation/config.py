@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -15,7 +15,7 @@ from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
-from jaxspec.data.sets import MMSPEC, check_names, evaluation_set
+from jaxspec.data.sets import MMSPEC, SETS, check_names, evaluation_set
 from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_captioner
 from jaxspec.decoding.engine_config import (
     IMAGE_BUCKETS,
@@ -91,6 +91,10 @@ class Dialogues(Data):
     """1: the first question. 2: the follow-up, after the target's own answer to the first."""
     follow_ups: tuple[str, ...] = tuple(FOLLOW_UPS)
     """Kinds of second turns; sample i has kind i modulo their number."""
+    each_follow_up: bool = False
+    """All kinds follow each sample, as TABED asks them; what is shown is the mean over kinds."""
+    one_turn: tuple[str, ...] = ()
+    """Sets that are asked first questions alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,11 +175,28 @@ class EvalConfig(Models, Dialogues, Drafting):
         """Return the first `limit` samples of a set, with one turn or two."""
         return evaluation_set(name, self.limit, turns, self.follow_ups, data_places(self.data), images=self.images)
 
+    def turns_of(self, name: str) -> tuple[int, ...]:
+        """Return the turns of a set that are asked."""
+        return tuple(turn for turn in self.turns if turn == 1 or name not in self.one_turn)
+
+    def parts(self, name: str) -> Iterator[tuple[dict[str, Any], EvalConfig]]:
+        """Yield what of a set is measured together: its place in the records, and the configuration of it alone."""
+        brings_turns = name == MMSPEC or name not in SETS
+        for turn in self.turns_of(name):
+            part = replace(self, turns=(turn,))
+            if turn == 1 or not self.each_follow_up or brings_turns:
+                yield {"dataset": name, "turn": turn}, part
+                continue
+            for kind in self.follow_ups:
+                yield {"dataset": name, "turn": turn, "follow_up": kind}, replace(part, follow_ups=(kind,))
+
     def __post_init__(self) -> None:
         check_names(self.sets, tuple(data_places(self.data)))
         check_counts(limit=self.limit, repeats=self.repeats)
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
+        if not any(map(self.turns_of, self.sets)):
+            raise InputError(f"turns: of {', '.join(self.sets)} the first alone is asked; give 1, or other --one-turn")
 
 
 @dataclass(frozen=True)
@@ -393,5 +414,5 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
             raise InputError(f"captioner {captioner}: no such file; check the path")
     for name in config.sets:
         if name in data_places(config.data) or name == MMSPEC:
-            for turn in config.turns:
+            for turn in config.turns_of(name):
                 config.samples(name, turn)

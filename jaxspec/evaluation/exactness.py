@@ -145,9 +145,7 @@ def measure_sampling(
     return records
 
 
-def divergence(
-    target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]
-) -> Divergence | None:
+def divergence(target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]) -> Divergence | None:
     """Return where `found` first leaves `expected`, and how sure the target is there; None where they are equal."""
     for i, (ours, theirs) in enumerate(zip(expected, found)):
         if ours != theirs:
@@ -184,9 +182,7 @@ def whole_row(
 
 
 @partial(jax.jit, static_argnums=0)
-def _last_logits(
-    model: LanguageModel, params: Params, rows: PromptRows, images: dict[str, Array] | None
-) -> Array:
+def _last_logits(model: LanguageModel, params: Params, rows: PromptRows, images: dict[str, Array] | None) -> Array:
     features = None if images is None else model.encode(params, images)
     embeds = model.embed(params, rows, features)
     return model.prefill(params, embeds, rows, rows.tokens.shape[1])[0][0]

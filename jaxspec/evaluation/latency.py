@@ -291,9 +291,7 @@ def blocks(program: Speculator, params: Params, state: DecodeState, options: Sam
 
 
 @partial(jax.jit, static_argnames="program", donate_argnames="state")
-def _run_blocks(
-    program: Speculator, params: Params, state: DecodeState, options: Sampling, times: int
-) -> DecodeState:
+def _run_blocks(program: Speculator, params: Params, state: DecodeState, options: Sampling, times: int) -> DecodeState:
     def step(_: int, now: DecodeState) -> DecodeState:
         after = program.block(params, now, options)
         target, drafter = rewound(after.target, state.target), rewound(after.drafter, state.drafter)

@@ -196,9 +196,7 @@ def _options(file: Path) -> dict[str, Any]:
         return {}
 
 
-def write_results(
-    out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
-) -> None:
+def write_results(out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str) -> None:
     """Write the three files, each of them whole or not at all; the rows last, so that each has its records."""
     write_text(out / "table.md", table)
     write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))

@@ -67,9 +67,7 @@ class Passes:
       extend: (params, tokens [B, T], state) -> logits [..., B, T, V], state.
     """
 
-    def __init__(
-        self, extend: Callable[..., tuple[Array, Any]], params: Params, state: Any, batch: int
-    ) -> None:
+    def __init__(self, extend: Callable[..., tuple[Array, Any]], params: Params, state: Any, batch: int) -> None:
         self.extend, self.params, self.state, self.batch = extend, params, state, batch
 
     def over(self, tokens: int) -> Callable[[int], Any]:
@@ -153,9 +151,7 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     return PassTimes(**time_loops(calls, repeats))
 
 
-def time_members(
-    engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10
-) -> dict[int, list[float]]:
+def time_members(engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10) -> dict[int, list[float]]:
     """Time a pass of each model over so many tokens, after the request's prompt, in milliseconds."""
     state = engine.prefill([request])
     members = [

@@ -186,9 +186,7 @@ def test_llava_round_trip(tmp_path, changes, shard_bytes):
     equal(ours.params, checkpoint.params)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"rope_theta": 500.0}, {"tie_word_embeddings": True, "attention_bias": True}]
-)
+@pytest.mark.parametrize("changes", [{"rope_theta": 500.0}, {"tie_word_embeddings": True, "attention_bias": True}])
 def test_llama_round_trip(tmp_path, changes):
     model = hf.llama(**changes)
     checkpoint = load(hf.write(tmp_path / "theirs", model))
@@ -220,9 +218,7 @@ def test_saved_files(tmp_path, hub):
 
     config = json.loads((path / "config.json").read_text())
     assert config["dtype"] == config["torch_dtype"] == "bfloat16"
-    assert (
-        config["text_config"]["rope_theta"] == config["text_config"]["rope_parameters"]["rope_theta"] == 100.0
-    )
+    assert config["text_config"]["rope_theta"] == config["text_config"]["rope_parameters"]["rope_theta"] == 100.0
     generation = json.loads((path / "generation_config.json").read_text())
     assert generation.pop("transformers_version")
     assert generation == {"bos_token_id": 1, "eos_token_id": 2, "top_k": 5}

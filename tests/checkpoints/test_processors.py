@@ -28,9 +28,7 @@ from tests.hub import words
 
 VOCABULARY, IMAGE = 53, 52
 CONFIG = LlavaConfig(
-    LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    ),
+    LlamaConfig(vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1),
     VisionConfig(
         hidden_size=8,
         intermediate_size=8,

@@ -144,9 +144,7 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
     assert "skipped 1 rows" in out.err
     source = Prepared(tmp_path / "my_mix")
     assert source.metadata == {"samples": 29, "images": 29, "answers": 29, "skipped": 1}
-    assert [sample.id for sample in (source[i] for i in range(len(source)))] == [
-        f"r{i}" for i in range(30) if i != 7
-    ]
+    assert [sample.id for sample in (source[i] for i in range(len(source)))] == [f"r{i}" for i in range(30) if i != 7]
     sample = pickle.loads(pickle.dumps(source))[5]
     assert sample.turns == (("<image>\n<image>\nQ5 é?", "A5"),)
     assert [image.size for image in sample.images] == [(3, 4), (3, 5)]

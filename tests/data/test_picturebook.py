@@ -146,9 +146,9 @@ def test_labels_match_the_scene() -> None:
         assert not labels["colour"].any()
         bars = zip(labels["bar_colour"], labels["bar_height"], strict=True)
         assert tuple((COLOURS[colour - 1], int(height)) for colour, height in bars) == chart.bars
-        assert {
-            name: bool((value < LABEL_CLASSES[name]).all()) for name, value in labels.items()
-        } == dict.fromkeys(LABEL_CLASSES, True)
+        assert {name: bool((value < LABEL_CLASSES[name]).all()) for name, value in labels.items()} == dict.fromkeys(
+            LABEL_CLASSES, True
+        )
 
 
 def test_an_edit_changes_one_cell() -> None:
@@ -317,9 +317,7 @@ def test_contact_sheet_is_written_whole_or_not_at_all(tmp_path) -> None:
         assert sheet.width > 1000
         assert sheet.height > 3000
     assert [entry.name for entry in tmp_path.iterdir()] == ["sheet.png"]
-    failed = subprocess.run(
-        [*command, str(path / "sheet.png")], capture_output=True, text=True, check=False
-    )
+    failed = subprocess.run([*command, str(path / "sheet.png")], capture_output=True, text=True, check=False)
     assert failed.returncode == 2
     assert len(failed.stderr.splitlines()) == 1
 

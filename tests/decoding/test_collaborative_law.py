@@ -187,7 +187,6 @@ BEFORE: list[Array] = []
 """Committed tokens before a turn, as it is traced."""
 
 
-
 def test_a_missing_context_is_noticed() -> None:
     text, new = "weighted:0.7,0.3", 7
     counts, _, _ = drawn(MissingContext(tables.members(2, 3), (3, 1)), text, 3, new, 1.0)

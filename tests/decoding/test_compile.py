@@ -16,9 +16,7 @@ from jaxspec.decoding.speculative import Autoregressive, Speculator
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
 
 TARGET, PARAMS = lvlm(16, 2, seed=0)
-CHAIN, TREE, DYNAMIC = (
-    speculator(TARGET, TARGET, ("M", "T"), 3, tree=tree) for tree in (None, "2:5", "dynamic:2:4")
-)
+CHAIN, TREE, DYNAMIC = (speculator(TARGET, TARGET, ("M", "T"), 3, tree=tree) for tree in (None, "2:5", "dynamic:2:4"))
 BOTH = {"target": PARAMS, "drafter": noisy(PARAMS, 0.1)}
 NEW = 8
 

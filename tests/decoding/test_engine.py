@@ -132,9 +132,7 @@ def test_chosen_lengths_start_out_with_what_earlier_answers_accepted(
     measured, earlier = [], []
     costs = np.asarray([1.0, 1.0] + [9.0] * 3)
     monkeypatch.setattr(engine_module, "measure_costs", lambda lengths, run: measured.append(lengths) or costs)
-    monkeypatch.setattr(
-        engine_module, "init_gamma", lambda *given: earlier.extend(given[2:]) or init_gamma(*given)
-    )
+    monkeypatch.setattr(engine_module, "init_gamma", lambda *given: earlier.extend(given[2:]) or init_gamma(*given))
     engine = Engine(target, draft, replace(CONFIG, adaptive_gamma=True))
     requests = [request_of(engine, words, images=1) for words in WORDS[:3]]
     stats = [result.stats for result in engine.generate(requests)]
@@ -199,9 +197,7 @@ def test_the_compiled_programs_move_nothing_but_their_inputs_between_host_and_de
     assert guarded == [running.run_prefill, running.run_decode]
 
 
-def test_a_shared_tower_gives_what_two_towers_give(
-    engine: Engine, target: LoadedModel, draft: LoadedModel
-) -> None:
+def test_a_shared_tower_gives_what_two_towers_give(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
     request = request_of(engine, "Hi", images=1)
     assert engine.program.shares_tower
     assert "vision_tower" not in engine.params["drafter"]

@@ -52,9 +52,7 @@ def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
             assert following.text.startswith(part.text)
 
 
-def test_who_stops_reading_stops_the_decoding(
-    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_stops_reading_stops_the_decoding(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, decodes = Engine(target, config=CONFIG), []
     for module in (engine_module, running):
         monkeypatch.setattr(module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))

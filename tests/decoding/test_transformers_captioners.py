@@ -17,6 +17,7 @@ from tests.tiny.captioners import blip, blip2, florence2
 
 torch = pytest.importorskip("torch", reason="these captioners run in torch")
 
+
 def pages() -> list[Image.Image]:
     rng = np.random.default_rng(0)
     return [Image.fromarray(rng.integers(0, 256, size, np.uint8)) for size in ((40, 50, 3), (32, 32, 3), (64, 20, 3))]

@@ -114,9 +114,7 @@ def perturbed(blocks: list[tuple[np.ndarray, ...]], rng: np.random.Generator, ro
     return out
 
 
-@pytest.mark.parametrize(
-    "text", ["grid:window=4", "inverse_error_power", "hard_match", "adaboost", "em:window=4"]
-)
+@pytest.mark.parametrize("text", ["grid:window=4", "inverse_error_power", "hard_match", "adaboost", "em:window=4"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), row=st.integers(0, B - 1))
 def test_weights_lie_on_the_simplex_follow_their_views_and_know_their_own_row_only(

@@ -140,7 +140,7 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
     monkeypatch.setattr("jaxspec.decoding.captioners.find_spec", lambda name: torch or None)
     option = f"--captioner {captioner}" if captioner else ""
     _, config, _ = parse(f"llava15 {option}")
-    assert [row.name for row in config.rows] == ["M", "T", "P", "MT static", "MT*"]
+    assert [row.name for row in config.rows] == ["M", "T", "P", "MT random", "MT static", "MT*"]
     assert list(config.left_out) == CAPTIONED
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(f"rows left out: C, MTCP static, MTCP\\*: .*{message}", line)
@@ -184,7 +184,7 @@ def test_help_lists_both_kinds_of_options(capsys: pytest.CaptureFixture[str]) ->
         text = capsys.readouterr().out
         assert all(word in text for word in ("--limit", "--sets", "--out", "Samples of each set"))
         assert "Measures." in text
-        assert "Presets: aasd, kv_head, llava15," in text
+        assert "Presets: aasd," in text
         assert "gsm8k" not in text  # of another kind
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eval import page as figures
-from eval.page import SHOWN, draw_all, token_class, write_html
+from eval.page import ASKED, SHOWN, draw_all, token_class, write_html
 from jaxspec.evaluation.config import EvalConfig, Variant
 from jaxspec.evaluation.report import Table
 
@@ -78,7 +78,7 @@ def test_weights_are_shown_where_they_move_most() -> None:
 def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     _, records = made_up()
     image = np.zeros((4, 4, 3), np.uint8)
-    asked = {(r["dataset"], r["sample"], r["turn"]): ("<image>\nWhat?", [image]) for r in records}
+    asked = {tuple(map(r.get, ASKED)): ("<image>\nWhat?", [image]) for r in records}
     path = tmp_path / "report.html"
     write_html(path, {"device": "cpu"}, Table("A < B", ["views", "x"], [["M", "2.0"]], ["a note"]), [], records, asked)
     page = path.read_text()

@@ -81,7 +81,8 @@ def test_every_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert {place.removesuffix("/hf") for place in re.findall(r"runs/train/\S+/hf", command)} <= written
 
 
-def test_a_wrong_command_would_be_told() -> None:
+def test_a_wrong_command_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_config, "captioner_lack", lambda text: None)
     for words in (["llava16"], ["llava15", "--rows", "X"], ["llava15", "--gama", "3"], ["llava15", "--sets", "pop"]):
         with pytest.raises(InputError):
             SCRIPTS["eval.block_efficiency"](words)

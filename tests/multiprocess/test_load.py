@@ -53,7 +53,10 @@ def test_each_process_reads_its_half(tmp_path: Path) -> None:
     children = [
         subprocess.Popen(
             [sys.executable, "-c", CHILD, address, str(number), str(path)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         for number in range(2)
     ]

@@ -95,9 +95,7 @@ def test_slots_show_what_transformers_packs(family, size, side, pinpoints, most,
     assert pooled.sources[:, 0].tolist() == list(range(Pool().count(side**2)))
 
 
-@pytest.mark.parametrize(
-    ("family", "count"), [("llava_next", 576), ("llava_onevision", 729)]
-)
+@pytest.mark.parametrize(("family", "count"), [("llava_next", 576), ("llava_onevision", 729)])
 def test_published_sizes(family, count):
     """Token counts of transformers' processors at the published resolutions."""
     config = family_of(family).config()

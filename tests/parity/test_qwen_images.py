@@ -112,9 +112,7 @@ def test_pooled(size, pool):
     slots, pooled = images.slots(size, None), images.slots(size, pool)
     table = np.random.default_rng(0).normal(size=(slots.rows, 3))
     grid = table[slots.sources[:, 0]].reshape(rows, columns, 3)
-    expected = [
-        [grid[y : y + 2, x : x + 2].mean((0, 1)) for x in range(0, columns, 2)] for y in range(0, rows, 2)
-    ]
+    expected = [[grid[y : y + 2, x : x + 2].mean((0, 1)) for x in range(0, columns, 2)] for y in range(0, rows, 2)]
     assert pooled.blend is not None
     shown = (table[pooled.sources] * pooled.blend[..., None]).sum(1)
     np.testing.assert_allclose(shown, np.concatenate(expected), atol=1e-6)

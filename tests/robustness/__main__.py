@@ -95,9 +95,7 @@ def kills(out: Path = Path("runs/robustness/kills"), count: int = 200, seed: int
     _write(measurement, rows, rows, Table("SIGKILL at random moments", header, cells, notes), broken=0)
 
 
-def settings(
-    out: Path = Path("runs/robustness/settings"), count: int = 42, prompts: int = 240, seed: int = 0
-) -> None:
+def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prompts: int = 240, seed: int = 0) -> None:
     """Decode prompts under random settings: greedy answers of the mini pair are those of plain decoding.
 
     Args:

@@ -50,9 +50,7 @@ def run_layers(
     places = anchor + torch.arange(len(stream))
     for i in range(text["num_hidden_layers"]):
         part = {
-            name.removeprefix(f"layers.{i}."): leaf
-            for name, leaf in tensors.items()
-            if name.startswith(f"layers.{i}.")
+            name.removeprefix(f"layers.{i}."): leaf for name, leaf in tensors.items() if name.startswith(f"layers.{i}.")
         }
         stream = run_layer(text, part, stream, places, keys, values, bias)
     return norm(stream, tensors["norm.weight"], text)

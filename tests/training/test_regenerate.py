@@ -106,9 +106,7 @@ def test_the_command_prepares_when_all_shards_are_there(
         prompt_buckets=(64,), image_buckets=(2,), chunk=3, shard="0/2", out=tmp_path,
     )  # fmt: skip
     assert main(options) is None
-    assert capsys.readouterr().out == (
-        "2 of 3 chunks are there; when all are, run shard 0 again to prepare talk_t1\n"
-    )
+    assert capsys.readouterr().out == ("2 of 3 chunks are there; when all are, run shard 0 again to prepare talk_t1\n")
     assert main(replace(options, shard="1/2")) is None
     folder = main(options)
     assert folder is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxspec.evaluation.published import Published, read_numbers
 
 IN_DOMAIN = ("llava-bench", "docvqa", "pope", "mm-vet", "iedit", "magicbrush", "spot-the-diff")
@@ -9,16 +11,44 @@ OUT_OF_DOMAIN = ("pororosv", "vist")
 AVERAGES = {"avg": IN_DOMAIN, "OOD": OUT_OF_DOMAIN}
 
 TARGET, DRAFT = "llava-hf/llava-1.5-7b-hf", "mjbooo/lvlm68m"
-FOLLOW_UPS = ("caption", "summary", "story")
-_SETTINGS = {
+CAPTIONER = "florence2:florence-community/Florence-2-large-ft"
+FOLLOW_UPS = ("question", "caption", "summary", "story")
+SETTINGS = {
     "target": TARGET,
     "draft": DRAFT,
     "dtype": "float16",
     "temperature": 0.0,
     "max_new_tokens": 128,
     "sets": (*IN_DOMAIN, *OUT_OF_DOMAIN),
-    "follow_ups": FOLLOW_UPS,
+    "gamma": 5,
 }
+Numbers = dict[str, dict[str, float]]
+
+
+def both_turns(source: str, settings: dict[str, Any], first: Numbers, second: Numbers) -> tuple[Published, ...]:
+    """Return a table of both turns; its columns `nq` and `gsm8k` are the means of second turns from these sets."""
+    borrowed = {"nq": ("fact",), "gsm8k": ("sum",)}
+    own = {row: {name: x for name, x in told.items() if name not in borrowed} for row, told in second.items()}
+    means = {
+        column: {row: {"avg": told[column]} for row, told in second.items() if column in told} for column in borrowed
+    }
+    return (
+        Published(f"{source}, first turns", settings, {1: first}),
+        Published(
+            f"{source}, second turns; how it pools their kinds it does not say",
+            settings | {"follow_ups": FOLLOW_UPS, "each_follow_up": True},
+            {2: own},
+        ),
+        *(
+            Published(
+                f"{source}, {column}; over which sets it does not say",
+                settings | {"follow_ups": kinds},
+                {2: means[column]},
+            )
+            for column, kinds in borrowed.items()
+        ),
+    )
+
 
 _FIRST = read_numbers("""
     row          llava-bench docvqa pope mm-vet iedit magicbrush spot-the-diff avg  pororosv vist OOD
@@ -33,16 +63,16 @@ _FIRST = read_numbers("""
     MTCP*        2.29        2.17   2.51 2.22   2.30  2.40       2.35          2.32 2.11     2.14 2.13
 """)
 _SECOND = read_numbers("""
-    row          llava-bench docvqa pope mm-vet iedit magicbrush spot-the-diff avg
-    M            2.10        1.96   2.78 2.18   1.61  1.53       1.83          2.00
-    T            2.32        2.23   2.91 2.56   1.87  2.01       2.08          2.28
-    C            2.28        2.29   2.94 2.58   1.87  2.01       2.10          2.30
-    P            2.28        2.09   2.95 2.49   1.86  2.00       2.08          2.25
-    MT random    -           -      -    -      -     -          -             2.17
-    MT static    2.29        2.24   2.93 2.54   1.81  1.91       2.02          2.25
-    MT*          2.29        2.23   2.93 2.56   1.85  1.99       2.05          2.27
-    MTCP static  2.32        2.29   3.03 2.59   1.86  2.00       2.08          2.31
-    MTCP*        2.34        2.31   3.04 2.59   1.86  2.01       2.09          2.32
+    row          llava-bench docvqa pope mm-vet iedit magicbrush spot-the-diff avg  nq   gsm8k
+    M            2.10        1.96   2.78 2.18   1.61  1.53       1.83          2.00 1.98 2.25
+    T            2.32        2.23   2.91 2.56   1.87  2.01       2.08          2.28 2.03 2.30
+    C            2.28        2.29   2.94 2.58   1.87  2.01       2.10          2.30 2.03 2.29
+    P            2.28        2.09   2.95 2.49   1.86  2.00       2.08          2.25 2.01 2.26
+    MT random    -           -      -    -      -     -          -             2.17 -    -
+    MT static    2.29        2.24   2.93 2.54   1.81  1.91       2.02          2.25 2.02 2.28
+    MT*          2.29        2.23   2.93 2.56   1.85  1.99       2.05          2.27 2.03 2.29
+    MTCP static  2.32        2.29   3.03 2.59   1.86  2.00       2.08          2.31 2.02 2.27
+    MTCP*        2.34        2.31   3.04 2.59   1.86  2.01       2.09          2.32 2.02 2.28
 """)
 _GAMMA_3 = read_numbers("""
     row          llava-bench docvqa pope mm-vet iedit magicbrush spot-the-diff pororosv vist
@@ -73,24 +103,26 @@ _TREES = read_numbers("""
 """)
 
 
-def _chains(turn: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+_WINDOWS = read_numbers("""
+    row           llava-bench docvqa pope mm-vet iedit magicbrush spot-the-diff pororosv vist
+    MT*, h = 1    2.26        2.15   2.54 2.21   2.30  2.36       2.35          2.00     2.02
+    MT*, h = 4    2.25        2.16   2.54 2.20   2.29  2.40       2.36          2.05     2.05
+    MT*, h = 16   2.26        2.17   2.53 2.21   2.31  2.42       2.36          2.04     2.05
+    MT*, h = ALL  2.26        2.16   2.52 2.21   2.29  2.39       2.36          2.02     2.04
+    MT AdaBoost   2.28        2.12   2.48 2.23   2.26  2.28       2.33          1.96     1.87
+""")
+
+
+def _chains(turn: Numbers) -> Numbers:
     return {f"{row} chain": turn[row] for row in ("M", "T", "MT*")}
 
 
+_CAPTIONED = SETTINGS | {"captioner": CAPTIONER}
 VIEWS = (
-    Published(
-        "TABED, Tables 1, 3, 4 and 18; how it pools the kinds of its second turns it does not say",
-        _SETTINGS | {"gamma": 5},
-        {1: _FIRST, 2: _SECOND},
-    ),
-    Published("TABED, Table 6", _SETTINGS | {"gamma": 3}, {1: _GAMMA_3}),
-    Published("TABED, Table 7", _SETTINGS | {"gamma": 7}, {1: _GAMMA_7}),
+    *both_turns("TABED, Tables 1, 3, 4 and 18", _CAPTIONED, _FIRST, _SECOND),
+    Published("TABED, Table 6", _CAPTIONED | {"gamma": 3}, {1: _GAMMA_3}),
+    Published("TABED, Table 7", _CAPTIONED | {"gamma": 7}, {1: _GAMMA_7}),
 )
-TREES = (
-    Published(
-        "TABED, Tables 2, 9, 10 and 18",
-        _SETTINGS | {"gamma": 5},
-        {1: _chains(_FIRST) | _TREES, 2: _chains(_SECOND)},
-    ),
-)
+WEIGHTINGS = (Published("TABED, Tables 5 and 8", SETTINGS, {1: _WINDOWS}),)
+TREES = (Published("TABED, Tables 2, 9, 10 and 18, first turns", SETTINGS, {1: _chains(_FIRST) | _TREES}),)
 """The paper does not say how its trees are cut; d = 3 is cut here, where whole it has 363 nodes."""
