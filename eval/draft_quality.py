@@ -2,7 +2,7 @@
 
     python -m eval.draft_quality mini --limit 20 --out runs/quality
     python -m eval.draft_quality mini --attributes 40
-    python -m eval.draft_quality llava15 --sets ocrbench textcaps --data ocrbench=PATH textcaps=PATH
+    python -m eval.draft_quality llava15 --sets ocrbench textcaps --text-only
 
 IbED judges drafts by it (appendix, OCRBench and TextCaps). The measures are rouge-score's and nltk's own (the
 `quality` extra); METEOR needs WordNet's files too, which no package brings. With --attributes, picturebook's attribute
@@ -23,8 +23,10 @@ from eval.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.picturebook import probe_set
+from jaxspec.data.prompts import Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.views import VIEWS, rewrite
 from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import first_prompt
 from jaxspec.evaluation.command_line import parse_command
@@ -40,6 +42,9 @@ class Options:
     """Directory for results.json, records.jsonl and table.md."""
     attributes: int = 0
     """Ask so many attribute questions of each kind (what, where, colour, count and sign), and no sets."""
+
+    text_only: bool = False
+    """Ask without the images too, each of them a newline, as view T shows prompts."""
 
     def __post_init__(self) -> None:
         if self.attributes < 0:
@@ -61,7 +66,7 @@ def main(args: Sequence[str] | None = None) -> None:
             cells = [[name, *(percent(accuracy[kind], 1) for kind in kinds)] for name, accuracy in found.items()]
             run.write(Table(f"Attribute questions, {options.attributes} of each kind", ["model", *kinds], cells))
         else:
-            run.rows, run.records = measure_quality(config, models)
+            run.rows, run.records = measure_quality(config, models, options.text_only)
             run.write(quality_table(config, run.rows))
 
 
@@ -82,8 +87,12 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     return accuracy | {"all": sum(accuracy.values()) / len(accuracy)}
 
 
-def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tuple[list[Record], list[Record]]:
+def measure_quality(
+    config: EvalConfig, models: Mapping[str, LoadedModel], text_only: bool = False
+) -> tuple[list[Record], list[Record]]:
     """Judge every model's plain answers to first turns: (a row a set and model, a record an answer).
+
+    With `text_only` each model is asked without the images too.
 
     The models share the first one's context length: a draft reads on past its trained positions, as it does when
     it drafts.
@@ -91,19 +100,21 @@ def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tu
     rouge_scorer()  # where it is not installed, that is told before anything is decoded
     context = text_config(next(iter(models.values())).config).max_position_embeddings
     engines = {name: Engine(_with_context(model, context), None, config.plain()) for name, model in models.items()}
+    asked = [(name, engine, blind) for name, engine in engines.items() for blind in (False, True)[: 1 + text_only]]
     rows, records = [], []
-    bar = tqdm(total=len(config.sets) * len(engines), unit="run", desc="quality", delay=1)
+    bar = tqdm(total=len(config.sets) * len(asked), unit="run", desc="quality", delay=1)
     for dataset in config.sets:
         samples = config.samples(dataset)
-        for name, engine in engines.items():
+        for name, engine, blind in asked:
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
+            prompts = [without_images(engine.encoder, prompt) for prompt in prompts] if blind else prompts
             requests = [
                 Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
                 for i, prompt in enumerate(prompts)
             ]
             results = engine.generate(requests)
             scores = [judge(sample, result.text) for sample, result in zip(samples, results, strict=True)]
-            place = {"dataset": dataset, "turn": 1, "model": name}
+            place = {"dataset": dataset, "turn": 1, "model": f"{name}, text-only" if blind else name}
             rows.append(
                 place
                 | {"samples": len(samples), "mean_new_tokens": sum(len(r.tokens) for r in results) / len(results)}
@@ -116,6 +127,12 @@ def measure_quality(config: EvalConfig, models: Mapping[str, LoadedModel]) -> tu
             bar.update()
     bar.close()
     return rows, records
+
+
+def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
+    """Return the prompt with what view T puts in the place of each image."""
+    stands = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
+    return replace(prompt, tokens=rewrite(prompt.tokens, encoder.image_token, stands).tokens, images=())
 
 
 def judge(sample: Sample, answer: str) -> dict[str, float | None]:

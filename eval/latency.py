@@ -2,6 +2,7 @@
 
     python -m eval.latency mini --out runs/latency_mini
     python -m eval.latency llava7b_68m --parts passes forced --batches 1 8
+    python -m eval.latency llava7b_68m --parts flops
     python -m eval.latency mini --parts startup
 
 No weights are read: they are made on the device. The part `startup` is of the shipped pair instead, whatever the
@@ -35,16 +36,17 @@ from jaxspec.errors import InputError
 from jaxspec.evaluation.latency import (
     LatencyConfig,
     Pair,
+    count_flops,
     measure_forced,
     measure_images,
     measure_mixtures,
     measure_passes,
 )
 from jaxspec.evaluation.report import Record, Run, Table, number, percent, results_folder
-from jaxspec.evaluation.timing import Roofline, measure_roofline
+from jaxspec.evaluation.timing import measure_roofline
 from jaxspec.runtime import setup_runtime
 
-Part = Literal["passes", "images", "forced", "mixtures", "startup"]
+Part = Literal["passes", "images", "forced", "mixtures", "flops", "startup"]
 STARTS, CALLS = 3, 50
 """Warm starts after a cold one, and warm calls, whose medians count."""
 
@@ -80,8 +82,10 @@ def main(
             run.rows += measure_starts(*models, starts)
         setup_runtime()
         pair = Pair(config)
-        roofline = measure_roofline(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side)
+        about = {}
         if "passes" in parts:
+            roofline = measure_roofline(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side)
+            about["roofline"] = vars(roofline)
             run.rows += measure_passes(pair, roofline)
         if "images" in parts:
             run.rows += measure_images(pair)
@@ -89,10 +93,12 @@ def main(
             run.rows += [row for batch in batches for r in views for row in measure_forced(pair, batch, r)]
         if "mixtures" in parts:
             run.rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
+        if "flops" in parts:
+            run.rows += count_flops(config)
         if "startup" in parts:
             run.rows += measure_host(*models, calls)
-        tables = latency_tables(preset, run.rows, roofline)
-        run.write(*tables, roofline=vars(roofline), load=os.getloadavg()[0])
+        tables = latency_tables(preset, run.rows, about, config.paper)
+        run.write(*tables, **about, load=os.getloadavg()[0])
 
 
 def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
@@ -143,20 +149,26 @@ def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
     return rows
 
 
-def latency_tables(name: str, rows: Sequence[Record], roofline: Roofline) -> list[Table]:
-    """Return a table for each kind of rows that there are."""
+def latency_tables(name: str, rows: Sequence[Record], about: Record, paper: str = "") -> list[Table]:
+    """Return a table for each kind of rows that there are; below those of passes and of operations, what a paper has.
+
+    Args:
+      about: with the `roofline`, where there are passes.
+    """
+    told = [f"paper: {paper}"] if paper else []
     makers = {
-        "passes": lambda rows: passes_table(name, rows, roofline),
+        "passes": lambda rows: passes_table(name, rows, about["roofline"], told),
         "images": lambda rows: images_table(name, rows),
         "forced": lambda rows: forced_table(name, rows),
         "mixtures": lambda rows: mixtures_table(name, rows),
+        "flops": lambda rows: flops_table(name, rows, told),
         "startup": startup_table,
     }
     kinds = dict.fromkeys(row["kind"] for row in rows)
     return [makers[kind]([row for row in rows if row["kind"] == kind]) for kind in kinds]
 
 
-def passes_table(name: str, rows: Sequence[Record], roofline: Roofline) -> Table:
+def passes_table(name: str, rows: Sequence[Record], roofline: Record, told: Sequence[str] = ()) -> Table:
     """Return a line per shape: T_p, what blocks and drafts cost in T_p, and the share of the roofline."""
     gammas, views = (list(rows[0][field]) for field in ("verify_ms", "draft_ms"))
     header = ["B", "S", "T_p ms"]
@@ -177,8 +189,9 @@ def passes_table(name: str, rows: Sequence[Record], roofline: Roofline) -> Table
         "What the papers' Eq. (1) takes for granted: that a pass over a block costs what one over a token does, that "
         "views in one batch cost what one view does, and that a draft pass costs next to nothing.",
         "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache read once a pass over "
-        f"one token, beside {roofline.copy_gbps:.1f} GB/s copied, {roofline.read_gbps:.1f} GB/s read by a vector times "
-        f"a matrix, and {roofline.matmul_tflops:.3g} Tflop/s of square matrices in the same run.",
+        f"one token, beside {roofline['copy_gbps']:.1f} GB/s copied, {roofline['read_gbps']:.1f} GB/s read by a vector "
+        f"times a matrix, and {roofline['matmul_tflops']:.3g} Tflop/s of square matrices in the same run.",
+        *told,
     ]
     return Table(f"Passes of {name}", header, cells, notes)
 
@@ -235,6 +248,17 @@ def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
         "interleaved runs. share: over a block of the same views with static weights.",
     ]
     return Table(f"Blocks by views and weighting, {name}", header, cells, notes)
+
+
+def flops_table(name: str, rows: Sequence[Record], told: Sequence[str] = ()) -> Table:
+    """Return a line per pass."""
+    header = ["model", "views", "tokens", "GFLOPs of weights", "with attention"]
+    cells = [
+        [row["model"], str(row["views"]), str(row["tokens"]), *(f"{row[f]:.2f}" for f in ("weights_gflops", "gflops"))]
+        for row in rows
+    ]
+    notes = ["Counted from shapes, two a weight and token, embeddings that are looked up left out.", *told]
+    return Table(f"Operations of {name}", header, cells, notes)
 
 
 def startup_table(rows: Sequence[Record]) -> Table:

@@ -64,6 +64,8 @@ class LatencyConfig:
     repeats: int = 20
     probe_megabytes: int = 1024
     probe_side: int = 8192
+    paper: str = ""
+    """What a paper prints of these shapes."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,19 @@ def measure_passes(pair: Pair, roofline: Roofline) -> list[Record]:
             | {"matmul_share": tflops / roofline.matmul_tflops}
         )
     return rows
+
+
+def count_flops(config: LatencyConfig) -> list[Record]:
+    """Count floating-point operations from shapes: of the target's passes, and of one token of 1, 2 ... draft views."""
+    target, draft = text_config(config.target), text_config(config.draft)
+    passes = [("target", target, 1, 1), ("target", target, 1, config.gamma)]
+    passes += [("draft", draft, views, 1) for views in config.views]
+    return [
+        {"kind": "flops", "model": name, "views": rows, "tokens": tokens}
+        | {"weights_gflops": pass_work(text, 1, rows, tokens, 0).flops / 1e9}
+        | {"gflops": pass_work(text, 1, rows, tokens, config.context).flops / 1e9}
+        for name, text, rows, tokens in passes
+    ]
 
 
 def measure_images(pair: Pair) -> list[Record]:

@@ -20,6 +20,7 @@ from jaxspec.evaluation.latency import (
     LatencyConfig,
     Pair,
     accepted_pattern,
+    count_flops,
     measure_forced,
     measure_images,
     measure_mixtures,
@@ -64,6 +65,19 @@ def test_a_pattern_has_its_block_efficiency(tau: float, gamma: int) -> None:
     assert max(pattern) <= gamma
 
 
+def test_operations_are_those_that_the_paper_prints() -> None:
+    """TABED, Table 14: 66.08 GFLOPs of the 7B, which are five tokens'; 0.09 of the 68M, and 0.17 with two views."""
+    preset: LatencyConfig = load_preset("latency", "llava7b_68m")
+    rows = count_flops(preset)
+    found = {(row["model"], row["views"], row["tokens"]): round(row["weights_gflops"], 2) for row in rows}
+    assert found["target", 1, 5] == 66.08
+    assert (found["draft", 1, 1], found["draft", 2, 1]) == (0.09, 0.17)
+    ((title, _, cells, notes),) = latency_tables("pair", rows, {}, preset.paper)
+    assert title == "Operations of pair"
+    assert cells[1][:4] == ["target", "1", "5", "66.08"]
+    assert "66.08" in notes[-1]
+
+
 def test_a_pattern_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="from 1 to gamma"):
         accepted_pattern(7.0, 5)
@@ -87,7 +101,7 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     mixtures = measure_mixtures(Pair(replace(tiny, views=(1, 2))), ["em:window=4"])
     assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]  # weights; and seen and a ring
     rows = [*measure_passes(pair, ROOFLINE), *measure_images(pair), forced, *mixtures]
-    titles = [title for title, *_ in latency_tables("tiny", rows, ROOFLINE)]
+    titles = [title for title, *_ in latency_tables("tiny", rows, {"roofline": vars(ROOFLINE)})]
     assert titles == [
         "Passes of tiny",
         "Images before the first token, tiny",
@@ -105,7 +119,7 @@ def test_the_roofline_is_of_three_probes() -> None:
 def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
     rows = latency.measure_host(*map(str, tiny.save_pair(tmp_path)), calls=1)
     assert [row["what"] for row in rows] == ["host time of a call, text", "host time of a call, one image"]
-    ((title, _, cells, _),) = latency_tables("tiny", rows, ROOFLINE)
+    ((title, _, cells, _),) = latency_tables("tiny", rows, {"roofline": vars(ROOFLINE)})
     assert title == "Start-up and host time"
     assert len(cells) == 2
 
