@@ -26,7 +26,7 @@ from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
-from jaxspec.data.sources import Picturebook, prepare
+from jaxspec.data.sources import FileFormat, Picturebook, prepare
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import LanguageModel
@@ -55,6 +55,8 @@ class Llava:
     """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
+    file_format: FileFormat = "array_record"
+    """array_record is what training reads best; parquet can be read by `tfds.load` too."""
     debug: bool = False
     """Try the command out on the first four samples, into runs/debug."""
 
@@ -73,6 +75,8 @@ class Text:
     """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
+    file_format: FileFormat = "array_record"
+    """array_record is what training reads best; parquet can be read by `tfds.load` too."""
     debug: bool = False
     """Try the command out on the first four samples, into runs/debug."""
 
@@ -93,6 +97,8 @@ class Book:
     """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
     """Where prepared data sets lie."""
+    file_format: FileFormat = "array_record"
+    """array_record is what training reads best; parquet can be read by `tfds.load` too."""
     debug: bool = False
     """Try the command out on the first four samples, into runs/debug."""
 
@@ -120,7 +126,9 @@ def main(command: Llava | Text | Book) -> Path:
     if isinstance(command, Book):
         number = min(command.samples, few or command.samples)
         samples = Picturebook(command.seed, command.kinds, number)
-        folder = prepare(command.name, command.out, counted(samples), number, lambda: dict(counts))
+        folder = prepare(
+            command.name, command.out, counted(samples), number, lambda: dict(counts), command.file_format
+        )
     else:
         skipped = Skipped(command.skip, command.out / f"{command.name}.skipped.jsonl")
         shown: dict[str, Any] = {}
@@ -128,7 +136,11 @@ def main(command: Llava | Text | Book) -> Path:
             shown = {"images": command.images, "frames": command.frames, "outside": command.outside}
         samples = islice(readable(command.data, skipped, **shown), few)
         folder = prepare(
-            command.name, command.out, counted(samples), metadata=lambda: counts | {"skipped": skipped.count}
+            command.name,
+            command.out,
+            counted(samples),
+            metadata=lambda: counts | {"skipped": skipped.count},
+            file_format=command.file_format,
         )
         if skipped.count:
             print(f"skipped {skipped.count} rows that cannot be read: {skipped.log}", file=sys.stderr)

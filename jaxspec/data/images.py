@@ -39,6 +39,13 @@ class StoredImage:
         return _decode(io.BytesIO(self.content), self.name)
 
 
+def as_png(pixels: np.ndarray) -> bytes:
+    """Return the PNG of a uint8 array [Y, X, 3]."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
 def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
     try:
         with Image.open(source) as image:

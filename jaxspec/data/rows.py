@@ -1,4 +1,4 @@
-"""Rows of a data set, streamed: parquet, JSONL and JSON lists on disk, and parquet on the Hugging Face hub.
+"""Rows of a data set, streamed: parquet, JSONL, JSON lists and TFDS on disk, and parquet on the Hugging Face hub.
 
 A row is a dict by column names, wherever it lies; with it comes its place, for errors. Parquet is read a few rows at
 a time and only in the columns asked for; row groups that a filter leaves empty are not read. Strangers write such
@@ -11,14 +11,16 @@ import json
 import os
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import InputError, first_line
+from jaxspec.data.images import as_png
+from jaxspec.errors import InputError, first_line, nearest
 
 SUFFIXES = (".parquet", ".jsonl")
+TFDS = "tfds:"
 BATCH = 8
 """Rows of a parquet file in memory at a time: images make them large."""
 DEEPEST = 100
@@ -60,12 +62,18 @@ def rows_and_errors(
 ) -> Iterator[DataRow | InputError]:
     """Yield rows of a file, or of all `.parquet` or all `.jsonl` files of a folder in the order of their names.
 
+    `tfds:NAME` and `tfds:FOLDER` are TFDS data sets that are prepared, with `@SPLIT` behind it where there are several.
+
     What cannot be read as a row is an InputError, not raised. Raises InputError where a file cannot be read on.
 
     Args:
       columns: what the names of the wanted columns match in full.
       only: keep rows with this value of this column.
     """
+    if str(path).startswith(TFDS):
+        found = _tfds_rows(str(path))
+        yield from (row for row in found if only is None or isinstance(row, InputError) or _kept(row, only))
+        return
     for file in _files(path):
         try:
             with file.open("rb") as handle:
@@ -173,6 +181,51 @@ def _named_by(card: Path, config: str, split: str) -> list[str]:
         raise FileNotFoundError(f"{card} names no files of it") from error
     patterns = [pattern for path in told for pattern in ([path] if isinstance(path, str) else path)]
     return [pattern for pattern in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", str(pattern))]
+
+
+def _tfds_rows(place: str) -> Iterator[DataRow | InputError]:
+    """Yield the records of a TFDS data set by their features; those of `train.prepare` as your own sets have them."""
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise InputError(f"data {place}: TFDS is not installed; pip install 'jaxspec[train]'") from error
+    name, _, split = place.removeprefix(TFDS).partition("@")
+    folders = [file.parent for version in ("", "*.*.*/") for file in sorted(Path(name).glob(f"{version}features.json"))]
+    try:
+        read: Any = tfds.builder_from_directory if folders else tfds.builder
+        builder = read(str(folders[-1]) if folders else name)
+        splits = list(builder.info.splits)
+        if not splits:
+            raise InputError(f"data {place}: is not prepared; tfds build {name} --file_format array_record")
+        if split not in splits and (split or len(splits) > 1):
+            mend = nearest(split, splits)
+            raise InputError(f"data {place}: name its split, such as {TFDS}{name}@{splits[0]}; {mend}")
+        records: Any = builder.as_data_source(split or splits[0])
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds
+        raise InputError(f"data {place}: TFDS cannot read it ({first_line(error)}); check name or folder") from error
+    for number in range(len(records)):
+        values = {key: _plain(value) for key, value in records[number].items()}
+        if isinstance(turns := values.get("turns"), dict):
+            values |= {"turns": turns["question"], "reference": turns["answer"]}
+        yield _row(values, f"{place} record {number + 1}", None)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of TFDS as JSON and the hub have it: bytes are text, or an image's; pixels are a PNG."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"bytes": value}
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if getattr(value, "ndim", 0) == 3 and value.dtype == "uint8":
+        return {"bytes": as_png(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def _files(path: Path) -> list[Path]:

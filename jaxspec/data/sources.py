@@ -1,8 +1,8 @@
 """Where training samples come from: picturebook, prepared data, and weighted mixtures of them, at random access.
 
 A folder of prepared data is `OUT/NAME/1.0.0`, a TFDS data set of one split, `train`, in ArrayRecord shards that are
-read back at random. Images are kept in the encoding of their files, each checked once. TensorFlow is not needed,
-neither to write nor to read.
+read back at random, here and by `tfds.data_source`. Images are kept in the encoding of their files, each checked once.
+TensorFlow is not needed, neither to write nor to read.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import grain
 import numpy as np
 import tensorflow_datasets as tfds
-from PIL import Image
 from tqdm import tqdm
 
-from jaxspec.data.images import StoredImage
+from jaxspec.data.images import StoredImage, as_png
 from jaxspec.data.picturebook import train_sample
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.files import sole, writing
 
 SPLIT = "train"
+FileFormat = Literal["array_record", "parquet"]
+"""Of shards. Parquet is what `tfds.load` reads, with TensorFlow; here it is held in memory whole."""
 
 
 class Picturebook(Sequence[Sample]):
@@ -118,11 +119,16 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
     VERSION = tfds.core.Version("1.0.0")
 
     def __init__(
-        self, name: str, out: Path, samples: Iterable[Sample], metadata: Callable[[], dict[str, Any]] = dict
+        self,
+        name: str,
+        out: Path,
+        samples: Iterable[Sample],
+        metadata: Callable[[], dict[str, Any]] = dict,
+        file_format: FileFormat = "array_record",
     ) -> None:
         self.name = name  # type: ignore[misc]  # TFDS takes it from the class otherwise: one class serves all sets
         self._samples, self._metadata = samples, metadata
-        super().__init__(data_dir=str(out), file_format="array_record")
+        super().__init__(data_dir=str(out), file_format=file_format)
 
     def _info(self) -> tfds.core.DatasetInfo:
         kinds = tfds.features
@@ -146,7 +152,10 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, sample in enumerate(self._samples):
-            images = [image if isinstance(image, StoredImage) else _png(image) for image in sample.images]
+            images = [
+                image if isinstance(image, StoredImage) else StoredImage(as_png(image), "in memory", image.shape[:2])
+                for image in sample.images
+            ]
             yield (
                 number,
                 {
@@ -173,6 +182,7 @@ def prepare(
     samples: Iterable[Sample],
     total: int | None = None,
     metadata: Callable[[], dict[str, Any]] = dict,
+    file_format: FileFormat = "array_record",
 ) -> Path:
     """Write the samples to `out/name/1.0.0`, in shards of 64 MB to 1 GB, and return that folder.
 
@@ -205,7 +215,7 @@ def prepare(
             tfds.disable_progress_bar()
             # TFDS tells sizes that it does not know, and makes a folder for downloads.
             with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
-                Conversations(name, out, counted(), metadata).download_and_prepare(download_dir=nowhere)
+                Conversations(name, out, counted(), metadata, file_format).download_and_prepare(download_dir=nowhere)
     except BaseException:
         with suppress(OSError):  # where a log of what was skipped lies, the folder stays
             for place in fresh:
@@ -216,9 +226,3 @@ def prepare(
 
 def _prepared(folder: Path) -> bool:
     return (folder / "dataset_info.json").is_file() and (folder / "features.json").is_file()
-
-
-def _png(image: np.ndarray) -> StoredImage:
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, "PNG")
-    return StoredImage(out.getvalue(), "in memory", image.shape[:2])

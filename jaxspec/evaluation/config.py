@@ -76,7 +76,7 @@ class Data:
     """Names of picturebook's synthetic sets, of the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your own
     (docs/tables.md)."""
     data: tuple[str, ...] = ()
-    """NAME=PATH where a benchmark's local copy lies; those not named are read from the hub."""
+    """NAME=PATH where a benchmark's local copy lies, or NAME=tfds:PLACE; those not named are read from the hub."""
     images: Path | None = None
     """Folder of the images of your own sets; by default beside their files."""
     limit: int = 100

@@ -1,0 +1,89 @@
+"""TFDS data sets: those that are prepared for training, and a stranger's, as evaluation sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from jaxspec.data.sets import evaluation_set
+from jaxspec.data.sources import FileFormat, Picturebook, Prepared, prepare
+from jaxspec.errors import InputError
+
+
+class HardSums(tfds.core.GeneratorBasedBuilder):
+    """GSM8K's columns in two splits, and pixels that no file encodes."""
+
+    VERSION = tfds.core.Version("2.1.0")
+
+    def _info(self) -> Any:
+        kinds = tfds.features
+        pixels = kinds.Tensor(shape=(2, 3, 3), dtype=np.uint8)
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=kinds.FeaturesDict({"question": kinds.Text(), "answer": kinds.Text(), "image": pixels}),
+            disable_shuffling=True,
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {"train": self._generate_examples(5), "test": self._generate_examples(2)}
+
+    def _generate_examples(self, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        for n in range(count):
+            pixels = np.full((2, 3, 3), n, np.uint8)
+            yield n, {"question": f"{n}+1?", "answer": f"#### {n + 1}", "image": pixels}
+
+
+NAME = HardSums.name
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tfds")
+    HardSums(data_dir=str(path), file_format="array_record").download_and_prepare(download_dir=str(path / "nothing"))
+    return path
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "parquet"])
+def test_prepared_data_are_an_evaluation_set(file_format: FileFormat, tmp_path: Path) -> None:
+    book = Picturebook(size=3)
+    place = prepare("my_book", tmp_path, book, file_format=file_format)
+    for name in (place, place.parent, f"{place}@train"):
+        samples = evaluation_set("mine", data={"mine": Path(f"tfds:{name}")})
+        assert [sample.turns for sample in samples] == [sample.turns for sample in book]
+        assert [sample.dataset for sample in samples] == ["mine"] * 3
+        (ours,), (theirs,) = samples[1].images, book[1].images
+        np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
+    assert [sample.turns for sample in Prepared(place)] == [sample.turns for sample in book]
+    assert len(tfds.data_source("my_book", data_dir=str(tmp_path), split="train")) == 3
+
+
+def test_a_strangers_set_has_the_hubs_columns(folder: Path) -> None:
+    place = f"tfds:{folder / NAME}"
+    data = {"gsm8k": Path(f"{place}@test"), "pope": Path(f"{place}@train")}
+    first, second = evaluation_set("gsm8k", data=data)
+    assert (first.turns, second.accepted) == ((("0+1?", "#### 1"),), ("2",))
+    (asked,) = evaluation_set("gsm8k", 1, data=data, shots={"gsm8k": data["pope"]})
+    assert asked.turns[0][0].count("Question: ") == 5
+    last = evaluation_set("pope", data=data)[-1]
+    np.testing.assert_array_equal(np.asarray(last.images[0].load()), np.full((2, 3, 3), 4))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("sums", r": name its split, such as tfds:.*@train; use one of train, test"),
+        ("sums@tset", r"@tset: name its split, .*; did you mean 'test'\?"),
+        (NAME, f"{NAME}: is not prepared; tfds build {NAME} --file_format array_record"),
+        ("nothing_here", r"TFDS cannot read it \(.*\); check name or folder"),
+    ],
+)
+def test_what_is_not_there_is_one_line(place: str, message: str, folder: Path) -> None:
+    name = folder / place.replace("sums", NAME) if place.startswith("sums") else place
+    with pytest.raises(InputError, match=message) as caught:
+        evaluation_set("gsm8k", data={"gsm8k": Path(f"tfds:{name}")})
+    assert "\n" not in str(caught.value)
