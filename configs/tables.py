@@ -52,15 +52,15 @@ LAMBDA = "lambda:0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 TRAIN = "python -m train.recipe"
 
 DRAWN = "drawings, no measurement"
-MDC = "--captioner florence2:florence-community/Florence-2-large-ft:MORE_DETAILED_CAPTION"
+LONG = "--captioner florence2:florence-community/Florence-2-large-ft:MORE_DETAILED_CAPTION"
 
 TABED = (
     Line(
-        tables=(1, 3, 18),
-        what="views M, T, C, P, their static and learned mixtures; both turns, then second turns from NQ and GSM8K",
+        tables=(1, 3, 4, 18),
+        what="views M, T, C, P, their static, random and learned mixtures; both turns, also from NQ and GSM8K",
         command=f"{TABLE} llava15\n"
-        f"{TABLE} llava15 --turns 2 --follow-ups fact\n"
-        f"{TABLE} llava15 --turns 2 --follow-ups sum",
+        f"{TABLE} llava15 --turns 2 --follow-ups fact --out runs/eval/llava15_nq\n"
+        f"{TABLE} llava15 --turns 2 --follow-ups sum --out runs/eval/llava15_gsm8k",
         mini=f"{TABLE} mini_views",
     ),
     Line(
@@ -68,12 +68,6 @@ TABED = (
         what="chains and trees of width 2 and 3",
         command=f"{TABLE} llava15_trees",
         mini=f"{TABLE} mini_trees",
-    ),
-    Line(
-        tables=(4,),
-        what="random, static and learned weights of M and T",
-        command=f'{TABLE} llava15 --rows "MT random" "MT static" "MT*"',
-        mini=f'{TABLE} mini_views --rows "MT random" "MT static" "MT*"',
     ),
     Line(
         tables=(5, 8),
@@ -84,37 +78,24 @@ TABED = (
     Line(
         tables=(6, 7),
         what="blocks of 3 and 7 drafted tokens",
-        command=f"{TABLE} llava15 --gamma 3 --turns 1\n{TABLE} llava15 --gamma 7 --turns 1",
-        mini=f"{TABLE} mini_views --gamma 3",
+        command=f"{TABLE} llava15 --gamma 3 --turns 1 --out runs/eval/llava15_gamma3\n"
+        f"{TABLE} llava15 --gamma 7 --turns 1 --out runs/eval/llava15_gamma7",
+        mini=f"{TABLE} mini_views --gamma 3 --out runs/eval/mini_gamma3",
     ),
     Line(
-        tables=(11,),
-        figures=(9,),
-        what="time of captions (below the table), of the tower and of prefill by the number of images",
-        command=f"{TABLE} llava15 --rows C --turns 1\n{LATENCY} llava7b_68m --parts images",
-        mini=f"{LATENCY} mini --parts images",
+        tables=(11, 13, 14),
+        figures=(5, 6, 9),
+        what="T_q / T_p; passes by rows, context and block length; tower and prefill by images; operations; the time "
+        "of captions stands below the table of `llava15`",
+        command=f"{LATENCY} llava7b_68m --parts passes images flops\n"
+        + "\n".join(f"{LATENCY} {pair} --parts passes" for pair in ("llava7b_160m", "llava13b_68m", "llava13b_160m")),
+        mini=f"{LATENCY} mini --parts passes images flops",
     ),
     Line(
         tables=(12,),
-        what="the target's answers against the references; GPT-4o's are not measured, the measure is not named",
-        command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush --text-only",
-        mini=f"{QUALITY} mini --sets spot brush",
-    ),
-    Line(
-        tables=(13,),
-        figures=(5, 6),
-        what="T_q / T_p, and passes by rows, context and block length",
-        command="\n".join(
-            f"{LATENCY} {pair} --parts passes"
-            for pair in ("llava7b_68m", "llava7b_160m", "llava13b_68m", "llava13b_160m")
-        ),
-        mini=f"{LATENCY} mini --parts passes",
-    ),
-    Line(
-        tables=(14,),
-        what="operations of target and draft, counted from shapes",
-        command=f"{LATENCY} llava7b_68m --parts flops",
-        mini=f"{LATENCY} mini --parts flops",
+        what="the target's answers against the references; GPT-4o's are not measured, the paper's measure is not named",
+        command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush --text-only --out runs/quality/llava15_two",
+        mini=f"{QUALITY} mini --sets spot brush --text-only --out runs/quality/mini_two",
     ),
     Line(
         tables=(15,),
@@ -129,23 +110,23 @@ TABED = (
     ),
     Line(
         tables=(17,),
-        what="accuracy, ROUGE and METEOR of target and draft",
+        what="accuracy, ROUGE and METEOR of target and draft; of how many questions, the paper does not say",
         command=f"{QUALITY} llava15 --sets ocrbench textcaps --text-only",
-        mini=f"{QUALITY} mini --sets read",
+        mini=f"{QUALITY} mini --sets read --text-only",
     ),
     Line(
         tables=(19, 20, 21, 22),
-        what="LLaVA-NeXT read as one tile an image, with the 68M, 160M and OneVision drafts; the 13B",
+        what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B; NQ and GSM8K as above",
         command=f"{TABLE} llava_next_base\n"
-        f"{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 --dtype bfloat16\n"
-        f"{TABLE} llava_next_base --draft mjbooo/lvlm68m-ov\n"
-        f"{TABLE} llava_next_base --target llava-hf/llava-v1.6-vicuna-13b-hf",
+        f"{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 --dtype bfloat16 --out runs/eval/llava_next_160m\n"
+        f"{TABLE} llava_next_base --draft mjbooo/lvlm68m-ov --out runs/eval/llava_next_ov\n"
+        f"{TABLE} llava_next_base --target llava-hf/llava-v1.6-vicuna-13b-hf --out runs/eval/llava_next_13b",
     ),
     Line(
         figures=(3, 4, 7, 8),
         what="weights from step to step, and answers: figures and `report.html`",
-        command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*"',
-        mini=f'{TABLE} mini --trace --rows M T "MT static" "MT*"',
+        command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" --out runs/eval/llava15_trace',
+        mini=f"{TABLE} mini --trace",
     ),
     Line(figures=(1, 2), what=DRAWN, why="the method"),
 )
@@ -156,7 +137,7 @@ IBED = (
         figures=(7,),
         what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, MC, MTC, MTCP",
         command=f"{TABLE} ibed",
-        mini=f"{TABLE} mini_views --turns 1",
+        mini=f"{TABLE} mini_views",
     ),
     Line(
         tables=(4,),
@@ -168,72 +149,60 @@ IBED = (
         tables=(5,),
         what="drafts trained on with pooled images; likewise P36, P9 and P1",
         command=f"{TRAIN} pooled --view P144 --runs runs/train/pooled_144\n"
-        f'{TABLE} ibed --rows "pool (144)" --draft runs/train/pooled_144/hf',
-        mini=f"{TRAIN} mini_pooled\n{TABLE} mini --rows P --turns 1 --draft runs/train/mini_pooled/hf",
+        f'{TABLE} ibed --rows "pool (144)" --draft runs/train/pooled_144/hf --out runs/eval/ibed_pooled_144',
+        mini=f"{TRAIN} mini_pooled\n"
+        f"{TABLE} mini --rows P --draft runs/train/mini_pooled/hf --out runs/eval/mini_pooled",
     ),
     Line(
         tables=(6, 7),
-        what="Florence-2's short and long captions, alone and in mixtures; BLIP's and BLIP-2's",
-        command=f"{TABLE} ibed --rows M T C MT MC MTC\n{TABLE} ibed --rows C MC MTC {MDC}\n"
-        f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base\n"
-        f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b",
+        what="captions, alone and in mixtures: beside `ibed`'s short ones Florence-2's detailed ones, BLIP's, BLIP-2's",
+        command=f"{TABLE} ibed --rows C MC MTC {LONG} --out runs/eval/ibed_detailed\n"
+        f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base --out runs/eval/ibed_blip\n"
+        f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip2-opt-2.7b --out runs/eval/ibed_blip2",
     ),
     Line(
         tables=(8, 9),
-        what="weights of 1 to 4 for M in every mixture; with long captions too",
-        command=f"{TABLE} ibed_weights\n{TABLE} ibed_weights {MDC}",
+        what="weights of 1 to 4 for M in every mixture; with detailed captions too",
+        command=f"{TABLE} ibed_weights\n{TABLE} ibed_weights {LONG} --out runs/eval/ibed_weights_detailed",
     ),
     Line(
         tables=(10, 11),
-        figures=(9,),
-        what="the draft's prefill by length, and its steps by rows; at 72 tokens and 0, 1, 2, 5 images",
-        command=f"{LATENCY} llava7b_68m --parts images passes",
-        mini=f"{LATENCY} mini --parts images passes",
+        figures=(3, 9),
+        what="tower, prefill and steps of target and draft, by images, which the paper counts in tokens, and by rows",
+        command=f"{LATENCY} llava7b_68m --parts passes images flops",
+        mini=f"{LATENCY} mini --parts passes images flops",
     ),
     Line(
         tables=(12,),
         what="accuracy, ROUGE and METEOR of target and draft; of the pooled drafts with `--draft`",
-        command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only",
-        mini=f"{QUALITY} mini --sets chart read",
+        command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only --out runs/quality/ibed",
+        mini=f"{QUALITY} mini --sets chart read --text-only --out runs/quality/mini_three",
     ),
     Line(
         tables=(13,),
         what="Llama-68M as a draft, as it is and trained on the texts",
-        command=f"{TABLE} ibed --rows T --draft JackFram/llama-68m\n{TRAIN} text_68m\n"
-        f"{TABLE} ibed --rows T --draft runs/train/text_68m/hf",
-        mini=f"{TRAIN} mini_text\n{TABLE} mini --rows T --turns 1 --draft runs/train/mini_text/hf",
-    ),
-    Line(
-        figures=(3,),
-        what="time of the target's tower, prefill and decoding by the number of images",
-        command=f"{LATENCY} llava7b_68m --parts images passes",
-        mini=f"{LATENCY} mini --parts images passes",
+        command=f"{TABLE} ibed --rows T --draft JackFram/llama-68m --out runs/eval/ibed_llama\n{TRAIN} text_68m\n"
+        f"{TABLE} ibed --rows T --draft runs/train/text_68m/hf --out runs/eval/ibed_text",
+        mini=f"{TRAIN} mini_text\n{TABLE} mini --rows T --draft runs/train/mini_text/hf --out runs/eval/mini_text",
     ),
     Line(
         figures=(4, 5, 8, 10, 11),
         what="answers, which tokens which view would have kept, and when: figures and `report.html`",
-        command=f"{TABLE} ibed --trace --rows M T C MTC",
-        mini=f"{TABLE} mini --trace --turns 1",
+        command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
+        mini=f"{TABLE} mini --trace",
     ),
     Line(figures=(1, 2, 6), what=DRAWN, why="the method"),
 )
 
 AASD = (
     Line(
-        tables=(1,),
-        what="the KV head against drafts of 112M that were finetuned or distilled, with and without images",
+        tables=(1, 2),
+        figures=(4,),
+        what="the KV head, also without projector, image keys or text keys, against drafts that were finetuned",
         command=f"{TRAIN} kv_llava15_7b_paper\n{TRAIN} ft_llava\n{TRAIN} ft_llama\n"
         f"{HEAD} llava15 --rows M T --turns 1 --sets llava-bench coco scienceqa"
         " --kv-head runs/train/kv_llava15_7b_paper/hf"
         " --baselines FT-LLaVA=runs/train/ft_llava/hf FT-LLaMA=runs/train/ft_llama/hf",
-        mini=f"{HEAD} aasd",
-    ),
-    Line(
-        tables=(2,),
-        figures=(4,),
-        what="the head without projector, image keys or text keys: rows of the same table",
-        command=f"{HEAD} llava15 --rows M --turns 1 --sets llava-bench coco scienceqa"
-        " --kv-head runs/train/kv_llava15_7b_paper/hf",
         mini=f"{HEAD} aasd",
     ),
     Line(figures=(3,), what="the head without the target's keys", mini=f"{HEAD} aasd", why="no preset yet"),

@@ -81,9 +81,18 @@ def test_every_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert {place.removesuffix("/hf") for place in re.findall(r"runs/train/\S+/hf", command)} <= written
 
 
+def test_every_command_writes_to_a_place_of_its_own() -> None:
+    """One after the other they all run: where results of other options lie, a command is refused."""
+    places: dict[tuple[str, str], str] = {}
+    for command in commands():
+        _, _, script, preset, *words = shlex.split(command)
+        out = words[words.index("--out" if script.startswith("eval") else "--runs") + 1] if "out" in command else ""
+        assert places.setdefault((script, out or preset), command) == command
+
+
 def test_a_wrong_command_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation_config, "captioner_lack", lambda text: None)
     for words in (["llava16"], ["llava15", "--rows", "X"], ["llava15", "--gama", "3"], ["llava15", "--sets", "pop"]):
         with pytest.raises(InputError):
             SCRIPTS["eval.block_efficiency"](words)
-    assert tables.TABED[0].where == "Tables 1, 3, 18"
+    assert tables.TABED[0].where == "Tables 1, 3, 4, 18"
