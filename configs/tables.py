@@ -110,7 +110,8 @@ TABED = (
     ),
     Line(
         tables=(17,),
-        what="accuracy, ROUGE and METEOR of target and draft; of how many questions, the paper does not say",
+        figures=(7,),
+        what="accuracy, ROUGE and METEOR of target and draft, and answers; the paper does not say of how many questions",
         command=f"{QUALITY} llava15 --sets ocrbench textcaps --text-only",
         mini=f"{QUALITY} mini --sets read --text-only",
     ),
@@ -123,7 +124,7 @@ TABED = (
         f"{TABLE} llava_next_base --target llava-hf/llava-v1.6-vicuna-13b-hf --out runs/eval/llava_next_13b",
     ),
     Line(
-        figures=(3, 4, 7, 8),
+        figures=(3, 4, 8),
         what="weights from step to step, and answers: figures and `report.html`",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" --out runs/eval/llava15_trace',
         mini=f"{TABLE} mini --trace",
@@ -174,7 +175,8 @@ IBED = (
     ),
     Line(
         tables=(12,),
-        what="accuracy, ROUGE and METEOR of target and draft; of the pooled drafts with `--draft`",
+        figures=(10,),
+        what="accuracy, ROUGE and METEOR of target and draft, and answers; of the pooled drafts with `--draft`",
         command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only --out runs/quality/ibed",
         mini=f"{QUALITY} mini --sets chart read --text-only --out runs/quality/mini_three",
     ),
@@ -186,7 +188,7 @@ IBED = (
         mini=f"{TRAIN} mini_text\n{TABLE} mini --rows T --draft runs/train/mini_text/hf --out runs/eval/mini_text",
     ),
     Line(
-        figures=(4, 5, 8, 10, 11),
+        figures=(4, 5, 8, 11),
         what="answers, which tokens which view would have kept, and when: figures and `report.html`",
         command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
         mini=f"{TABLE} mini --trace",

@@ -22,6 +22,7 @@ SETTINGS = {
     "sets": (*IN_DOMAIN, *OUT_OF_DOMAIN),
     "gamma": 5,
 }
+RULES = "of starred rows it says the kind of rule (MT* a grid, MTCP* inverse KL) but not the form that was run"
 Numbers = dict[str, dict[str, float]]
 
 
@@ -33,7 +34,7 @@ def both_turns(source: str, settings: dict[str, Any], first: Numbers, second: Nu
         column: {row: {"avg": told[column]} for row, told in second.items() if column in told} for column in borrowed
     }
     return (
-        Published(f"{source}, first turns", settings, {1: first}),
+        Published(f"{source}, first turns; {RULES}", settings, {1: first}),
         Published(
             f"{source}, second turns; how it pools their kinds it does not say",
             settings | {"follow_ups": FOLLOW_UPS, "each_follow_up": True},
