@@ -111,7 +111,7 @@ TABED = (
     Line(
         tables=(17,),
         figures=(7,),
-        what="accuracy, ROUGE and METEOR of target and draft, and answers; the paper does not say of how many questions",
+        what="accuracy, ROUGE and METEOR of target and draft, and answers; the paper does not say how many questions",
         command=f"{QUALITY} llava15 --sets ocrbench textcaps --text-only",
         mini=f"{QUALITY} mini --sets read --text-only",
     ),
