@@ -155,9 +155,14 @@ def small_sharding(params: Params) -> Sharding | None:
     return SingleDeviceSharding(*first.device_set) if isinstance(first, NamedSharding) else first
 
 
-def put(params: Params, place: Sharding | None) -> Params:
-    """Return the parameters at a place; those that lie there already are the same arrays."""
-    return jax.tree.map(lambda x: x if getattr(x, "sharding", None) == place else jax.device_put(x, place), params)
+def put(params: Params, place: Any) -> Params:
+    """Return the parameters at a place, or each at its own; those that lie there already are the same arrays."""
+
+    def moved(x: Any, place: Sharding | None) -> Any:
+        return x if getattr(x, "sharding", None) == place else jax.device_put(x, place)
+
+    places = jax.tree.map(lambda _: place, params) if place is None or isinstance(place, Sharding) else place
+    return jax.tree.map(moved, params, places, is_leaf=lambda x: x is None)
 
 
 def platform_of(params: Params) -> str:

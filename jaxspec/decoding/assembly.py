@@ -20,7 +20,7 @@ from jaxspec.decoding.views import VIEWS, PromptRow, View, parse_view, parse_vie
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
-from jaxspec.sharding import put, small_sharding
+from jaxspec.sharding import mesh_of, put, shardings, small_sharding
 from jaxspec.typing import Params
 
 
@@ -82,7 +82,11 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
             raise InputError("view kv: the target has no KV head; give one, or leave the view out")
         if shown and draft is None:
             raise InputError(f"views: {','.join(config.views)} shows prompts, and there is no draft; use kv alone")
-        params["head"] = put(head.params, small_sharding(target.params))
+        mesh = mesh_of(target.params)
+        params["head"] = put(
+            head.params,
+            shardings(head.config.text_config, head.params, mesh) if mesh else small_sharding(target.params),
+        )
     if not shown:
         draft = None
     if draft is None and head is None:

@@ -115,14 +115,14 @@ def plan_memory(
             return cache.replace(k=keys[0], v=keys[1])
 
         split = map_caches(placed, state.target)
-    caches, draft_cache, weighting = _bytes(split), _bytes(state.drafter), _bytes(state.weighting)
+    caches, draft_cache, weighting = bytes_held(split), bytes_held(state.drafter), bytes_held(state.weighting)
     return MemoryReport(
-        target_weights=_bytes({id(leaf): leaf for leaf in jax.tree.leaves(written)}),
-        draft_weights=_bytes((params.get("drafter", {}), params.get("head", {}))),
+        target_weights=bytes_held({id(leaf): leaf for leaf in jax.tree.leaves(written)}),
+        draft_weights=bytes_held((params.get("drafter", {}), params.get("head", {}))),
         target_cache=caches,
         draft_cache=draft_cache,
         weighting=weighting,
-        inputs=_bytes((inputs, options)) + _bytes(state) - _bytes(state.target) - draft_cache - weighting,
+        inputs=bytes_held((inputs, options)) + bytes_held(state) - bytes_held(state.target) - draft_cache - weighting,
         working=_working(program, state, batch, sizes),
         refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs if beside else 0,
         growth=before.target_cache + before.draft_cache if before else 0,
@@ -230,7 +230,7 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
     return streams + 2 * min(count, TILE_BLOCK) * c.num_attention_heads * patches**2 * 4
 
 
-def _bytes(tree: Any) -> int:
+def bytes_held(tree: Any) -> int:
     """Return what one device holds of a tree; leaves that say nothing of a sharding are whole on each."""
 
     def held(x: Any) -> int:

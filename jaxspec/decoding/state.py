@@ -119,14 +119,17 @@ def map_caches(change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Arra
 
 
 def place(state: DecodeState) -> DecodeState:
-    """Split the target's cache on a mesh as its heads are, all else whole on every device."""
+    """Split the caches of the target and of its KV head on a mesh as heads are; all else is whole on every device."""
 
     def split(cache: KVCache) -> KVCache:
         k, v = (tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v))
         return jax.tree.map(constrain, cache.replace(k=(), v=())).replace(k=k, v=v)
 
-    rest = jax.tree.map(constrain, state.replace(target=None))
-    return rest.replace(target=map_caches(split, state.target, constrain))
+    placed = jax.tree.map(constrain, state.replace(target=None))
+    head = getattr(state.drafter, "head", None)
+    if head is not None:
+        placed = placed.replace(drafter=placed.drafter.replace(head=split(head)))
+    return placed.replace(target=map_caches(split, state.target, constrain))
 
 
 def init_state(

@@ -33,13 +33,14 @@ class Embeddings(nn.Module):
         conv = nn.Conv(
             c.hidden_size, patch, patch, "VALID", use_bias=not c.class_token, kernel_init=INIT, name="patch_embedding"
         )
-        x = conv(pixels).reshape(pixels.shape[0], -1, c.hidden_size)
+        count = c.side**2 + c.class_token
+        positions = nn.Embed(count, c.hidden_size, embedding_init=INIT, name="position_embedding")(jnp.arange(count))
+        # Pixels are float32; left so, they would make the tower compute in float32 whatever its weights are.
+        x = conv(pixels.astype(positions.dtype)).reshape(pixels.shape[0], -1, c.hidden_size)
         if c.class_token:
             cls = self.param("class_embedding", INIT, (c.hidden_size,)).astype(x.dtype)
             x = jnp.concatenate([jnp.broadcast_to(cls, (x.shape[0], 1, c.hidden_size)), x], axis=1)
-        count = c.side**2 + c.class_token
-        positions = nn.Embed(count, c.hidden_size, embedding_init=INIT, name="position_embedding")
-        return x + positions(jnp.arange(count))
+        return x + positions
 
 
 class EncoderLayer(nn.Module):

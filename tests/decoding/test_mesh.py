@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from eval.hlo import Program
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding import running
+from jaxspec.decoding.compile_cache import executable
+from jaxspec.decoding.loading import LoadedHead
+from jaxspec.decoding.running import run_decode
 from jaxspec.sharding import make_mesh
 from tests import tiny
 
@@ -39,6 +44,31 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
     engine, tokens = decode(target, draft)
     assert tokens == expected
     assert engine.mesh == mesh
+
+
+def test_a_kv_head_is_split_as_its_target_is(pair):
+    alone, split = LoadedModel.load(pair[0]), LoadedModel.load(pair[0], mesh=make_mesh(model=2))
+    head = LoadedHead(*tiny.kv_head(alone.model, alone.params, feature="last_hidden"))
+    page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    config = EngineConfig(views=("kv",), gamma=3)
+    engines = [Engine(replace(target, head=head), config=config) for target in (alone, split)]
+    asked = Request(engines[0].encoder.prompt("What is this?", [page]), NEW)
+    expected, result = (engine.generate(asked) for engine in engines)
+    assert (result.tokens, result.stats.steps) == (expected.tokens, expected.stats.steps)
+    own = engines[1].params["head"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
+    keys = engines[1].prefill([asked]).drafter.head.k[0]
+    assert own.addressable_shards[0].data.shape == (32, 24)
+    assert keys.addressable_shards[0].data.shape[1] == keys.shape[1] // 2
+
+
+def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
+    """The draft, and what is made of distributions, send nothing."""
+    engine = Engine(
+        LoadedModel.load(pair[0], mesh=make_mesh(model=2)), LoadedModel.load(pair[1]), EngineConfig(gamma=3)
+    )
+    batch = engine._begin(engine._read([Request(engine.encoder.prompt("Hi", []), NEW)]))
+    block = Program(executable(run_decode, batch.held, batch.state, batch.options).as_text()).block()
+    assert block.collectives == {"extend": 2 * engine.target.model.text.num_hidden_layers + 1}
 
 
 @pytest.mark.parametrize(("model", "heads"), [(2, 1), (4, 2)])

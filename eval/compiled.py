@@ -1,0 +1,278 @@
+"""What compilers say of decoding on TPUs that are not here: memory, copies, messages and cycles of a preset's programs.
+
+    python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
+    python -m eval.compiled mini --chips v5e:2x2 --programs plain chain
+
+Needs libtpu (`pip install 'jaxspec[tpu]'`), and no TPU: nothing is run. Every figure is an estimate of the compiler's.
+A block is one turn of the decode loop: a token of plain decoding, or draft, target pass, verification and commit.
+Writes results.json and table.md into --out.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no cloud machine to ask
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import tyro
+from jax.experimental import topologies
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from tqdm import tqdm
+
+from eval.hlo import COLLECTIVES, STAGES, Program
+from jaxspec.cache import KVCache
+from jaxspec.command import load_preset, preset_names, run_script
+from jaxspec.config import KVHeadConfig, text_config
+from jaxspec.decoding.adaptive_gamma import gammas_up_to
+from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.memory import Sizes, abstract_inputs, bytes_held
+from jaxspec.decoding.running import run_decode, run_prefill
+from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.decoding.state import map_caches
+from jaxspec.decoding.tree import parse_tree
+from jaxspec.decoding.views import parse_views
+from jaxspec.decoding.weighting import Static
+from jaxspec.errors import InputError, nearest
+from jaxspec.evaluation.latency import LatencyConfig
+from jaxspec.evaluation.report import Record, Run, Table, number
+from jaxspec.models import LanguageModel, abstract_params, split_tower
+from jaxspec.models.kv_head import init_head
+from jaxspec.sharding import cache_sharding, make_mesh, on_mesh, replicated, shardings
+from jaxspec.typing import Params
+
+Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill"]
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """A chip by its maker's data sheet."""
+
+    gib: float
+    """Memory."""
+    gbps: float
+    """Its bandwidth."""
+    ghz: float
+    """Clock of the matrix unit: peak bfloat16 operations over those of one cycle."""
+
+
+CHIPS = {
+    "v4": Chip(32, 1228, 1.05),
+    "v5e": Chip(16, 819, 1.5),
+    "v5p": Chip(95, 2765, 1.75),
+    "v6e": Chip(32, 1640, 1.75),
+}
+"""cloud.google.com/tpu/docs, pages v4, v5e, v5p and v6e."""
+
+
+def main(
+    preset: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PRESET")],
+    out: Path = Path("runs/compiled"),
+    chips: tuple[str, ...] = ("v5e:1x1", "v5e:2x2"),
+    programs: tuple[Name, ...] = ("plain", "chain", "kv"),
+    batches: tuple[int, ...] = (1,),
+    prompt: int = 1024,
+    new: int = 128,
+    layers: int | None = None,
+) -> None:
+    """Compiles what the preset under configs/latency names.
+
+    Args:
+      preset: one of those named above, from configs/latency.
+      out: directory for results.json and table.md.
+      chips: kind and topology as libtpu knows them, such as v5e:2x2; the target is split over all chips.
+      programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV head, a chain of
+        adaptive length; and prefill of the chain.
+      batches: rows.
+      prompt: slots for prompt tokens.
+      new: slots for new tokens.
+      layers: of the target, in place of its own number, for a quick look.
+    """
+    given = dict(locals())
+    config: LatencyConfig = load_preset("latency", preset)
+    if layers is not None:
+        config = with_layers(config, layers)
+    with Run(preset, given, out) as run:
+        for chip in chips:
+            devices = described(chip)
+            for batch in batches:
+                for name in tqdm(programs, f"{chip}, batch {batch}", unit="program"):
+                    row = {"chips": chip, "devices": len(devices), "batch": batch, "program": name}
+                    run.rows.append(row | compiled(config, name, devices, batch, prompt, new))
+                    run.write(compiled_table(preset, prompt, new, run.rows))
+
+
+def described(chip: str) -> list[Any]:
+    """Return devices of a topology that need not be there. Raises InputError where libtpu is missing or knows none."""
+    kind, _, shape = chip.partition(":")
+    if kind not in CHIPS or not shape:
+        raise InputError(f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2; {nearest(kind, list(CHIPS))}")
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if kind == "v4" else {}
+    if set(shape.split("x")) == {"1"}:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=chip, **options).devices)
+    except Exception as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
+        raise InputError(f"chips: {chip} cannot be compiled for: {str(error).splitlines()[0]:.120}") from error
+
+
+def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
+    """Return the preset with another number of layers of its target."""
+    text = replace(text_config(config.target), num_hidden_layers=layers)
+    whole = isinstance(config.target, type(text))
+    return replace(config, target=text if whole else replace(config.target, text_config=text))
+
+
+def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params, Params]:
+    """Return the program of a name, the target's parameters as shapes, and the small ones, which lie on each device."""
+    dtype, size = jnp.dtype(config.dtype), text_config(config.target).vocab_size
+    target, small = abstract_params(config.target, dtype), {}
+    model, draft = LanguageModel(config.target), LanguageModel(config.draft)
+    if name == "plain":
+        return Autoregressive(model), target, small
+    if name == "kv":
+        slots = {"image_slots": 64, "slot_bias": True} if model.has_vision else {}
+        head = KVHeadConfig.of_target(config.target, **slots)
+        made = jax.eval_shape(lambda: init_head(head, None, jax.random.key(0)))
+        small["head"] = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), made)
+        drafter = make_drafter(LanguageModel(head.text_config), (), config.gamma, size, head=head)
+        return Speculator(model, drafter, Static()), target, small
+    small["drafter"] = split_tower(config.draft, abstract_params(config.draft, dtype))[1]
+    tree = parse_tree("2", config.gamma) if name == "tree" else None
+    drafter = make_drafter(draft, parse_views(("M", "T")), config.gamma, size, tree)
+    gammas = gammas_up_to(config.gamma) if name == "adaptive" else ()
+    return Speculator(model, drafter, Static(), shares_tower=draft.has_vision, gammas=gammas), target, small
+
+
+def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int) -> Record:
+    """Return what the compiler says of one program; `peak` alone where it does not fit."""
+    mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
+    whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
+    program, target, small = assembled(config, name)
+    split = shardings(config.target, target, mesh) if mesh else jax.tree.map(lambda _: whole, target)
+    params = {"target": placed(target, split)} | spread(small, whole)
+    if mesh and "head" in small:
+        params["head"] = placed(small["head"], shardings(program.drafter.head.text_config, small["head"], mesh))
+    tiles = (1,) * (1 + isinstance(program, Speculator)) if LanguageModel(config.target).has_vision else (0, 0)
+    head = isinstance(program, Speculator) and program.drafter.head is not None
+    sizes = Sizes(prompt, tiles, new, text=prompt if head else 0, images=tiles[0] if head else 0)
+    inputs = spread(abstract_inputs(program, batch, sizes), whole)
+    room = new
+    with on_mesh(mesh):
+        if name == "prefill":
+            step: Any = run_prefill.lower(program, params, *inputs, room)
+        else:
+            state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, room), params, *inputs)
+            step = run_decode.lower(program, params, as_placed(state, mesh, whole), inputs[1])
+        begun = time.process_time()
+        try:
+            done = step.compile()
+        except jax.errors.JaxRuntimeError as error:
+            needs = re.search(r"Used ([\d.]+)G of ([\d.]+)G", str(error))
+            if needs is None:
+                raise
+            return {"fits": False, "peak_gib": float(needs[1])}
+    memory, text = done.memory_analysis(), Program(done.as_text())
+    cost = text.whole() if name == "prefill" else text.block()
+    before, behind = (0, 0) if name == "prefill" else text.around()
+    return {
+        "fits": True,
+        "peak_gib": memory.peak_memory_in_bytes / GIB,
+        "arguments_gib": memory.argument_size_in_bytes / GIB,
+        "temporaries_gib": memory.temp_size_in_bytes / GIB,
+        "program_mib": memory.generated_code_size_in_bytes / 2**20,
+        "copied_around_mib": (before + behind) / 2**20,
+        "copied_in_mib": cost.copied.total() / 2**20,
+        "collectives": cost.collectives.total(),
+        "collectives_by_stage": dict(cost.collectives),
+        "cycles": cost.cycles.total(),
+        "cycles_by_stage": dict(cost.cycles),
+        "read_gib": bytes_held(decoder(params)) / GIB,
+        "compile_cpu_seconds": time.process_time() - begun,
+    }
+
+
+def decoder(params: Params) -> Any:
+    """Return the parameters that a block reads whole: all but towers and the rows of embeddings."""
+    flat = jax.tree_util.tree_flatten_with_path(params)[0]
+    passed = re.compile("vision_tower|visual|multi_modal_projector|embed_tokens")
+    return [leaf for path, leaf in flat if not passed.search(jax.tree_util.keystr(path))]
+
+
+def placed(tree: Any, places: Any) -> Any:
+    """Return the shapes with their places."""
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+
+
+def spread(tree: Any, place: Sharding) -> Any:
+    """Return the shapes at one place."""
+    return placed(tree, jax.tree.map(lambda _: place, tree))
+
+
+def as_placed(state: Any, mesh: Mesh | None, whole: Sharding) -> Any:
+    """Return the shapes of a state where `jaxspec.decoding.state.place` puts it."""
+
+    def split(cache: KVCache) -> KVCache:
+        place: Callable[[Any], Any] = lambda x: cache_sharding(mesh, x.shape) if mesh else whole  # noqa: E731
+        keys = (placed(leaves, jax.tree.map(place, leaves)) for leaves in (cache.k, cache.v))
+        k, v = keys
+        return spread(cache.replace(k=(), v=()), whole).replace(k=k, v=v)
+
+    target = map_caches(split, state.target, partial(spread, place=whole))
+    rest = spread(state.replace(target=None), whole)
+    head = getattr(state.drafter, "head", None)
+    if head is not None:
+        rest = rest.replace(drafter=rest.drafter.replace(head=split(head)))
+    return rest.replace(target=target)
+
+
+def compiled_table(preset: str, prompt: int, new: int, rows: list[Record]) -> Table:
+    """Return a line per program."""
+
+    def time_of(row: Record, cycles: float) -> str:
+        return number(cycles / CHIPS[row["chips"].partition(":")[0]].ghz / 1e6)
+
+    def bound(row: Record) -> str:
+        return number(row["read_gib"] * GIB / CHIPS[row["chips"].partition(":")[0]].gbps / 1e6)
+
+    columns: Mapping[str, Callable[[Record], str]] = {
+        "program": lambda row: row["program"],
+        "chips": lambda row: row["chips"],
+        "B": lambda row: str(row["batch"]),
+        "peak GiB": lambda row: number(row["peak_gib"]) + ("" if row["fits"] else ": does not fit"),
+        "arguments": lambda row: number(row["arguments_gib"]),
+        "temporaries": lambda row: number(row["temporaries_gib"]),
+        "copied MiB": lambda row: f"{row['copied_around_mib']:.0f} + {row['copied_in_mib']:.0f}",
+        "messages": lambda row: str(row["collectives"]),
+        "ms": lambda row: time_of(row, row["cycles"]),
+        **{
+            stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0)) for stage in STAGES
+        },
+        "weights ms": bound,
+        "program MiB": lambda row: number(row["program_mib"], 0),
+        "compile s": lambda row: number(row["compile_cpu_seconds"], 0),
+    }
+    told = {"program", "chips", "B", "peak GiB"}
+    cells = [[cell(row) if row["fits"] or name in told else "-" for name, cell in columns.items()] for row in rows]
+    notes = [
+        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots. Memory is one chip's. copied: arrays "
+        f"written again around the loop, and in one block. messages: {', '.join(COLLECTIVES)} of one block.",
+        "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from memory out; weights ms: "
+        "what reading the weights once takes at the chip's bandwidth. The larger of the two is the least time.",
+    ]
+    return Table(f"Compiled for TPUs: {preset}", list(columns), cells, notes)
+
+
+if __name__ == "__main__":
+    known = ", ".join(preset_names("latency"))
+    run_script(main, f"{__doc__}\nPresets: {known}.")
