@@ -13,7 +13,7 @@ questions on the test split are asked instead: does a model see? Writes results.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,6 +34,8 @@ from jaxspec.evaluation.config import EvalConfig, load_models
 from jaxspec.evaluation.report import Record, Run, Table, mean, percent
 
 METRICS = ("accuracy", "rouge_l", "meteor")
+GROUP = ("dataset", "model")
+"""What is saved together, as `jaxspec.evaluation.block_efficiency.GROUP`."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,10 @@ def main(args: Sequence[str] | None = None) -> None:
             cells = [[name, *(percent(accuracy[kind], 1) for kind in kinds)] for name, accuracy in found.items()]
             run.write(Table(f"Attribute questions, {options.attributes} of each kind", ["model", *kinds], cells))
         else:
-            run.rows, run.records = measure_quality(config, models, options.text_only)
+            run.restore(GROUP)
+            for rows, records in measure_quality(config, models, options.text_only, run.rows):
+                run.add(rows, records)
+                run.write(quality_table(config, run.rows))
             run.write(quality_table(config, run.rows))
 
 
@@ -88,9 +93,9 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
 
 
 def measure_quality(
-    config: EvalConfig, models: Mapping[str, LoadedModel], text_only: bool = False
-) -> tuple[list[Record], list[Record]]:
-    """Judge every model's plain answers to first turns: (a row a set and model, a record an answer).
+    config: EvalConfig, models: Mapping[str, LoadedModel], text_only: bool = False, before: Sequence[Record] = ()
+) -> Iterator[tuple[list[Record], list[Record]]]:
+    """Judge plain answers to first turns, and yield a row and its answers' records for each set and model not `before`.
 
     With `text_only` each model is asked without the images too.
 
@@ -101,11 +106,14 @@ def measure_quality(
     context = text_config(next(iter(models.values())).config).max_position_embeddings
     engines = {name: Engine(_with_context(model, context), None, config.plain()) for name, model in models.items()}
     asked = [(name, engine, blind) for name, engine in engines.items() for blind in (False, True)[: 1 + text_only]]
-    rows, records = [], []
-    bar = tqdm(total=len(config.sets) * len(asked), unit="run", desc="quality", delay=1)
+    done = {(row["dataset"], row["model"]) for row in before}
+    bar = tqdm(total=len(config.sets) * len(asked), unit="run", desc="quality", initial=len(done), delay=1)
     for dataset in config.sets:
         samples = config.samples(dataset)
-        for name, engine, blind in asked:
+        for model, engine, blind in asked:
+            place = {"dataset": dataset, "turn": 1, "model": f"{model}, text-only" if blind else model}
+            if (dataset, place["model"]) in done:
+                continue
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
             prompts = [without_images(engine.encoder, prompt) for prompt in prompts] if blind else prompts
             requests = [
@@ -114,19 +122,17 @@ def measure_quality(
             ]
             results = engine.generate(requests)
             scores = [judge(sample, result.text) for sample, result in zip(samples, results, strict=True)]
-            place = {"dataset": dataset, "turn": 1, "model": f"{name}, text-only" if blind else name}
-            rows.append(
-                place
-                | {"samples": len(samples), "mean_new_tokens": sum(len(r.tokens) for r in results) / len(results)}
-                | {metric: mean(scores, metric) for metric in METRICS}
-            )
-            records += [
-                place | {"sample": sample.id, "text": result.text} | score
-                for sample, result, score in zip(samples, results, scores, strict=True)
-            ]
+            row = place | {"samples": len(samples)}
+            row |= {"mean_new_tokens": sum(len(r.tokens) for r in results) / len(results)}
             bar.update()
+            yield (
+                [row | {metric: mean(scores, metric) for metric in METRICS}],
+                [
+                    place | {"sample": sample.id, "text": result.text} | score
+                    for sample, result, score in zip(samples, results, scores, strict=True)
+                ],
+            )
     bar.close()
-    return rows, records
 
 
 def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
@@ -150,7 +156,7 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     for model in dict.fromkeys(row["model"] for row in rows):
         found = {row["dataset"]: row for row in rows if row["model"] == model}
         for metric in METRICS:
-            values = [found[name][metric] for name in config.sets]
+            values = [found.get(name, {}).get(metric) for name in config.sets]
             if any(value is not None for value in values):
                 cells.append([model, metric, *("-" if v is None else f"{100 * v:.1f}" for v in values)])
     notes = [

@@ -6,7 +6,7 @@
 Every answer of the preset's sets is decoded with and without the draft and compared token for token; where they
 part, the logit gap in one full forward pass of the target says whether rounding could have chosen. Then many
 seeds of one prompt are drawn with and without, and a chi-square test compares how often each beginning occurs.
-Writes results.json, records.jsonl and table.md into --out.
+Writes results.json, records.jsonl and table.md into --out; the same command goes on where one was stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxspec.command import input_errors, script_name
 from jaxspec.errors import InputError
 from jaxspec.evaluation.command_line import parse_command
 from jaxspec.evaluation.config import EvalConfig, load_models
-from jaxspec.evaluation.exactness import measure_identity, measure_sampling
+from jaxspec.evaluation.exactness import GROUP, SAMPLING, measure_identity, measure_sampling
 from jaxspec.evaluation.report import Record, Run, Table
 
 
@@ -50,16 +50,22 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
         models = load_models(config)
-        for rows, records in measure_identity(config, *models, gammas=options.gammas, batches=options.batches):
-            run.rows += rows
-            run.records += records
-            run.write(identity_table(config, run.rows))
+        run.restore(GROUP)
+        for rows, records in measure_identity(config, *models, options.gammas, options.batches, run.rows):
+            run.add(rows, records)
+            run.write(*tables(config, run.rows))
         if options.draws:
-            table = identity_table(config, run.rows)
-            batch = max(options.batches)
-            sampled = measure_sampling(config, *models, draws=options.draws, tokens=options.tokens, batch=batch)
-            run.rows += sampled
-            run.write(table, sampling_table(sampled))
+            how = options.draws, options.tokens, max(options.batches)
+            for row in measure_sampling(config, *models, *how, before=run.rows):
+                run.add([row], [])
+                run.write(*tables(config, run.rows))
+        run.write(*tables(config, run.rows))
+
+
+def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
+    """Return the table of token identity, and where answers were sampled that of their test."""
+    identity, sampled = ([row for row in rows if (row["dataset"] == SAMPLING) is drawn] for drawn in (False, True))
+    return [identity_table(config, identity), *([sampling_table(sampled)] if sampled else [])]
 
 
 def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:

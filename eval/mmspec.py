@@ -4,8 +4,9 @@
     python -m eval.mmspec llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
 
 Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset, summary.csv,
-results.json and table.md into --out. Times are of whole batches, shared evenly; MMSpec's own are of batch 1. With a
-recorded target there are none; the acceptance is exact all the same.
+results.json, records.jsonl and table.md into --out; the same command goes on where one was stopped. Times are of whole
+batches, shared evenly; MMSpec's own are of batch 1. With a recorded target there are none; the acceptance is exact all
+the same.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from jaxspec.evaluation.report import Run, Table
 from jaxspec.files import write_text
 
 BASELINE = "baseline"
+PART = 64
+"""Conversations that are saved together."""
 SHOWN = ("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_mean", "speedup_paired")
 
 
@@ -53,16 +56,37 @@ def main(args: Sequence[str] | None = None) -> None:
         target, draft, captioner = load_models(config)
         samples = config.samples(MMSPEC)
         engines = {BASELINE: Engine(target, None, config.plain())} | row_engines(config, target, draft, captioner)
-        answers = {}
-        for method, engine in tqdm(engines.items(), unit="method", desc="MMSpec", delay=1):
-            answers[method] = converse(config, engine, samples)
-            name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
-            lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in answers[method]]
-            write_text(run.folder / name, "".join(lines))
-        run.rows = summary_rows(answers, BASELINE)
-        write_text(run.folder / "summary.csv", summary_csv(run.rows))
-        cells = [[f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN] for row in run.rows]
-        run.write(Table("MMSpec", SHOWN, cells))
+        run.restore(("method",))
+        answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
+        known = {sample.id: sample for sample in samples}
+        for record in run.records:
+            turns = [Turn(**turn | {"tokens": tuple(turn["tokens"])}) for turn in record["turns"]]
+            answers.setdefault(record["method"], []).append((known[record["sample"]], turns))
+        with tqdm(total=len(engines) * len(samples), unit="conversation", desc="MMSpec", delay=1) as bar:
+            for method, engine in engines.items():
+                bar.set_postfix_str(method, refresh=False)
+                told = answers.setdefault(method, [])
+                bar.update(len(told))
+                for start in range(len(told), len(samples), PART):
+                    part = converse(config, engine, samples[start : start + PART])
+                    told += part
+                    run.records += [
+                        {"method": method, "sample": sample.id, "turns": [vars(turn) for turn in turns]}
+                        for sample, turns in part
+                    ]
+                    name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
+                    lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in told]
+                    write_text(run.folder / name, "".join(lines))
+                    _write_summary(run, answers)
+                    bar.update(len(part))
+        _write_summary(run, answers)
+
+
+def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> None:
+    run.rows = summary_rows(answers, BASELINE)
+    write_text(run.folder / "summary.csv", summary_csv(run.rows))
+    cells = [[f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN] for row in run.rows]
+    run.write(Table("MMSpec", SHOWN, cells))
 
 
 def converse(config: EvalConfig, engine: Engine, samples: Sequence[Sample]) -> list[tuple[Sample, list[Turn]]]:

@@ -28,6 +28,10 @@ from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.typing import Array, Params
 
+SAMPLING = "sampling"
+"""In the place of a set in records of `measure_sampling`."""
+GROUP = ("row", "gamma", "batch", "temperature", "top_p")
+"""What is saved together, as `jaxspec.evaluation.block_efficiency.GROUP`."""
 PASS = 128
 """Token counts of the divergences' forward passes are rounded up to a multiple of this."""
 
@@ -52,18 +56,26 @@ def measure_identity(
     captioner: Captioner | None,
     gammas: Sequence[int],
     batches: Sequence[int],
+    before: Sequence[Record] = (),
 ) -> Iterator[tuple[list[Record], list[Record]]]:
     """Hold greedy answers of every row, for all draft lengths and batch sizes, against plain decoding.
 
     The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the preset, gamma and batch
-    in turn: a row is a set and turn of it; a record one answer, with its `divergence`.
+    in turn that has no rows `before`: a row is a set and turn of it; a record one answer, with its `divergence`.
     """
+    done = {(row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING}
     plain = Engine(target, None, replace(config.plain(), batch_size=batches[0]))
-    variants = [(row, gamma, batch) for row in config.rows for gamma in gammas for batch in batches]
+    variants = [
+        (row, gamma, batch)
+        for row in config.rows
+        for gamma in gammas
+        for batch in batches
+        if (row.name, gamma, batch) not in done
+    ]
     asked: list[tuple[Record, list[Prompt], list[Request], list[tuple[int, ...]]]] = []
     work = len(config.sets) * len(config.turns) * (1 + len(variants))
     with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
-        for dataset in config.sets:
+        for dataset in config.sets if variants else ():
             bar.set_postfix_str(f"plain {dataset}", refresh=False)
             for turn, prompts in each_turn(config, plain, dataset):
                 requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
@@ -113,13 +125,15 @@ def measure_sampling(
     tokens: int,
     batch: int,
     options: Sequence[tuple[float, float]] = ((1.0, 1.0), (2.0, 1.0), (2.0, 0.9)),
-) -> list[Record]:
+    before: Sequence[Record] = (),
+) -> Iterator[Record]:
     """Test that the first `tokens` tokens drawn with and without the draft are distributed alike, by chi-square.
 
     The prompt is the first sample of the first set. Each row of the preset draws `draws` answers with seeds
-    that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Returns a
-    record a row and option.
+    that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Yields a
+    record a row and option that is not `before`.
     """
+    done = {(row["row"], row["temperature"], row["top_p"]) for row in before if row["dataset"] == SAMPLING}
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = Engine(target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
@@ -131,18 +145,18 @@ def measure_sampling(
         bar.update()
         return [result.tokens for result in engine.generate(requests)]
 
-    records = []
-    references = {option: drawn(plain, *option, seed=draws) for option in options}
+    references: dict[tuple[float, float], list[tuple[int, ...]]] = {}
     for name, settings in engines.items():
         engine = Engine(target, draft, settings, captioner)
-        for option, reference in references.items():
-            place = {"dataset": "sampling", "turn": 1, "temperature": option[0], "top_p": option[1]}
-            test = chi_square(drawn(engine, *option, seed=0), reference)
-            records.append(
-                engine_fields(name, settings, config) | place | {"samples": draws, "tokens": tokens} | vars(test)
-            )
+        for option in options:
+            if (name, *option) in done:
+                continue
+            if option not in references:
+                references[option] = drawn(plain, *option, seed=draws)
+            place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
+            test = chi_square(drawn(engine, *option, seed=0), references[option])
+            yield engine_fields(name, settings, config) | place | {"samples": draws, "tokens": tokens} | vars(test)
     bar.close()
-    return records
 
 
 def divergence(target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]) -> Divergence | None:

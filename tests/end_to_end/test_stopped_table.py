@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from eval import block_efficiency
+from eval import block_efficiency, draft_quality, exactness, mmspec
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
@@ -96,6 +97,55 @@ def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     assert len(lines) == len(again["rows"])
     assert "2 parts are measured already" in capsys.readouterr().err
+
+
+def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
+    rows = [{"id": name, "turns": [f"What is {name}?"], "category": "x", "topic": name} for name in SETS]
+    (folder / "mmspec.jsonl").write_text("".join(json.dumps(row | {"image": "a.png"}) + "\n" for row in rows))
+    return replace(preset, sets=("mmspec",), data=(f"mmspec={folder / 'mmspec.jsonl'}",))
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "left"),
+    [
+        (draft_quality, "--rows T", 1),
+        (exactness, "--rows T --turns 1 --gammas 2 --batches 1 --draws 16 --tokens 2", 2),  # draws of both kinds
+        (mmspec, "--rows T", 1),
+    ],
+)
+def test_other_scripts_go_on_too(
+    script: Any, options: str, left: int, preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in its last call of an engine, a script makes that call again, and what it needs for it."""
+    config = conversations(preset, tmp_path) if script is mmspec else preset
+    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: config)
+    monkeypatch.setattr(mmspec, "PART", 1)
+    generate, calls, last = Engine.generate, 0, 0
+
+    def counted(self: Engine, requests: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise KeyboardInterrupt
+        return generate(self, requests)
+
+    def run(name: str) -> int:
+        nonlocal calls
+        calls = 0
+        script.main(["tiny", *options.split(), "--out", str(tmp_path / name)])
+        return calls
+
+    monkeypatch.setattr(Engine, "generate", counted)
+    last = run("straight")
+    with pytest.raises(KeyboardInterrupt):
+        run("out")
+    last = 0
+    assert run("out") == left
+    clock = ("total_wall_time", "speedup_paired", "speedup_global")
+    straight, again = (results(tmp_path / name)["rows"] for name in ("straight", "out"))
+    assert [row | dict.fromkeys(clock) for row in again] == [row | dict.fromkeys(clock) for row in straight]
+    lines = [(tmp_path / name / "records.jsonl").read_text().count("\n") for name in ("straight", "out")]
+    assert lines[0] == lines[1] > 0
 
 
 def test_a_failing_row_costs_only_itself(

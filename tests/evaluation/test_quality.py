@@ -169,7 +169,7 @@ def test_a_missing_package_is_told_before_anything_is_decoded(monkeypatch: pytes
     rouge_scorer.cache_clear()
     config = EvalConfig(target="target", draft="draft", rows=(Variant("T", ("T",)),), sets=("facts",))
     with pytest.raises(InputError, match=r"rouge-score is not installed; pip install 'jaxspec\[quality\]'"):
-        draft_quality.measure_quality(config, {})
+        next(draft_quality.measure_quality(config, {}))
 
 
 def test_the_script_writes_both_models(
