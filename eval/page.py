@@ -41,7 +41,7 @@ TITLES = {
 
 def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path) -> list[Path]:
     """Draw every figure that the rows and records hold something for, as PNG files; none without matplotlib."""
-    if pyplot() is None:
+    if not rows or pyplot() is None:
         return []
     drawn = {
         "block_efficiency": block_efficiency(config, rows),

@@ -75,6 +75,10 @@ def test_weights_are_shown_where_they_move_most() -> None:
     assert axis.get_title("left") == "MT*, saga-2, turn 1"
 
 
+def test_where_every_row_failed_nothing_is_drawn(tmp_path: Path) -> None:
+    assert draw_all(CONFIG, [], [], tmp_path) == []
+
+
 def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     _, records = made_up()
     image = np.zeros((4, 4, 3), np.uint8)
