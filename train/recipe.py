@@ -46,6 +46,8 @@ class Options:
     of the recipe's own lies, if not in runs/data."""
     buckets: tuple[int, ...] | None = None
     """Buckets of row lengths in tokens; longer rows are cut at the last; by default the recipe's."""
+    draft_vocabulary: int | None = None
+    """Tokens that the draft scores, those that the answers have most often; 0: all; by default the recipe's."""
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None

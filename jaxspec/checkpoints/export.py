@@ -19,6 +19,7 @@ from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
+from jaxspec.models.vocabulary import narrowed, widened
 from jaxspec.typing import Array, Params
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -41,6 +42,7 @@ def export(
     max_shard_bytes: int = 5 << 30,
     target: Target | None = None,
     text_only: bool = False,
+    draft_vocabulary: int | None = None,
     overwrite: bool = False,
 ) -> ModelConfig | KVHeadConfig:
     """Write a checkpoint anew, with what lies beside it, for transformers 4.57 and 5; return its configuration.
@@ -51,6 +53,8 @@ def export(
     Args:
       target: pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
       text_only: of an LVLM, the decoder alone, as a language model of its own.
+      draft_vocabulary: keep so many tokens of a draft's vocabulary, its first, for this library alone; by default a
+        KV head keeps all, and any other draft is `widened`, as transformers reads nothing else.
       overwrite: replace a checkpoint that is there, as `save` does.
 
     Raises:
@@ -62,7 +66,7 @@ def export(
     if is_kv_head(path):
         if target is not None or text_only:
             raise InputError(f"{path}: a KV head, which has neither words nor towers; leave vocab-of and text-only out")
-        return _export_head(path, destination, dtype, overwrite)
+        return _export_head(path, destination, dtype, draft_vocabulary, overwrite)
     found = load(path)
     config, params, raw = found.config, found.params, read_raw_config(found.path)
     if text_only:
@@ -70,8 +74,13 @@ def export(
             raise InputError(f"{found.path}: {config.model_type!r} is a text model already; leave text-only out")
         config, params, raw = text_config(config), text_params(config, params), _text_entries(raw)
         config = replace(config, **{key: raw[key] for key in _TOKEN_IDS if getattr(config, key) is None and key in raw})
+    words = text_config(config).draft_vocabulary
+    kept = _first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
+    config, params = widened(config, params)
     if target is not None:
         config, params = pad_vocabulary(config, params, target.vocab_size)
+    if kept:
+        config, params = narrowed(config, params, kept)
     settings = found.path / "generation_config.json"
     # Without EOS there no token ends an answer, whatever config.json says.
     generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
@@ -92,6 +101,7 @@ def export(
             source=found.path,
             target=target and target.name,
             added=text_config(config).vocab_size - text_config(found.config).vocab_size,
+            scored=len(kept or words),
             encoder=encoder,
             generation=generation,
         )
@@ -110,8 +120,14 @@ def export(
     return config
 
 
-def _export_head(source: Path, destination: str | Path, dtype: jnp.dtype | None, overwrite: bool) -> KVHeadConfig:
+def _export_head(
+    source: Path, destination: str | Path, dtype: jnp.dtype | None, draft_vocabulary: int | None, overwrite: bool
+) -> KVHeadConfig:
     config, params = load_kv_head(source)
+    if draft_vocabulary is not None:
+        text = config.text_config
+        words = _first_words(source, text.draft_vocabulary, draft_vocabulary)
+        config = replace(config, text_config=replace(text, draft_vocabulary=words))
     name = model_name(destination)
 
     def write_more(path: Path) -> None:
@@ -119,6 +135,12 @@ def _export_head(source: Path, destination: str | Path, dtype: jnp.dtype | None,
 
     save_kv_head(destination, config, params, dtype, write_more=write_more, overwrite=overwrite)
     return config
+
+
+def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, ...]:
+    if not 0 < count <= len(words):
+        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, and {count} are asked for; give fewer")
+    return words[:count]
 
 
 def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:

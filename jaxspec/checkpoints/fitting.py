@@ -145,17 +145,18 @@ def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, St
     """Return all in which the tensors contradict config.json. Drops from `stored` a head that is the embedding."""
     problems = _drop_tied_head(config, slots, stored) + _depths(slots, stored)
     deep = {problem.split(":")[0] for problem in problems}
-    vocabulary = text_config(config).vocab_size
     for name, slot in slots.items():
         if name not in stored:
             if _stem(name) not in deep:
                 problems.append(f"{name} is missing")
             continue
         found, shape = stored[name], stored[name].shape
-        if _ROWS.search(name) and len(shape) == 2 and shape[0] != vocabulary and shape[1:] == slot.file_shape[1:]:
+        rows, *width = slot.file_shape
+        if _ROWS.search(name) and len(shape) == 2 and shape[0] != rows and [*shape[1:]] == width:
+            says = "vocab_size" if rows == text_config(config).vocab_size else "draft_vocabulary"
             problems.append(
-                f"{found.name} has {shape[0]} rows and config.json says vocab_size {vocabulary}; "
-                "set vocab_size to the rows, padding counted, or resize the tensor"
+                f"{found.name} has {shape[0]} rows and config.json says {says} {rows}; "
+                f"set {says} to the rows, padding counted, or resize the tensor"
             )
         elif shape != slot.file_shape:
             problems.append(f"{found.name} is {list(shape)}, config.json asks for {list(slot.file_shape)}")

@@ -39,7 +39,7 @@ _TOLD = 4
 """Problems that an error spells out; of the others it gives the count."""
 _NOT_KEPT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
-    *("quantization_config", "compression_config", "vocab_size", "use_cache"),
+    *("quantization_config", "compression_config", "vocab_size", "draft_vocabulary", "use_cache"),
 }
 """Entries of a source's config.json that are not true of what is written from it, or not about the model."""
 

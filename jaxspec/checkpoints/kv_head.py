@@ -1,9 +1,9 @@
 """KV heads as files: `config.json` and `model.safetensors`, a format of this library's own.
 
 `config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder that the head's layers are
-(`text_config`, with its depth, head counts and rotary fields), how images are pooled, and the target: where it was
-found (`target_name`) and the hash of its configuration. The head reads keys and values of the target's last layer as
-they lie in its cache, rotated; all its layers do.
+(`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how images are pooled, and the target:
+where it was found (`target_name`) and the hash of its configuration. The head reads keys and values of the target's
+last layer as they lie in its cache, rotated; all its layers do.
 
 | tensor                                             | shape                | where                         |
 |----------------------------------------------------|----------------------|-------------------------------|

@@ -47,6 +47,7 @@ def write_model_card(
     source: Path,
     target: str | None,
     added: int,
+    scored: int,
     encoder: PromptEncoder | None,
     generation: Mapping[str, Any],
 ) -> None:
@@ -55,6 +56,7 @@ def write_model_card(
     Args:
       target: name of the model that it drafts for, if it is a draft.
       added: rows of the vocabulary that the source does not have.
+      scored: size of the source's draft vocabulary; 0 where it has none.
       encoder: what makes its prompts, with the chat template that is written along; None without a tokeniser.
       generation: what generation_config.json holds.
     """
@@ -67,6 +69,8 @@ def write_model_card(
         "context": f"{text.max_position_embeddings:,} tokens",
         "made from": f"`{model_name(source)}`",
     }
+    if scored:
+        facts["drafts"] = f"{scored:,} tokens{'' if text.draft_vocabulary else '; the score of others is their mean'}"
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
     commands, notes = f"jaxspec generate --target path/to/this {_asked(has_vision)}", ""

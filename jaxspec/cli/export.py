@@ -44,6 +44,9 @@ class Export:
     """Directory or hub id of a target: the vocabulary is padded to its size, with rows that are never likeliest."""
     text_only: bool = False
     """Write the decoder of an LVLM alone, as a language model of its own."""
+    draft_vocabulary: int | None = None
+    """Keep so many tokens of a draft's vocabulary, for jaxspec alone; by default a KV head keeps all, and other drafts
+    are written with a full head, as transformers reads nothing else."""
     revision: str | None = None
     """Branch, tag or commit of the source, where that is a hub id."""
 
@@ -90,6 +93,7 @@ def run(args: Export) -> str:
         max_shard_bytes=size,
         target=target,
         text_only=args.text_only,
+        draft_vocabulary=args.draft_vocabulary,
         overwrite=args.overwrite,
     )
     return _written(args.destination, config)

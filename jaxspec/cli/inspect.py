@@ -58,6 +58,7 @@ def _table(found: Inspection) -> Table:
         "parameters": _sum(found.parameters, "{:,}".format),
         "context": "?" if found.context is None else f"{found.context:,} positions",
         "vocabulary": "?" if found.vocabulary is None else f"{found.vocabulary:,} tokens",
+        **({"drafts": f"{found.draft_vocabulary:,} of them alone"} if found.draft_vocabulary else {}),
         "dtype": ", ".join(f"{name} {human_bytes(size)}" for name, size in found.dtypes.items()),
         "image tokens": "-" if found.image_tokens is None else f"{found.image_tokens} an image",
         "chat template": {None: "-", True: "yes", False: "no"}[found.chat_template],
@@ -88,6 +89,8 @@ class Inspection:
     context: int | None
     """Trained positions."""
     vocabulary: int | None
+    draft_vocabulary: int | None
+    """Tokens that a draft scores; 0: all."""
     dtypes: dict[str, int]
     """Name in safetensors -> bytes stored so."""
     image_tokens: int | None
@@ -124,6 +127,7 @@ def inspect(path: Path) -> Inspection:
         model_type=config and config.model_type,
         context=config and text_config(config).max_position_embeddings,
         vocabulary=config and text_config(config).vocab_size,
+        draft_vocabulary=config and len(text_config(config).draft_vocabulary),
         image_tokens=getattr(config, "image_tokens", None),
         chat_template=template,
         problems=problems,
@@ -145,6 +149,7 @@ def _inspect_head(path: Path) -> Inspection:
         model_type=KVHeadConfig.model_type,
         context=config and config.text_config.max_position_embeddings,
         vocabulary=config and config.text_config.vocab_size,
+        draft_vocabulary=config and len(config.text_config.draft_vocabulary),
         image_tokens=config.image_slots if config and config.pools else None,
         chat_template=None,
         problems=problems,

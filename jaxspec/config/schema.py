@@ -74,6 +74,7 @@ RULES: dict[str, Rule] = {
     # -1 is how transformers before 4.30 wrote that a Llama has none.
     **_rules(Rule(int, -1, WHOLE), "pad_token_id"),
     **_rules(Rule(int, 0, WHOLE, (0, 1)), "eos_token_id"),
+    **_rules(Rule(int, 0, WHOLE, (1,)), "draft_vocabulary"),
     **_rules(Rule(int, 1, 1 << 24), _WIDTHS),
     # 0 is what this library's own defaults are written as.
     **_rules(Rule(int, 0, 1 << 24), "head_dim num_key_value_heads word_embed_proj_dim"),

@@ -98,6 +98,8 @@ class TextConfig:
 
     architecture: ClassVar[str]
     """transformers' class."""
+    draft_vocabulary: ClassVar[tuple[int, ...]] = ()
+    """All tokens are scored, unless a family says otherwise."""
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
@@ -145,6 +147,8 @@ class RotaryConfig(TextConfig):
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    draft_vocabulary: tuple[int, ...] = field(default=(), repr=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The tokens that its output head scores, see `jaxspec.models.vocabulary`; empty: all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_key_value_heads", self.num_key_value_heads or self.num_attention_heads)
@@ -158,6 +162,12 @@ class RotaryConfig(TextConfig):
             raise InputError(
                 f"text config: head_dim {self.head_dim} of hidden_size {self.hidden_size} and num_attention_heads "
                 f"{self.num_attention_heads} must be even, for rotary positions; fix config.json"
+            )
+        words = self.draft_vocabulary
+        if words and (len(set(words)) < len(words) or max(words) >= self.vocab_size):
+            raise InputError(
+                f"text config: draft_vocabulary must be different token ids below vocab_size {self.vocab_size}; "
+                "fix config.json"
             )
         sections = self.rope_scaling.mrope_section
         if sections and (len(sections) != 3 or sum(sections) != self.head_dim // 2):
@@ -187,8 +197,9 @@ class RotaryConfig(TextConfig):
 
     def to_hf(self) -> dict[str, Any]:
         """Return the family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
-        scaling = self.rope_scaling.to_hf()
-        return super().to_hf() | {
+        scaling, out = self.rope_scaling.to_hf(), super().to_hf()
+        words = out.pop("draft_vocabulary")
+        return out | ({"draft_vocabulary": list(words)} if words else {}) | {
             "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
             "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
         }

@@ -101,9 +101,11 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         spare = config.gamma if config.context == "error" else None
         forms += [Form(draft, view, "the draft", spare) for view in shown]
     tree, size = None if config.tree is None else parse_tree(config.tree, config.gamma), target.model.text.vocab_size
-    if tree is not None and tree.width > size:
-        raise InputError(f"tree: {config.tree!r} branches {tree.width} times, and there are {size} tokens")
-    reader = draft.model if draft is not None else LanguageModel(head.config.text_config)  # type: ignore[union-attr]
+    readers = [draft.model] if draft is not None else []
+    readers += [LanguageModel(head.config.text_config)] if head is not None else []
+    reader, scored = readers[0], min(len(model.text.draft_vocabulary) or size for model in readers)
+    if tree is not None and tree.width > scored:
+        raise InputError(f"tree: {config.tree!r} branches {tree.width} times, and there are {scored} tokens")
     drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head and head.config)
     weighting = parse_weighting(config.weighting)
     if isinstance(target, RecordedTarget) and not weighting.hard_labels:
@@ -127,6 +129,9 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
         Form(model, _member_view(name, model, number), f"model {number}")
         for number, (model, name) in enumerate(zip(models, names), start=1)
     )
+    for number, model in enumerate(models, start=1):
+        if words := model.model.text.draft_vocabulary:
+            raise InputError(f"model {number}: scores {len(words)} tokens alone, as drafts may; export it, with all")
     first, *others = models
     check_vocabulary("model 1", first, spare=0)
     for number, other in enumerate(others, start=2):

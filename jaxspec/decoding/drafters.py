@@ -217,7 +217,8 @@ class Drafter(ABC):
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, mask: TreeMask | None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         assert self.head is not None
-        own, model = joined(params["head"], params["target"]), LanguageModel(self.head.text_config)
+        model = LanguageModel(self.head.text_config)
+        own = joined(params["head"], params["target"], model.text.draft_vocabulary)
         if not self.head.reads_hidden:
             return model.extend(own, tokens, cache, mask)
         embeds = model.embed(own, PromptRows(tokens, cache.length), None)

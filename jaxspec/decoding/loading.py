@@ -22,9 +22,10 @@ from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfi
 from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower
+from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
+from jaxspec.models.vocabulary import head_kernel
 from jaxspec.runtime import setup_runtime
 from jaxspec.sharding import mesh_of, shardings
 from jaxspec.typing import Params
@@ -39,6 +40,7 @@ class LoadedHead:
 
     config: KVHeadConfig
     params: Params
+    """With the target's output head for the words of a draft vocabulary, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class LoadedModel:
         """
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
         check_target(config, self.config)
+        if words := config.text_config.draft_vocabulary:
+            params = {**params, "lm_head": {"kernel": head_kernel(text_params(self.config, self.params), words)}}
         return replace(self, head=LoadedHead(config, params))
 
     def without_tiles(self) -> LoadedModel:

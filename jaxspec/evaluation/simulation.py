@@ -34,7 +34,7 @@ from jaxspec.evaluation.exactness import whole_row
 from jaxspec.evaluation.report import Record
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, states_before
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, states_before
 from jaxspec.models.layers import apply
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -280,5 +280,7 @@ def _agreement(
     hidden = apply(
         KVHead(config), params["head"], embeds, at[..., 0], at[..., :-1], cache.k[-1], cache.v[-1], prompts, before
     )
-    steps = jax.lax.map(lambda x: model.logits(params["target"], x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
+    drafts = LanguageModel(config.text_config)
+    own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
+    steps = jax.lax.map(lambda x: drafts.logits(own, x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
     return jnp.moveaxis(steps, 0, 2) == tokens[..., 1:]

@@ -274,18 +274,23 @@ class LanguageModel:
         """Return the scores of what follows, float32."""
         return self._text(params, "logits", hidden)
 
+    def scores(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
+        """Return the same of the draft vocabulary alone, where there is one."""
+        return self._text(params, "scores" if self.text.draft_vocabulary else "logits", hidden)
+
     def score(
         self,
         params: Params,
         rows: PromptRows,
         features: Float[Array, "B U P E"] | None,
         pool: Pool | None = None,
-    ) -> Float[Array, "B L V"]:
-        """Return the logits of what follows every token of right-padded rows, without a cache: what training reads."""
+    ) -> Float[Array, "B L words"]:
+        """Return the `scores` of what follows every token of right-padded rows, without a cache: what training reads.
+        """
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
-        return self._text(params, "logits", hidden)
+        return self.scores(params, hidden)
 
     def extend(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None

@@ -26,6 +26,7 @@ from jaxspec.models.layers import (
     rotary_frequencies,
     rotate,
 )
+from jaxspec.models.vocabulary import spread
 from jaxspec.typing import Array, Bool, Float, Int
 
 
@@ -123,8 +124,9 @@ class CausalLM(nn.Module):
 
     def setup(self) -> None:
         self.model = Decoder(self.config)
-        if not self.config.tie_word_embeddings:
-            self.lm_head = Dense(self.config.vocab_size, bias=False, widens=True)
+        c = self.config
+        if c.draft_vocabulary or not c.tie_word_embeddings:
+            self.lm_head = Dense(len(c.draft_vocabulary) or c.vocab_size, bias=False, widens=True)
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Return token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""
@@ -148,7 +150,11 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""
-        if self.config.tie_word_embeddings:
+        return spread(self.config, self.scores(hidden))
+
+    def scores(self, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
+        """Return the scores of the tokens of the draft vocabulary, where there is one."""
+        if self.config.tie_word_embeddings and not self.config.draft_vocabulary:
             return self.model.embed_tokens.attend(hidden).astype(jnp.float32)
         return self.lm_head(hidden).astype(jnp.float32)
 

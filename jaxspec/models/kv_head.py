@@ -35,6 +35,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.decoder import Attention, Layer, Places
 from jaxspec.models.inputs import Pool
 from jaxspec.models.layers import INIT, Dense, RMSNorm, apply, wide
+from jaxspec.models.vocabulary import head_kernel
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 NEVER = np.iinfo(np.int32).max
@@ -297,11 +298,16 @@ def _with_newest(hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[A
     return write(hidden, newest, (length - 1)[:, None])
 
 
-def joined(head: Params, target: Params) -> Params:
-    """Return the parameters of a `CausalLM` that is the head, with the target's embedding and output head."""
+def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
+    """Return the parameters of a `CausalLM` that is the head, with the target's embedding and output head.
+
+    Of the latter, with a draft vocabulary, the columns of its words, which `head` may hold ready.
+    """
     target = target.get("language_model", target)
     own = {name: leaf for name, leaf in head.items() if name == "norm" or name.startswith("layers_")}
     model = {"embed_tokens": target["model"]["embed_tokens"]} | own
+    if words:
+        return {"model": model, "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, words)}}
     return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
 
 

@@ -258,6 +258,22 @@ def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]
     return [(row.name.tokens, len(row.forms[0].row)) for row in _read(batches, samples)]
 
 
+def frequent_tokens(encoder: PromptEncoder, samples: Any, count: int, ends: Sequence[int]) -> Int[np.ndarray, " V"]:
+    """Return all tokens, those first that the assistant wrote most often in the first `count` samples, equals by id.
+
+    Before all come those that end its answers.
+    """
+    written = np.zeros(len(encoder.tokenizer), np.int64)
+    for start in range(0, count, GROUP):
+        chunk = [samples[i].turns for i in range(start, min(start + GROUP, count))]
+        for tokens, mask in encoder.dialogues(chunk):
+            found = np.bincount(tokens[mask])
+            written = np.pad(written, (0, max(len(found) - len(written), 0)))
+            written[: len(found)] += found
+    written[[*ends]] = np.iinfo(np.int64).max
+    return np.argsort(-written, kind="stable")
+
+
 @dataclass
 class CountedBatches:
     """An iterator over batches that Grain makes with their unlearned rows; closing it tells of these.

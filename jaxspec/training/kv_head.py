@@ -27,13 +27,14 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, states_before
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, joined, states_before
 from jaxspec.models.layers import apply
+from jaxspec.models.vocabulary import places
 from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches, iterate
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.objectives import encode
-from jaxspec.training.recipes import StagedRecipe, open_sources, stage_data
+from jaxspec.training.recipes import StagedRecipe, draft_words, open_sources, stage_data
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -112,7 +113,7 @@ def draw_anchors(
 
 def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring) -> LossFn:
     """Return the loss of {"target": frozen, "head": trainable} on a batch of `HeadBatches`, and its metrics."""
-    head, steps = KVHead(config), config.gamma
+    head, steps, drafts = KVHead(config), config.gamma, LanguageModel(config.text_config)
 
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
         frozen, tokens, anchors = jax.lax.stop_gradient(params["target"]), batch.tokens, batch.anchors
@@ -128,11 +129,12 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         drafted: Any = jax.checkpoint(
             lambda own: apply(head, own, embeds, anchors, block, k, v, batch.slots, before)
         )(params["head"])
+        own = joined({}, frozen, drafts.text.draft_vocabulary)
         return draft_loss(
-            lambda x: target.logits(frozen, x),
+            lambda x: drafts.scores(own, x),
             drafted,
             _pick(hidden, block),
-            _pick(tokens, at[..., 1:]),
+            places(drafts.text, _pick(tokens, at[..., 1:])),
             wrote[..., 1:],
             anchoring.loss == "kl",
             anchoring.decay,
@@ -171,6 +173,8 @@ def train_kv_head(
             "no KV head is trained for such; give a LLaVA or a text model"
         )
     config = KVHeadConfig.of_target(target.config, target_name=model_name(locate(recipe.target)), **recipe.head)
+    text = replace(config.text_config, draft_vocabulary=draft_words(recipe, sources, target))
+    config = replace(config, text_config=text)
     start = jax.random.key(first.seed)
     head = init_head(config, text_params(target.config, target.params), start)
 

@@ -125,7 +125,7 @@ def draft_loss(
     Args:
       score: the output head, hidden states to logits.
       drafted, teacher: hidden states of draft and target at the same tokens.
-      labels: the tokens that follow.
+      labels: the tokens that follow; -1 where they are not scored, so that no block goes on behind them.
       mask: which of them count; within a block, a run from its beginning.
       soft: KL(target || draft) in nats; else cross entropy of the labels.
 
@@ -144,9 +144,10 @@ def draft_loss(
         agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
         return (loss * mask).sum(), (accepted * mask).sum(), agrees
 
-    over = (jnp.moveaxis(x, 2, 0) for x in (drafted, teacher, labels, mask.astype(jnp.float32)))
+    learned = mask * jnp.cumprod(labels >= 0, axis=-1)
+    over = (jnp.moveaxis(x, 2, 0) for x in (drafted, teacher, labels, learned.astype(jnp.float32)))
     losses, accepted, agrees = jax.lax.map(lambda xs: step(*xs), tuple(over))
-    count = mask.sum((0, 1)).astype(jnp.float32)
+    count = learned.sum((0, 1)).astype(jnp.float32)
     each = losses / jnp.maximum(count, 1.0)
     weights = decay ** jnp.arange(len(each)) * (count > 0)
     loss = (weights * each).sum() / jnp.maximum(weights.sum(), 1e-9)

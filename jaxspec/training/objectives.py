@@ -13,12 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.decoding.loading import LoadedModel, same_tower
 from jaxspec.decoding.views import VIEWS, View
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.inputs import TEXT, PromptRows
+from jaxspec.models.vocabulary import places
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.losses import Divergence, Metrics, agreement, count_blocks, distillation_loss, next_token_loss
 from jaxspec.training.step import flatten, in_dtype, partition
@@ -59,7 +61,7 @@ def encode(model: LanguageModel, params: Params, images: Mapping[str, Any]) -> F
 
 
 def score(model: LanguageModel, params: Params, batch: ConversationBatch, view: View = VIEWS["M"]) -> Array:
-    """Logits [B,L,V] of a batch."""
+    """Scores [B,L,words] of a batch."""
     return model.score(params, batch.rows, encode(model, params, batch.images), view.pool)
 
 
@@ -89,15 +91,18 @@ def tuning_loss(
         if distillation is not None and distillation.on_policy:
             batch = answered(model, own, batch, features, view, distillation.on_policy)
         logits = model.score(own, batch.rows, features, view.pool)
-        loss, metrics = next_token_loss(logits, batch.tokens, batch.mask)
-        agree = agreement(logits, batch.tokens)
+        tokens = places(model.text, batch.tokens)
+        mask = batch.mask & (tokens >= 0)  # nothing else can be learned by a draft that scores few tokens
+        loss, metrics = next_token_loss(logits, tokens, mask)
+        agree = agreement(logits, tokens)
         if teacher is not None:
             assert distillation is not None, "a teacher needs a distillation"
             taught = jax.lax.stop_gradient(_taught(teacher, params[TEACHER], batch, features))
-            divergence, learned = distillation_loss(
-                logits, taught, batch.mask, distillation.divergence, distillation.top_k
-            )
-            agree = agreement(logits, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
+            best = places(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
+            if words := model.text.draft_vocabulary:
+                taught = taught[..., np.asarray(words)]
+            divergence, learned = distillation_loss(logits, taught, mask, distillation.divergence, distillation.top_k)
+            agree = agreement(logits, best)
             loss = distillation.share * divergence + (1 - distillation.share) * loss
             metrics |= {"divergence": divergence, "acceptance": learned["acceptance"], "loss": loss}
         tokens, blocks = count_blocks(agree, batch.mask, gamma)
@@ -135,7 +140,8 @@ def simulated(
 
     @jax.jit
     def count(params: Params, batch: ConversationBatch) -> tuple[Array, Array]:
-        return count_blocks(agreement(score(model, params, batch, view), batch.tokens), batch.mask, gamma)
+        logits, tokens = score(model, params, batch, view), places(model.text, batch.tokens)
+        return count_blocks(agreement(logits, tokens), batch.mask, gamma)
 
     def evaluate(params: Params) -> dict[str, float]:
         counts = [count(without_teacher(params), batch) for batch in batches]

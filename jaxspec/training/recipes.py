@@ -26,10 +26,11 @@ from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.decoding.views import parse_view
 from jaxspec.errors import InputError, nearest
 from jaxspec.models import init_params
+from jaxspec.models.vocabulary import narrowed
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.conversations import ConversationBatches, iterate
+from jaxspec.training.conversations import ConversationBatches, frequent_tokens, iterate
 from jaxspec.training.objectives import TEACHER, Distillation, simulated, teacher_params, tuning_loss, without_teacher
 from jaxspec.training.signatures import data_signature, model_signature
 from jaxspec.training.trainer import fit
@@ -37,6 +38,8 @@ from jaxspec.typing import Params
 
 PREPARED = Path("runs/data")
 """Where data sets are looked for that no path is given for."""
+COUNTED = 10_000
+"""Samples, at most, in which the words of a draft vocabulary are counted."""
 HELD_OUT = 8
 """Batches that tokens per block are simulated on."""
 
@@ -64,6 +67,9 @@ class StagedRecipe:
     """Buckets of row lengths; longer rows are cut at the last."""
     tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
     """Buckets of the most image tiles of one row."""
+    draft_vocabulary: int = 0
+    """Tokens that the draft scores: so many that the answers have most often, see `jaxspec.models.vocabulary`; 0: all,
+    or those that `start` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +105,26 @@ def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None
     with jax.default_device(jax.local_devices(backend="cpu")[0]):  # placed on the mesh stage by stage
         target = LoadedModel.load(recipe.target)
         draft = start_draft(recipe, target)
+        if words := draft_words(recipe, sources, target):
+            config, params = narrowed(draft.config, draft.params, words)
+            draft = replace(draft, config=config, params=params)
     for stage in recipe.stages:
         draft = replace(draft, params=_train(recipe, stage, target, draft, sources, directory / stage.name))
     return draft
+
+
+def draft_words(recipe: StagedRecipe, sources: Mapping[str, Any], target: LoadedModel) -> tuple[int, ...]:
+    """Return the draft vocabulary that a recipe asks for, counted in the data of its last stage; empty: none."""
+    if not recipe.draft_vocabulary:
+        return ()
+    stage, eos, size = recipe.stages[-1], target.model.text.eos_token_id, target.model.text.vocab_size
+    if not 0 < recipe.draft_vocabulary <= size:
+        raise InputError(f"draft_vocabulary: {recipe.draft_vocabulary}; give a number of the target's {size} tokens")
+    samples = mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed)
+    count = min(COUNTED, sum(len(sources[name]) for name, _ in stage.data))
+    ends = [eos] if isinstance(eos, int) else [*(eos or ())]
+    ranked = frequent_tokens(prompt_encoder(target), samples, count, ends)
+    return tuple(ranked[: recipe.draft_vocabulary].tolist())
 
 
 def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
@@ -145,6 +168,8 @@ def _train(
         "distillation": recipe.distillation and asdict(recipe.distillation),
         "plain": stage.plain,
     }
+    if words := draft.model.text.draft_vocabulary:
+        inputs["draft_vocabulary"] = list(words)
     params, train = draft.params, stage.train
     if teacher is not None:
         params = {**params, TEACHER: teacher_params(teacher, draft, view, train.frozen)}

@@ -22,7 +22,7 @@ from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
 from jaxspec.verification import Draft, Verdict, _residual, rejection
-from tests.tiny import kv_head, lvlm, noisy, prompts, run_plain, run_speculative, sampling, speculator, weighted
+from tests.tiny import kv_head, lvlm, narrow, noisy, prompts, run_plain, run_speculative, sampling, speculator, weighted
 from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
@@ -64,18 +64,23 @@ def drawn(
     tree: str | None = None,
     views: tuple[str, ...] = VIEWS,
     costs: tuple[float, ...] = (),
+    few_words: bool = False,
     **options: Any,
 ) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop.
 
-    With the costs of blocks of 0 to gamma tokens, their lengths are chosen.
+    With the costs of blocks of 0 to gamma tokens, their lengths are chosen; with `few_words` draft and head score
+    different tokens each.
     """
-    head = HEAD if "kv" in views else None
+    head, draft, own = HEAD if "kv" in views else None, TARGET, DRAFT
+    if few_words:
+        draft, own = narrow(TARGET, DRAFT, (5, 0, 3, 1))
+        head = head and replace(head, text_config=replace(head.text_config, draft_vocabulary=(4, 0, 2)))
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
-    params = {"target": PARAMS, "drafter": DRAFT, "head": HEAD_PARAMS}
+    params = {"target": PARAMS, "drafter": own, "head": HEAD_PARAMS}
     if gamma:
-        program = speculator(TARGET, TARGET, views, gamma, weighting, tree, head=head)
+        program = speculator(TARGET, draft, views, gamma, weighting, tree, head=head)
     if costs:
         program = replace(program, gammas=tuple(range(gamma + 1)))
         batch = batch.replace(gamma=init_gamma(np.asarray(costs), ROWS))
@@ -103,12 +108,20 @@ CASES = [
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "em:rate=1"}, id="em-filtered"),
     pytest.param(1, {"temperature": 1.0, "weights": (1.6, -0.8, 0.2)}, id="signed"),
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
-    pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "tree": "3", "weighting": "em:rate=1"}, id="tree"),
+    pytest.param(
+        1,
+        {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "tree": "3", "weighting": "em:rate=1", "few_words": True},
+        id="tree, few words",
+    ),
     pytest.param(2, {"temperature": 1.0, "top_p": 0.9, "tree": "dynamic:2:5"}, id="dynamic tree"),
     pytest.param(2, {"temperature": 1.0, "costs": (1.0, 1.5, 2.13)}, id="adaptive"),
     pytest.param(2, {"temperature": 0.7, "costs": (1.0, 1.885, 2.7)}, id="adaptive, given up after a block"),
     pytest.param(3, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,)}, id="KV head"),
-    pytest.param(1, {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "em:rate=1"}, id="mixed KV head"),
+    pytest.param(
+        1,
+        {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "em:rate=1", "few_words": True},
+        id="mixed KV head, few words",
+    ),
 ]
 
 

@@ -62,6 +62,7 @@ UNREAD = {
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
+    "draft_vocabulary",
 }
 ROPE_CHANGES: dict[str, Any] = {
     "rope_type": "yarn",

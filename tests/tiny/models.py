@@ -12,6 +12,7 @@ import numpy as np
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.models import LanguageModel, abstract_params
 from jaxspec.models.kv_head import abstract_head
+from jaxspec.models.vocabulary import narrowed
 from jaxspec.typing import Params
 
 VOCABULARY, EOS = 24, 2
@@ -70,6 +71,12 @@ def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **option
     own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {"norm": theirs["norm"]}
     drawn = jax.tree.map(lambda x: jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype), shapes)
     return config, noisy({**drawn, **own}, noise)
+
+
+def narrow(model: LanguageModel, params: Params, words: tuple[int, ...]) -> tuple[LanguageModel, Params]:
+    """The model with a draft vocabulary."""
+    config, params = narrowed(model.config, params, words)
+    return LanguageModel(config), params
 
 
 def text_only(model: LanguageModel, params: Params) -> tuple[LanguageModel, Params]:

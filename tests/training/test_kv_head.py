@@ -64,13 +64,19 @@ def test_processes_share_a_batch_with_its_anchors() -> None:
 
 
 @pytest.mark.parametrize("soft", [True, False])
-def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool) -> None:
+@pytest.mark.parametrize("outside", [False, True], ids=["", "a label that is not scored"])
+def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool, outside: bool) -> None:
     rng = np.random.default_rng(0)
     drafted, teacher = rng.normal(size=(2, 2, 3, 4, 5)).astype(np.float32)
     output = rng.normal(size=(5, 7)).astype(np.float32)
     labels = rng.integers(0, 7, (2, 3, 4))
     mask = np.asarray([[[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0]]])
+    whole = mask.all(-1)
+    if outside:
+        labels[0, 0, 2] = -1
     loss, metrics = draft_loss(lambda x: x @ output, drafted, teacher, labels, mask, soft, 0.5)
+    if outside:
+        mask[0, 0, 2:] = 0
 
     def probs(x: np.ndarray) -> np.ndarray:
         scores = np.exp(x.astype(np.float64) @ output)
@@ -82,10 +88,10 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool) -> None:
     weights = 0.5 ** np.arange(4)
     assert float(loss) == pytest.approx(np.dot(weights, means) / weights.sum(), rel=1e-5)
     assert float(metrics["acceptance"]) == pytest.approx((np.minimum(p, q).sum(-1) * mask).sum() / mask.sum(), rel=1e-5)
-    agrees = p.argmax(-1) == q.argmax(-1)
-    assert float(metrics["accuracy"]) == pytest.approx((agrees & (mask > 0)).sum() / mask.sum())
-    whole = [np.cumprod(agrees[b, a]).sum() for b, a in np.argwhere(mask.all(-1))]
-    assert float(metrics["tokens_per_block"]) == pytest.approx(1 + np.mean(whole))
+    agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
+    assert float(metrics["accuracy"]) == pytest.approx(agrees.sum() / mask.sum())
+    runs = [np.cumprod(agrees[b, a]).sum() for b, a in np.argwhere(whole)]
+    assert float(metrics["tokens_per_block"]) == pytest.approx(1 + np.mean(runs))
 
 
 @dataclass

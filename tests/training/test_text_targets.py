@@ -50,9 +50,10 @@ def answers(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_path: Path) -> None:
     options = {"gamma": 3, "image_slots": 4}  # of which the last means nothing here
-    recipe = replace(child.HEAD, target=str(target), stages=STAGES, tile_buckets=(0,), head=options)
+    recipe = replace(child.HEAD, target=str(target), stages=STAGES, head=options, draft_vocabulary=40)
     config, params = train_kv_head(recipe, tmp_path / "runs", {"talk": answers})
     assert not config.pools
+    assert len(config.text_config.draft_vocabulary) == 40
     save_kv_head(tmp_path / "head", config, params, np.float32)
     model = LoadedModel.load(target).with_head(tmp_path / "head")
     model = replace(model, config=replace(model.config, eos_token_id=None))
@@ -65,6 +66,9 @@ def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_pa
 
 def test_a_draft_is_trained_on_the_same(target: Path, answers: Path, tmp_path: Path) -> None:
     start = replace(TARGET, hidden_size=16, head_dim=4)
-    recipe = Recipe(target=str(target), start=start, stages=STAGES, buckets=(64,), view="T")
+    recipe = Recipe(target=str(target), start=start, stages=STAGES, buckets=(64,), view="T", draft_vocabulary=40)
     draft = train_draft(recipe, tmp_path, {"talk": answers})
-    assert draft.config == start
+    words = draft.config.draft_vocabulary
+    assert set(words) > set(TARGET.eos_token_id)  # though no answer has half of them
+    assert draft.config == replace(start, draft_vocabulary=words)
+    assert draft.params["lm_head"]["kernel"].shape == (16, 40)

@@ -1,0 +1,145 @@
+"""Drafts that score few tokens: the same scores of these, none of others, and nothing changes but what is drafted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.export import Target, export
+from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.cli.inspect import inspect
+from jaxspec.config import RotaryConfig
+from jaxspec.data.prompts import PromptEncoder
+from jaxspec.decoding.views import VIEWS
+from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import joined
+from jaxspec.training.conversations import ConversationBatch, TeacherRows, frequent_tokens
+from jaxspec.training.objectives import Distillation, tuning_loss
+from tests import tiny
+from tests.decoding import test_greedy as greedy
+
+TARGET, PARAMS = greedy.TARGET, greedy.TARGET_PARAMS
+TEXT, TEXT_PARAMS = tiny.text_only(TARGET, PARAMS)
+TIED = LanguageModel(replace(TEXT.text, tie_word_embeddings=True))
+WORDS = (7, 3, 11, 20, 5, 9, 14, 4, 17)
+OTHERS = [word for word in range(tiny.VOCABULARY) if word not in WORDS]
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(3, 22, (2, 9)), jnp.int32)
+ROWS = PromptRows(TOKENS, jnp.full(2, 9))
+
+
+def logits(model: LanguageModel, params: Any) -> np.ndarray:
+    return np.asarray(model._text(params, "__call__", TOKENS))
+
+
+@pytest.mark.parametrize("model", [TEXT, TIED], ids=["own head", "tied"])
+def test_a_narrow_draft_scores_its_words_as_the_whole_one(model: LanguageModel) -> None:
+    whole = logits(model, TEXT_PARAMS if model is TEXT else {"model": TEXT_PARAMS["model"]})
+    draft, params = tiny.narrow(model, TEXT_PARAMS if model is TEXT else {"model": TEXT_PARAMS["model"]}, WORDS)
+    few = logits(draft, params)
+    np.testing.assert_allclose(few[..., WORDS], whole[..., WORDS], atol=1e-5)
+    assert (few[..., OTHERS] == -np.inf).all()
+    np.testing.assert_array_equal(draft.score(params, ROWS, None), few[..., WORDS])
+    narrower, params = tiny.narrow(draft, params, WORDS[:4])
+    np.testing.assert_allclose(logits(narrower, params)[..., WORDS[:4]], whole[..., WORDS[:4]], atol=1e-5)
+    with pytest.raises(InputError, match="5 tokens, and the draft scores 4; give fewer"):
+        tiny.narrow(narrower, params, WORDS[:5])
+
+
+def test_a_head_scores_its_words_as_its_target_does() -> None:
+    config = replace(greedy.HEAD.text_config, draft_vocabulary=WORDS)
+    hidden = jnp.asarray(np.random.default_rng(1).normal(size=(2, TEXT.text.hidden_size)), jnp.float32)
+    few = np.asarray(LanguageModel(config).logits(joined(greedy.HEAD_PARAMS, PARAMS, WORDS), hidden))
+    np.testing.assert_allclose(few[:, WORDS], TARGET.logits(PARAMS, hidden)[:, WORDS], atol=1e-5)
+    assert (few[:, OTHERS] == -np.inf).all()
+
+
+def test_greedy_output_is_the_targets() -> None:
+    """Where a draft and a head have different words."""
+    options = tiny.sampling(greedy.B, new=greedy.NEW, eos=greedy.NOBODY)
+    head = replace(greedy.HEAD, text_config=replace(greedy.HEAD.text_config, draft_vocabulary=(*WORDS[3:], 1, 2)))
+    draft, own = tiny.narrow(*tiny.text_only(TARGET, greedy.DRAFT_PARAMS), WORDS)
+    batch = tiny.prompts(greedy.LENGTHS, greedy.IMAGES, ("T", "kv"), head=head).replace(view_images=None)
+    spec = tiny.speculator(TARGET, draft, ("T", "kv"), 3, head=head)
+    params = {"target": PARAMS, "drafter": own, "head": greedy.HEAD_PARAMS}
+    state = tiny.run_speculative(spec, params, batch, options, greedy.NEW)
+    assert tiny.outputs(state) == greedy.plain(options)
+    assert state.stats.accepted_at.sum() > 0
+
+
+@pytest.mark.parametrize("share", [None, 1.0], ids=["answers", "distilled"])
+def test_training_reads_its_words_alone(share: float | None) -> None:
+    draft, params = tiny.narrow(TEXT, tiny.noisy(TEXT_PARAMS, 0.2), WORDS)
+    mask = np.arange(9) > np.asarray([[3], [5]])
+    before = TeacherRows(ROWS, {}, np.broadcast_to(np.arange(9), (2, 9)))
+    batch = ConversationBatch(ROWS, mask, {}, np.arange(2, dtype=np.uint32), None if share is None else before)
+    teaching: dict[str, Any] = {} if share is None else {"teacher": TEXT, "distillation": Distillation(share=share)}
+    loss, _ = tuning_loss(draft, VIEWS["T"], **teaching)({**params, "teacher": TEXT_PARAMS}, batch)
+
+    def chances(model: LanguageModel, params: Any) -> np.ndarray:
+        chances = np.exp(logits(model, params)[:, :-1, WORDS].astype(np.float64))
+        return chances / chances.sum(-1, keepdims=True)
+
+    p, q, labels = chances(TEXT, TEXT_PARAMS), chances(draft, params), np.asarray(TOKENS)[:, 1:]
+    learned = mask[:, 1:] & np.isin(labels, WORDS)
+    assert 0 < learned.sum() < mask.sum()
+    at = np.asarray([[WORDS.index(word) if word in WORDS else 0 for word in row] for row in labels])
+    nats = -np.log(np.take_along_axis(q, at[..., None], -1)[..., 0]) if share is None else (p * np.log(p / q)).sum(-1)
+    assert float(loss) == pytest.approx(nats[learned].mean(), rel=1e-4)
+
+
+def test_words_are_those_that_answers_have_most_often() -> None:
+    talk, encoder = tiny.Talk(), PromptEncoder.of(tiny.CONFIG, tiny.tokenizer())
+    ranked = frequent_tokens(encoder, talk, 40, [2]).tolist()
+    counts = Counter("".join(answer for i in range(40) for _, answer in talk[i].turns))
+    letters = [token for token in encoder.tokenizer.convert_ids_to_tokens(ranked) if token in counts]
+    assert [counts[letter] for letter in letters] == sorted(counts.values(), reverse=True)
+    assert ranked[0] == 2
+    assert sorted(ranked) == list(range(len(encoder.tokenizer)))
+
+
+def test_files(tmp_path: Path) -> None:
+    """A narrow draft is read as it was written; exported it is whole, and never likelier to say another word."""
+    config = replace(tiny.CONFIG.text_config, draft_vocabulary=(30, 8, 12, 40))
+    params = tiny.random_params(config)
+    tiny.save(tmp_path / "draft", config, params)
+    found = huggingface.load(tmp_path / "draft")
+    assert found.config == config
+    assert inspect(tmp_path / "draft").draft_vocabulary == 4
+    export(tmp_path / "draft", tmp_path / "whole", target=Target("a target", config.vocab_size + 3))
+    whole = huggingface.load(tmp_path / "whole")
+    assert isinstance(whole.config, RotaryConfig)
+    assert whole.config.draft_vocabulary == ()
+    assert "draft_vocabulary" not in (tmp_path / "whole" / "config.json").read_text()
+    ours, theirs = logits(LanguageModel(config), params), logits(LanguageModel(whole.config), whole.params)
+    np.testing.assert_allclose(theirs[..., (30, 8, 12, 40)], ours[..., (30, 8, 12, 40)], atol=1e-5)
+    np.testing.assert_array_equal(theirs.argmax(-1), ours.argmax(-1))
+    export(tmp_path / "draft", tmp_path / "fewer", draft_vocabulary=2)
+    fewer = huggingface.load(tmp_path / "fewer")
+    np.testing.assert_array_equal(fewer.params["lm_head"]["kernel"], params["lm_head"]["kernel"][:, :2])
+    with pytest.raises(InputError, match="a draft vocabulary of 4 tokens, and 5 are asked for"):
+        export(tmp_path / "draft", tmp_path / "more", draft_vocabulary=5)
+
+
+def test_files_of_heads(tmp_path: Path) -> None:
+    head = replace(greedy.HEAD, text_config=replace(greedy.HEAD.text_config, draft_vocabulary=WORDS))
+    save_kv_head(tmp_path / "head", head, greedy.HEAD_PARAMS, np.float32)
+    assert inspect(tmp_path / "head").draft_vocabulary == len(WORDS)
+    assert export(tmp_path / "head", tmp_path / "same") == head
+    fewer = export(tmp_path / "head", tmp_path / "fewer", draft_vocabulary=3)
+    assert fewer.text_config.draft_vocabulary == WORDS[:3]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("words", [[1, 1], [24], [-1], ["a"], [True], 3])
+def test_words_that_are_none_are_refused(words: Any) -> None:
+    raw = TEXT.text.to_hf() | {"draft_vocabulary": words}
+    with pytest.raises(InputError, match="draft_vocabulary"):
+        type(TEXT.text).from_hf(raw)
