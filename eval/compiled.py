@@ -255,9 +255,7 @@ def compiled_table(preset: str, prompt: int, new: int, rows: list[Record]) -> Ta
         "copied MiB": lambda row: f"{row['copied_around_mib']:.0f} + {row['copied_in_mib']:.0f}",
         "messages": lambda row: str(row["collectives"]),
         "ms": lambda row: time_of(row, row["cycles"]),
-        **{
-            stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0)) for stage in STAGES
-        },
+        **{stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0)) for stage in STAGES},
         "weights ms": bound,
         "program MiB": lambda row: number(row["program_mib"], 0),
         "compile s": lambda row: number(row["compile_cpu_seconds"], 0),

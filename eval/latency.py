@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -97,7 +97,7 @@ def main(
             run.rows += count_flops(config)
         if "startup" in parts:
             run.rows += measure_host(*models, calls)
-        tables = latency_tables(preset, run.rows, about, config.paper)
+        tables = latency_tables(preset, run.rows, about, config.papers)
         run.write(*tables, **about, load=os.getloadavg()[0])
 
 
@@ -149,26 +149,31 @@ def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
     return rows
 
 
-def latency_tables(name: str, rows: Sequence[Record], about: Record, paper: str = "") -> list[Table]:
-    """Return a table for each kind of rows that there are; below those of passes and of operations, what a paper has.
+def latency_tables(
+    name: str, rows: Sequence[Record], about: Record, papers: Mapping[str, str] | None = None
+) -> list[Table]:
+    """Return a table for each kind of rows that there are, and below it what papers print.
 
     Args:
       about: with the `roofline`, where there are passes.
     """
-    told = [f"paper: {paper}"] if paper else []
     makers = {
-        "passes": lambda rows: passes_table(name, rows, about["roofline"], told),
+        "passes": lambda rows: passes_table(name, rows, about["roofline"]),
         "images": lambda rows: images_table(name, rows),
         "forced": lambda rows: forced_table(name, rows),
         "mixtures": lambda rows: mixtures_table(name, rows),
-        "flops": lambda rows: flops_table(name, rows, told),
+        "flops": lambda rows: flops_table(name, rows),
         "startup": startup_table,
     }
-    kinds = dict.fromkeys(row["kind"] for row in rows)
-    return [makers[kind]([row for row in rows if row["kind"] == kind]) for kind in kinds]
+    tables = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        table = makers[kind]([row for row in rows if row["kind"] == kind])
+        printed = [f"paper: {papers[kind]}"] if papers and kind in papers else []
+        tables.append(table._replace(notes=[*table.notes, *printed]))
+    return tables
 
 
-def passes_table(name: str, rows: Sequence[Record], roofline: Record, told: Sequence[str] = ()) -> Table:
+def passes_table(name: str, rows: Sequence[Record], roofline: Record) -> Table:
     """Return a line per shape: T_p, what blocks and drafts cost in T_p, and the share of the roofline."""
     gammas, views = (list(rows[0][field]) for field in ("verify_ms", "draft_ms"))
     header = ["B", "S", "T_p ms"]
@@ -191,7 +196,6 @@ def passes_table(name: str, rows: Sequence[Record], roofline: Record, told: Sequ
         "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache read once a pass over "
         f"one token, beside {roofline['copy_gbps']:.1f} GB/s copied, {roofline['read_gbps']:.1f} GB/s read by a vector "
         f"times a matrix, and {roofline['matmul_tflops']:.3g} Tflop/s of square matrices in the same run.",
-        *told,
     ]
     return Table(f"Passes of {name}", header, cells, notes)
 
@@ -250,14 +254,14 @@ def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
     return Table(f"Blocks by views and weighting, {name}", header, cells, notes)
 
 
-def flops_table(name: str, rows: Sequence[Record], told: Sequence[str] = ()) -> Table:
+def flops_table(name: str, rows: Sequence[Record]) -> Table:
     """Return a line per pass."""
     header = ["model", "views", "tokens", "GFLOPs of weights", "with attention"]
     cells = [
         [row["model"], str(row["views"]), str(row["tokens"]), *(f"{row[f]:.2f}" for f in ("weights_gflops", "gflops"))]
         for row in rows
     ]
-    notes = ["Counted from shapes, two a weight and token, embeddings that are looked up left out.", *told]
+    notes = ["Counted from shapes, two a weight and token, embeddings that are looked up left out."]
     return Table(f"Operations of {name}", header, cells, notes)
 
 

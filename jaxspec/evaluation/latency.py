@@ -7,8 +7,8 @@ real, and only the verdict's count is given. What such a loop writes is meaningl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -64,8 +64,8 @@ class LatencyConfig:
     repeats: int = 20
     probe_megabytes: int = 1024
     probe_side: int = 8192
-    paper: str = ""
-    """What a paper prints of these shapes."""
+    papers: Mapping[str, str] = field(default_factory=dict)
+    """What papers print of these shapes, by the kind of rows that it stands below."""
 
 
 @dataclass(frozen=True)

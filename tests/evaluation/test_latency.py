@@ -72,10 +72,10 @@ def test_operations_are_those_that_the_paper_prints() -> None:
     found = {(row["model"], row["views"], row["tokens"]): round(row["weights_gflops"], 2) for row in rows}
     assert found["target", 1, 5] == 66.08
     assert (found["draft", 1, 1], found["draft", 2, 1]) == (0.09, 0.17)
-    ((title, _, cells, notes),) = latency_tables("pair", rows, {}, preset.paper)
+    ((title, _, cells, notes),) = latency_tables("pair", rows, {}, preset.papers)
     assert title == "Operations of pair"
     assert cells[1][:4] == ["target", "1", "5", "66.08"]
-    assert "66.08" in notes[-1]
+    assert notes[-1].startswith("paper: TABED, Table 14: 66.08")
 
 
 def test_a_pattern_that_cannot_be_is_refused() -> None:
