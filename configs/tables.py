@@ -231,7 +231,7 @@ COS = (
         figures=(5,),
         what="mu of contrastive decoding; the temperature is not said",
         command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" --sweep mu:0.1,0.2,0.3,0.4,0.5 --out runs/cos_mu',
-        mini=f'{TOGETHER} visual --pairings "draft + target" --sweep mu:0.1,0.3,0.5 --out runs/visual_mu',
+        mini=f'{TOGETHER} visual --pairings "target - target blind" --sweep mu:0.1,0.3,0.5 --out runs/visual_mu',
     ),
     Line(
         figures=(6,),

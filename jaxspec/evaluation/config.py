@@ -236,6 +236,8 @@ class Pairing:
         for value in found:
             runs, combine = dict.fromkeys([(1,) * len(self.models), self.gammas]), self.combine
             if dial == "gamma":
+                if value < 1 or value % 1:
+                    raise InputError(f"sweep: gamma {value:g} is no draft length; give whole numbers, 1 or more")
                 runs = [tuple(int(value) if m == self.proposer else gamma for m, gamma in enumerate(self.gammas))]
             elif dial == "mu":
                 combine = f"contrastive:mu={value:g}"

@@ -1,0 +1,116 @@
+"""What a collaborative evaluation measures, chosen by options, and what the paper prints beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.eval.cos import config as COS
+from eval.collaborative import methods_table
+from jaxspec.errors import InputError
+from jaxspec.evaluation.collaborative import METHODS
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import CollaborativeEvalConfig, Point
+from jaxspec.evaluation.report import Record
+
+RAW = """
+    Llama, Vicuna    22.617 22.054 20.459 20.782
+    speculative      28.723 26.685 24.346 23.899
+    CoS              35.734 33.522 28.847 30.341
+    Qwen 3B          49.624 49.025 47.764 46.966
+    speculative      56.075 51.966 52.062 50.723
+    CoS              80.390 74.518 67.824 64.813
+    Llama-3, T=0     39.387 38.735 38.969 38.100
+    speculative      80.349 70.110 59.233 60.198
+    CoS              87.833 77.470 68.975 61.341
+    Llama-2, T=1     47.325 47.015 47.492 43.512
+    speculative      44.486 54.537 58.415 47.863
+    CoS              54.424 56.418 65.064 48.298
+    OPT, T=1         23.934 23.422 19.492 19.671
+    speculative      35.182 36.304 41.128 36.391
+    CoS              40.448 41.222 42.102 36.391
+"""
+"""Tokens/s of the paper's Tables 5 and 6: of standard decoding, under the pairing's name, and of two methods."""
+
+
+@dataclass(frozen=True)
+class Options:
+    out: Path = Path("runs")
+
+
+def parse(*words: str) -> CollaborativeEvalConfig:
+    return parse_command(Options, "", ["cos", *words], CollaborativeEvalConfig)[1]
+
+
+def row_of(pairing: str, dataset: str, name: str) -> Record:
+    known: dict[str, Any] = dict.fromkeys(("tokens_per_cycle", "quality", "token_identity_rate"))
+    known |= {key: [1.0] for key in ("alpha", "calls_per_token", "calls_per_token_predicted", "held_out_nats_alone")}
+    known |= dict.fromkeys(("decode_tokens_per_second", "speedup_measured", "speedup_predicted", "held_out_nats"), 1.0)
+    known |= dict.fromkeys(("speedup_predicted_with_verify", "speedup_parallel_at_most"), 1.0)
+    known |= {"method": "naive", "gammas": [5], "proposer": 0, "device": "cpu"}
+    return known | {"pairing": pairing, "dataset": dataset, "row": name}
+
+
+def test_the_paper_s_speed_ups_are_ratios_of_its_raw_speeds() -> None:
+    numbers = COS.published[0].numbers[1]
+    pairing, base = "", [1.0]
+    for line in RAW.strip().splitlines():
+        name, *cells = line.strip().rsplit(maxsplit=4)
+        speeds = list(map(float, cells))
+        if name not in ("speculative", "CoS"):
+            pairing, base = name, speeds
+            continue
+        ratios = [speed / plain for speed, plain in zip(speeds, base, strict=True)]
+        assert list(numbers[f"{pairing}, {name}"].values()) == pytest.approx(ratios, abs=0.011), (pairing, name)
+
+
+def test_every_number_is_of_a_pairing_and_a_method() -> None:
+    (paper,) = COS.published
+    known = {f"{pairing.name}, {name}" for pairing in COS.pairings for name, _, _ in METHODS}
+    assert paper.numbers[1].keys() <= known
+    assert {column for row in paper.numbers[1].values() for column in row} == set(COS.sets)
+
+
+def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
+    rows = [row_of("Qwen 3B", "gsm8k", name) for name in ("standard", "naive", "CoS")]
+    table = methods_table(COS, rows)
+    assert [line[2] for line in table.cells] == ["standard", "naive", "naive, paper", "CoS", "CoS, paper"]
+    at = list(table.header).index("speed-up")
+    assert [line[at] for line in table.cells] == ["1.00", "1.00", "1.32", "1.00", "1.52"]
+    assert any(note.startswith("paper: CoS, Tables 2,") for note in table.notes)
+    assert len(methods_table(replace(COS, max_new_tokens=8), rows).cells) == 3
+
+
+def test_pairings_by_name() -> None:
+    assert [pairing.name for pairing in parse("--pairings", "OPT, T=1", "Qwen 3B").pairings] == ["OPT, T=1", "Qwen 3B"]
+    assert parse().pairings == COS.pairings
+    with pytest.raises(InputError, match="pairings: no pairing 'Qwen3B' in the preset; did you mean 'Qwen 3B"):
+        parse("--pairings", "Qwen3B")
+
+
+def test_points_of_a_sweep() -> None:
+    """Lambda is the proposer's weight, whichever model that is; each weight counts with both draft lengths."""
+    qwen, llama = (next(p for p in COS.pairings if p.name == name) for name in ("Qwen 3B", "Llama-3, T=1"))
+    assert qwen.points() == []
+    assert qwen.points("lambda:0.2") == [Point("lambda", 0.2, "weighted:0.2,0.8", run) for run in ((1, 1), (5, 1))]
+    assert llama.points("lambda:0.2") == [Point("lambda", 0.2, "weighted:0.8,0.2", run) for run in ((1, 1), (1, 5))]
+    assert llama.points("mu:0.3")[1] == Point("mu", 0.3, "contrastive:mu=0.3", (1, 5))
+    assert [point.gammas for point in llama.points("gamma:1,4")] == [(1, 1), (1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--sweep lambada:0.1", "unknown dial 'lambada'; did you mean 'lambda'"),
+        ("--sweep mu", "'' are no numbers; give such as mu:"),
+        ("--sweep gamma:1,1.5", "gamma 1.5 is no draft length; give whole numbers, 1 or more"),
+        ("--sweep lambda:0.1", "lambda is of two models, and 'Qwen 1.5B, three' has 3"),
+        ("--timed 0", "timed: 0; give a whole number"),
+    ],
+)
+def test_wrong_words_are_one_line(words: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse(*words.split())
