@@ -19,60 +19,36 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import tyro
 from jax.experimental import topologies
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 from tqdm import tqdm
 
 from eval.hlo import COLLECTIVES, STAGES, Program
-from jaxspec.cache import KVCache
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import KVHeadConfig, text_config
-from jaxspec.decoding.adaptive_gamma import gammas_up_to
-from jaxspec.decoding.drafters import make_drafter
-from jaxspec.decoding.memory import Sizes, abstract_inputs, bytes_held
+from jaxspec.decoding.memory import abstract_inputs, abstract_state, bytes_held, spread
+from jaxspec.decoding.plan import CHIPS, abstract_program, read_by_pass, sizes_of, split_over
 from jaxspec.decoding.running import run_decode, run_prefill
-from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.state import map_caches
-from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.views import parse_views
-from jaxspec.decoding.weighting import Static
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.latency import LatencyConfig
 from jaxspec.evaluation.report import Record, Run, Table, number
-from jaxspec.models import LanguageModel, abstract_params, split_tower
-from jaxspec.models.kv_head import init_head
-from jaxspec.sharding import cache_sharding, make_mesh, on_mesh, replicated, shardings
+from jaxspec.models import LanguageModel
+from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
 Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill"]
 GIB = 2**30
 
 
-class Chip(NamedTuple):
-    """A chip by its maker's data sheet."""
-
-    gib: float
-    """Memory."""
-    gbps: float
-    """Its bandwidth."""
-    ghz: float
-    """Clock of the matrix unit: peak bfloat16 operations over those of one cycle."""
-
-
-CHIPS = {
-    "v4": Chip(32, 1228, 1.05),
-    "v5e": Chip(16, 819, 1.5),
-    "v5p": Chip(95, 2765, 1.75),
-    "v6e": Chip(32, 1640, 1.75),
-}
-"""cloud.google.com/tpu/docs, pages v4, v5e, v5p and v6e."""
+CYCLES = {"v4": 1.05, "v5e": 1.5, "v5p": 1.75}
+"""Clock of the matrix units in GHz: the peak of a chip's data sheet over the operations of one cycle. For v6e neither
+the clock nor the number of its units is published."""
 
 
 def main(
@@ -115,8 +91,9 @@ def main(
 def described(chip: str) -> list[Any]:
     """Return devices of a topology that need not be there. Raises InputError where libtpu is missing or knows none."""
     kind, _, shape = chip.partition(":")
-    if kind not in CHIPS or not shape:
-        raise InputError(f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2; {nearest(kind, list(CHIPS))}")
+    tpus = [name for name in CHIPS if name.startswith("v")]
+    if kind not in tpus or not shape:
+        raise InputError(f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2; {nearest(kind, tpus)}")
     options: dict[str, Any] = {"chip_config_name": "megacore"} if kind == "v4" else {}
     if set(shape.split("x")) == {"1"}:
         options["chips_per_host_bounds"] = (1, 1, 1)
@@ -133,47 +110,31 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     return replace(config, target=text if whole else replace(config.target, text_config=text))
 
 
-def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params, Params]:
-    """Return the program of a name, the target's parameters as shapes, and the small ones, which lie on each device."""
-    dtype, size = jnp.dtype(config.dtype), text_config(config.target).vocab_size
-    target, small = abstract_params(config.target, dtype), {}
-    model, draft = LanguageModel(config.target), LanguageModel(config.draft)
-    if name == "plain":
-        return Autoregressive(model), target, small
-    if name == "kv":
-        slots = {"image_slots": 64, "slot_bias": True} if model.has_vision else {}
-        head = KVHeadConfig.of_target(config.target, **slots)
-        made = jax.eval_shape(lambda: init_head(head, None, jax.random.key(0)))
-        small["head"] = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), made)
-        drafter = make_drafter(LanguageModel(head.text_config), (), config.gamma, size, head=head)
-        return Speculator(model, drafter, Static()), target, small
-    small["drafter"] = split_tower(config.draft, abstract_params(config.draft, dtype))[1]
-    tree = parse_tree("2", config.gamma) if name == "tree" else None
-    drafter = make_drafter(draft, parse_views(("M", "T")), config.gamma, size, tree)
-    gammas = gammas_up_to(config.gamma) if name == "adaptive" else ()
-    return Speculator(model, drafter, Static(), shares_tower=draft.has_vision, gammas=gammas), target, small
+def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
+    """Return the program of a name, and its parameters as shapes."""
+    views = {"plain": (), "kv": ("kv",)}.get(name, ("M", "T"))
+    slots = {"image_slots": 64, "slot_bias": True} if LanguageModel(config.target).has_vision else {}
+    head = KVHeadConfig.of_target(config.target, **slots) if name == "kv" else None
+    tree = "2" if name == "tree" else None
+    dtype = jnp.dtype(config.dtype)
+    return abstract_program(
+        config.target, config.draft, views, config.gamma, dtype, tree, adaptive=name == "adaptive", head=head
+    )
 
 
 def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int) -> Record:
     """Return what the compiler says of one program; `peak` alone where it does not fit."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
+    program, params = assembled(config, name)
+    params = split_over(program, params, mesh) if mesh else spread(params, SingleDeviceSharding(devices[0]))
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
-    program, target, small = assembled(config, name)
-    split = shardings(config.target, target, mesh) if mesh else jax.tree.map(lambda _: whole, target)
-    params = {"target": placed(target, split)} | spread(small, whole)
-    if mesh and "head" in small:
-        params["head"] = placed(small["head"], shardings(program.drafter.head.text_config, small["head"], mesh))
-    tiles = (1,) * (1 + isinstance(program, Speculator)) if LanguageModel(config.target).has_vision else (0, 0)
-    head = isinstance(program, Speculator) and program.drafter.head is not None
-    sizes = Sizes(prompt, tiles, new, text=prompt if head else 0, images=tiles[0] if head else 0)
-    inputs = spread(abstract_inputs(program, batch, sizes), whole)
-    room = new
+    inputs, options = spread(abstract_inputs(program, batch, sizes_of(program, prompt, 1, new)), whole)
     with on_mesh(mesh):
         if name == "prefill":
-            step: Any = run_prefill.lower(program, params, *inputs, room)
+            step: Any = run_prefill.lower(program, params, inputs, options, new)
         else:
-            state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, room), params, *inputs)
-            step = run_decode.lower(program, params, as_placed(state, mesh, whole), inputs[1])
+            state = abstract_state(program, params, inputs, options, new)
+            step = run_decode.lower(program, params, state if mesh else spread(state, whole), options)
         begun = time.process_time()
         try:
             done = step.compile()
@@ -197,50 +158,17 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
         "collectives_by_stage": dict(cost.collectives),
         "cycles": cost.cycles.total(),
         "cycles_by_stage": dict(cost.cycles),
-        "read_gib": bytes_held(decoder(params)) / GIB,
+        "read_gib": bytes_held([read_by_pass(part) for part in params.values()]) / GIB,
         "compile_cpu_seconds": time.process_time() - begun,
     }
-
-
-def decoder(params: Params) -> Any:
-    """Return the parameters that a block reads whole: all but towers and the rows of embeddings."""
-    flat = jax.tree_util.tree_flatten_with_path(params)[0]
-    passed = re.compile("vision_tower|visual|multi_modal_projector|embed_tokens")
-    return [leaf for path, leaf in flat if not passed.search(jax.tree_util.keystr(path))]
-
-
-def placed(tree: Any, places: Any) -> Any:
-    """Return the shapes with their places."""
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
-
-
-def spread(tree: Any, place: Sharding) -> Any:
-    """Return the shapes at one place."""
-    return placed(tree, jax.tree.map(lambda _: place, tree))
-
-
-def as_placed(state: Any, mesh: Mesh | None, whole: Sharding) -> Any:
-    """Return the shapes of a state where `jaxspec.decoding.state.place` puts it."""
-
-    def split(cache: KVCache) -> KVCache:
-        place: Callable[[Any], Any] = lambda x: cache_sharding(mesh, x.shape) if mesh else whole  # noqa: E731
-        keys = (placed(leaves, jax.tree.map(place, leaves)) for leaves in (cache.k, cache.v))
-        k, v = keys
-        return spread(cache.replace(k=(), v=()), whole).replace(k=k, v=v)
-
-    target = map_caches(split, state.target, partial(spread, place=whole))
-    rest = spread(state.replace(target=None), whole)
-    head = getattr(state.drafter, "head", None)
-    if head is not None:
-        rest = rest.replace(drafter=rest.drafter.replace(head=split(head)))
-    return rest.replace(target=target)
 
 
 def compiled_table(preset: str, prompt: int, new: int, rows: list[Record]) -> Table:
     """Return a line per program."""
 
     def time_of(row: Record, cycles: float) -> str:
-        return number(cycles / CHIPS[row["chips"].partition(":")[0]].ghz / 1e6)
+        clock = CYCLES.get(row["chips"].partition(":")[0])
+        return number(clock and cycles / clock / 1e6)
 
     def bound(row: Record) -> str:
         return number(row["read_gib"] * GIB / CHIPS[row["chips"].partition(":")[0]].gbps / 1e6)

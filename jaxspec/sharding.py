@@ -138,11 +138,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def mesh_of(params: Params) -> Mesh | None:
-    """Return the mesh that parameters lie on; None for those of a single device, and for mere shapes."""
+def mesh_of(params: Params) -> Any:
+    """Return the mesh that parameters lie on, or shapes would; None for those of a single device."""
     sharding = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
-    return mesh if isinstance(mesh, Mesh) and mesh.size > 1 else None
+    return mesh if mesh is not None and mesh.size > 1 else None
 
 
 def small_sharding(params: Params) -> Sharding | None:

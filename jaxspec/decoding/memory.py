@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ from jaxspec.models.layers import QUERY_BLOCK
 from jaxspec.models.vision import TILE_BLOCK
 from jaxspec.runtime import human_bytes
 from jaxspec.sampling import Sampling
-from jaxspec.sharding import cache_sharding, mesh_of
+from jaxspec.sharding import cache_sharding, mesh_of, replicated
 from jaxspec.typing import Array, Params
 
 
@@ -104,29 +105,46 @@ def plan_memory(
     beside = plan_memory(program, params, fresh, sizes) if fresh else None
     before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
-    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, sizes.new), params, inputs, options)
+    state = abstract_state(program, params, inputs, options, sizes.new)
     written = params.get("target", params.get("models"))
-    mesh = mesh_of(written)
-    split = state.target
-    if mesh is not None:
-
-        def placed(cache: KVCache) -> KVCache:
-            keys = jax.tree.map(lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v))
-            return cache.replace(k=keys[0], v=keys[1])
-
-        split = map_caches(placed, state.target)
-    caches, draft_cache, weighting = bytes_held(split), bytes_held(state.drafter), bytes_held(state.weighting)
+    caches, draft_cache, weighting = bytes_held(state.target), bytes_held(state.drafter), bytes_held(state.weighting)
     return MemoryReport(
         target_weights=bytes_held({id(leaf): leaf for leaf in jax.tree.leaves(written)}),
         draft_weights=bytes_held((params.get("drafter", {}), params.get("head", {}))),
         target_cache=caches,
         draft_cache=draft_cache,
         weighting=weighting,
-        inputs=bytes_held((inputs, options)) + bytes_held(state) - bytes_held(state.target) - draft_cache - weighting,
+        inputs=bytes_held((inputs, options, state)) - caches - draft_cache - weighting,
         working=_working(program, state, batch, sizes),
         refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs if beside else 0,
         growth=before.target_cache + before.draft_cache if before else 0,
     )
+
+
+def abstract_state(
+    program: Program, params: Params, inputs: PromptBatch, options: Sampling, new: int
+) -> DecodeState:
+    """Return the shapes of the state after prefill, and on a mesh their places: those that `place` gives it."""
+    state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
+    mesh = mesh_of(params.get("target", params.get("models")))
+    if mesh is None:
+        return state
+    whole = partial(spread, place=replicated(mesh))
+
+    def split(cache: KVCache) -> KVCache:
+        keys = jax.tree.map(lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v))
+        return whole(cache.replace(k=(), v=())).replace(k=keys[0], v=keys[1])
+
+    rest = whole(state.replace(target=None))
+    head = getattr(state.drafter, "head", None)
+    if head is not None:
+        rest = rest.replace(drafter=rest.drafter.replace(head=split(head)))
+    return rest.replace(target=map_caches(split, state.target, whole))
+
+
+def spread(tree: Any, place: Any) -> Any:
+    """Return the shapes at one place."""
+    return jax.tree.map(lambda x: x.update(sharding=place), tree)
 
 
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:

@@ -1,0 +1,143 @@
+"""What decoding takes of devices that need not be there: programs from configurations alone, memory and least times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from flax.traverse_util import flatten_dict
+
+from jaxspec.config import KVHeadConfig, ModelConfig, text_config
+from jaxspec.decoding.adaptive_gamma import gammas_up_to
+from jaxspec.decoding.drafters import make_drafter
+from jaxspec.decoding.memory import MemoryReport, Sizes, bytes_held, plan_memory
+from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.decoding.tree import parse_tree
+from jaxspec.decoding.views import parse_views, prompt_views
+from jaxspec.decoding.weighting import Static
+from jaxspec.models import LanguageModel, abstract_params, split_tower
+from jaxspec.models.kv_head import abstract_head
+from jaxspec.sharding import abstract_mesh, replicated, shardings
+from jaxspec.typing import Params
+
+
+class Chip(NamedTuple):
+    """A device by its maker's data sheet."""
+
+    gib: float
+    """Memory."""
+    gbps: float
+    """Its bandwidth."""
+    tflops: float
+    """Products of bfloat16 matrices."""
+
+
+CHIPS = {
+    "v4": Chip(32, 1228, 275),
+    "v5e": Chip(16, 819, 197),
+    "v5p": Chip(95, 2765, 459),
+    "v6e": Chip(32, 1640, 918),
+    "a100-40gb": Chip(40, 1555, 312),
+    "a100": Chip(80, 2039, 312),
+    "h100": Chip(80, 3350, 989),
+    "h200": Chip(141, 4800, 989),
+}
+"""cloud.google.com/tpu/docs (v4, v5e, v5p, v6e) and NVIDIA's data sheets (SXM; dense, without sparsity)."""
+
+
+def abstract_program(
+    target: ModelConfig,
+    draft: ModelConfig | None,
+    views: Sequence[str],
+    gamma: int,
+    dtype: Any,
+    tree: str | None = None,
+    adaptive: bool = False,
+    head: KVHeadConfig | None = None,
+) -> tuple[Any, Params]:
+    """Return the program of these models, and its parameters as shapes; without views the target decodes alone.
+
+    A draft with a tower of its own has the target's.
+    """
+    params: dict[str, Any] = {"target": abstract_params(target, dtype)}
+    model, size = LanguageModel(target), text_config(target).vocab_size
+    if not views:
+        return Autoregressive(model), params
+    shown = prompt_views(parse_views(views))
+    shares = False
+    if shown:
+        assert draft is not None
+        params["drafter"] = split_tower(draft, abstract_params(draft, dtype))[1]
+        shares = model.has_vision and LanguageModel(draft).has_vision
+    if head is not None:
+        params["head"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_head(head))
+    reader = LanguageModel(draft if shown and draft is not None else head.text_config)  # type: ignore[union-attr]
+    spec = None if tree is None else parse_tree(tree, gamma)
+    drafter = make_drafter(reader, shown, gamma, size, spec, head=head)
+    return Speculator(model, drafter, Static(), shares, gammas_up_to(gamma) if adaptive else ()), params
+
+
+def sizes_of(program: Any, prompt: int, tiles: int, new: int) -> Sizes:
+    """Return what rows of so many prompt slots, image tiles and new tokens hold; each image is one tile."""
+    tiles = tiles if program.target.has_vision else 0
+    head = isinstance(program, Speculator) and program.drafter.head is not None
+    return Sizes(prompt, (tiles, tiles), new, prompt if head else 0, tiles if head else 0)
+
+
+def split_over(program: Any, params: Params, mesh: Any) -> Params:
+    """Return the shapes placed on a mesh as an engine places them: target and head split, the draft on each device."""
+    places: dict[str, Any] = {"target": shardings(program.target.config, params["target"], mesh)}
+    if "head" in params:
+        places["head"] = shardings(program.drafter.head.text_config, params["head"], mesh)
+    if "drafter" in params:
+        places["drafter"] = jax.tree.map(lambda _: replicated(mesh), params["drafter"])
+    return jax.tree.map(lambda x, place: x.update(sharding=place), params, places)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one device of several holds, and the bytes that it reads."""
+
+    memory: MemoryReport
+    plain: int
+    """Bytes of a token of plain decoding, of every row: weights and cache once."""
+    block: int
+    """Bytes of a block: its drafting, and the target's pass."""
+
+    def speedup(self, tokens_per_pass: float) -> float:
+        """Return how many times as fast as plain decoding blocks are that give so many tokens, where reading decides.
+        """
+        return tokens_per_pass * self.plain / self.block
+
+
+def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -> Plan:
+    """Return what decoding takes on so many devices."""
+    if devices > 1:
+        params = split_over(program, params, abstract_mesh(model=devices))
+    report = plan_memory(program, params, batch, sizes)
+    plain = bytes_held(read_by_pass(params["target"])) + report.target_cache
+    drafted = report.draft_cache + bytes_held([read_by_pass(params.get(name, {})) for name in ("drafter", "head")])
+    if "head" in params:  # which scores words by its target's
+        drafted += bytes_held([leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path])
+    drafts = program.drafter.gamma if isinstance(program, Speculator) else 0
+    return Plan(report, plain, plain + drafts * drafted)
+
+
+def read_by_pass(params: Params) -> list[Any]:
+    """Return the parameters that a pass reads whole: no tower, and no embeddings, of which it reads rows, unless they
+    are the head too."""
+    passed = ("vision_tower", "visual", "multi_modal_projector", "kv_projector", "image_newline")
+    leaves = flat(params)
+    tied = not any("lm_head" in path for path in leaves)
+    return [
+        leaf
+        for path, leaf in leaves.items()
+        if not path.startswith(passed) and (tied or "embed_tokens" not in path)
+    ]
+
+
+def flat(params: Params) -> dict[str, Any]:
+    """Return the leaves by path."""
+    return flatten_dict(params, sep="/")  # type: ignore[return-value]
