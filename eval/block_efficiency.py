@@ -155,10 +155,9 @@ def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]
     """Return the question and the images of the samples that the page shows, by what their records have in `ASKED`."""
     return {
         tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (sample.turns[turn - 1][0], sample.images)
-        for name in config.sets
-        for place, part in config.parts(name)
+        for place, part in config.parts()
         for turn in part.turns
-        for sample in islice(part.samples(name, turns=turn), SHOWN)
+        for sample in islice(part.samples(place["dataset"], turns=turn), SHOWN)
     }
 
 

@@ -66,7 +66,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 for name, head in heads.items()
             }
             for rows, records, failed in compare(config, plain, engines, run.rows):
-                found = (predicted.get((row["dataset"], row["turn"], row["row"], gamma)) for row in rows)
+                found = (predicted.get((*map(row.get, GROUP), row["row"])) for row in rows)
                 run.add([row | {"predicted_acceptance_length": t} for row, t in zip(rows, found)], records, failed)
                 run.write(draft_table(config, run.rows, run.failed))
         run.write(draft_table(config, run.rows, run.failed))

@@ -59,8 +59,8 @@ def compare(
     """
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
-    parts = [part for name in config.sets for part in config.parts(name)]
-    left = [(place, part) for place, part in parts if not any(place.items() <= row.items() for row in before)]
+    done = [row.items() for row in before]
+    left = [(place, part) for place, part in config.parts() if not any(place.items() <= row for row in done)]
     with tqdm(
         total=len(left) * (1 + len(engines)) * config.repeats, unit="run", desc="block efficiency", delay=1
     ) as bar:

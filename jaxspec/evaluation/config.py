@@ -179,16 +179,17 @@ class EvalConfig(Models, Dialogues, Drafting):
         """Return the turns of a set that are asked."""
         return tuple(turn for turn in self.turns if turn == 1 or name not in self.one_turn)
 
-    def parts(self, name: str) -> Iterator[tuple[dict[str, Any], EvalConfig]]:
-        """Yield what of a set is measured together: its place in the records, and the configuration of it alone."""
-        brings_turns = name == MMSPEC or name not in SETS
-        for turn in self.turns_of(name):
-            part = replace(self, turns=(turn,))
-            if turn == 1 or not self.each_follow_up or brings_turns:
-                yield {"dataset": name, "turn": turn}, part
-                continue
-            for kind in self.follow_ups:
-                yield {"dataset": name, "turn": turn, "follow_up": kind}, replace(part, follow_ups=(kind,))
+    def parts(self) -> Iterator[tuple[dict[str, Any], EvalConfig]]:
+        """Yield what of each set is measured together: its place in the records, and the configuration of it alone."""
+        for name in self.sets:
+            brings_turns = name == MMSPEC or name not in SETS
+            for turn in self.turns_of(name):
+                part = replace(self, turns=(turn,))
+                if turn == 1 or not self.each_follow_up or brings_turns:
+                    yield {"dataset": name, "turn": turn}, part
+                    continue
+                for kind in self.follow_ups:
+                    yield {"dataset": name, "turn": turn, "follow_up": kind}, replace(part, follow_ups=(kind,))
 
     def __post_init__(self) -> None:
         check_names(self.sets, tuple(data_places(self.data)))

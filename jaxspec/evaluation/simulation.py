@@ -28,7 +28,7 @@ from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.evaluation.block_efficiency import each_turn
+from jaxspec.evaluation.block_efficiency import GROUP, each_turn
 from jaxspec.evaluation.config import EvalConfig, Variant
 from jaxspec.evaluation.exactness import whole_row
 from jaxspec.evaluation.report import Record
@@ -77,16 +77,17 @@ def measure_regret(
     plain = Engine(target, None, config.plain())
     rows: list[Record] = []
     records: list[Record] = []
-    with tqdm(total=len(config.sets) * len(config.turns), unit="set", desc="regret", delay=1) as bar:
-        for dataset in config.sets:
-            for turn, prompts in each_turn(config, plain, dataset):
+    parts = list(config.parts())
+    with tqdm(total=len(parts), unit="set", desc="regret", delay=1) as bar:
+        for where, part in parts:
+            for _, prompts in each_turn(part, plain, where["dataset"]):
                 requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
                 answers = [result.tokens for result in plain.generate(requests)]
                 for views in dict.fromkeys(row.views for row in mixing):
                     some = [row for row in mixing if row.views == views]
                     engine = Engine(target, draft, config.engine(Variant("views", views)), captioner)
                     for row, sums in _replayed(config, engine, some, requests, answers).items():
-                        place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(views)}
+                        place = where | {"row": row.name, "views": list(views)}
                         place |= {"weighting": str(parse_weighting(row.weighting)), "gamma": config.gamma}
                         pooled = _per_token({name: float(values.sum()) for name, values in sums.items()})
                         rows.append(place | {"samples": len(prompts)} | pooled)
@@ -209,13 +210,13 @@ def _sums(losses: Float[Array, "B T measures points"], recording: Recording) -> 
 
 def predict_heads(
     config: EvalConfig, plain: Engine, heads: Mapping[str, LoadedHead], gammas: Sequence[int]
-) -> dict[tuple[str, int, str, int], float | None]:
-    """Predict tokens per target pass of heads, by (set, turn, head, draft length); `plain` is their target alone."""
+) -> dict[tuple[Any, ...], float | None]:
+    """Predict tokens per target pass of heads, by what a row has in `GROUP`, and its head; `plain` is the target."""
     found = {}
-    work = len(config.sets) * len(config.turns) * (1 + len(heads))
-    with tqdm(total=work, unit="run", desc="predicting", delay=1) as bar:
-        for dataset in config.sets:
-            for turn, prompts in each_turn(config, plain, dataset):
+    parts = list(config.parts())
+    with tqdm(total=len(parts) * (1 + len(heads)), unit="run", desc="predicting", delay=1) as bar:
+        for place, part in parts:
+            for _, prompts in each_turn(part, plain, place["dataset"]):
                 answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
                 bar.update()
                 for name, head in heads.items():
@@ -225,7 +226,8 @@ def predict_heads(
                     ]
                     for gamma in gammas:
                         steps, emitted = np.sum([count_blocks(steps, gamma) for steps in agrees], axis=0).tolist()
-                        found[dataset, turn, name, gamma] = emitted / steps if steps else None
+                        where = place | {"gamma": gamma}
+                        found[*map(where.get, GROUP), name] = emitted / steps if steps else None
                     bar.update()
     return found
 
