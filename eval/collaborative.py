@@ -93,6 +93,7 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record], faile
     notes += [
         f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard decoding with each model on "
         f"a device of its own would be {row['speedup_parallel_at_most']:.2f} times as fast at most."
+        + (f" Prompts left out, as longer than a model's context: {row['left_out']}." if row["left_out"] else "")
         for (name, dataset), row in alone.items()
     ]
     cells = []

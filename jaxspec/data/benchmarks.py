@@ -1,10 +1,11 @@
 """The papers' evaluation sets: where each lies, which columns matter, and how it is asked.
 
 Sets of IbED and TABED, and those that AASD and CoS add. A set is read in the order of its rows and the first 100 count
-(`test_set` of picturebook does the same); a row that cannot be read is an error and not skipped, because the first
-hundred would be others then. Prompts are TABED's where it prints them; its released code asks LLaVA-Bench without the
-instruction that the paper prints. Where its text links a subset of LMMs-Eval-Lite, that is read, but for POPE, which
-the code reads whole. IbED names no split of ChartQA, TextVQA and VQAv2: here they are those whose answers are public.
+(`test_set` of picturebook does the same), of MMLU with its subjects by turns; a row that cannot be read is an error and
+not skipped, because the first hundred would be others then. Prompts are TABED's where it prints them; its released code
+asks LLaVA-Bench without the instruction that the paper prints. Where its text links a subset of LMMs-Eval-Lite, that is
+read, but for POPE, which the code reads whole. IbED names no split of ChartQA, TextVQA and VQAv2: here they are those
+whose answers are public.
 
 References: TABED, appendix I.1 and its released loader; IbED, appendix A.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -39,7 +41,7 @@ class Shots:
     """Their split; the first rows of it count."""
     count: int
     by: str = ""
-    """Column that examples and question share the value of."""
+    """Column that examples and question share the value of; the set's rows are read with its values by turns."""
 
 
 @dataclass(frozen=True)
@@ -227,12 +229,21 @@ def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | Non
     else:
         rows = local_rows(path, wanted, known.only)
     row = None
-    for row in rows:
+    for row in _in_turns(rows, shared) if shared else rows:
         yield row
     if row is None:
         kept = f" with {known.only[0]} {known.only[1]!r}" if known.only else ""
         where = path or known.hub
         raise InputError(f"benchmark {known.name}: no rows{kept} in {where}; check that it is this set's data")
+
+
+def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
+    """Yield all rows, one of each value of the column at a time, so that the first hundred are of all values."""
+    groups: dict[str, list[DataRow]] = {}
+    for row in rows:
+        groups.setdefault(str(row.values.get(column)), []).append(row)
+    for turn in zip_longest(*groups.values()):
+        yield from filter(None, turn)
 
 
 def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:

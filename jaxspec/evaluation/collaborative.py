@@ -26,7 +26,8 @@ from jaxspec.decoding.combination import Combination, greedy_token, parse_combin
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.engine_config import Method
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.requests import Request, Result
+from jaxspec.decoding.requests import Request, Result, encode, prompt_row
+from jaxspec.errors import InputError
 from jaxspec.evaluation.block_efficiency import Group, first_prompt, told
 from jaxspec.evaluation.collaborative_theory import (
     Calls,
@@ -122,10 +123,25 @@ class _Measurement:
     def rows(self) -> tuple[list[Record], list[Record]]:
         config = self.config
         programs = {name: self.program(*way) for name, way in _methods_of(self.pairing).items()}
-        samples = config.samples(self.dataset, max(config.limit, config.held_out))
+        asked = config.samples(self.dataset, max(config.limit, config.held_out))
+        samples = [sample for sample in asked if self.fits(programs["standard"], sample)]
+        if not samples:
+            raise InputError(f"set {self.dataset}: no prompt fits the models' context; give fewer --max-new-tokens")
         references = read_references(programs["standard"], samples[: config.held_out], config.max_new_tokens)
         rows, records = self.methods(programs, references, samples[: config.limit])
-        return rows + self.sweep(references, samples[: config.limit]), records
+        rows += self.sweep(references, samples[: config.limit])
+        return [row | {"left_out": len(asked) - len(samples)} for row in rows], records
+
+    def fits(self, engine: Engine, sample: Sample) -> bool:
+        """Tell whether every model's context holds the prompt and an answer: worked examples may be long."""
+        prompt = first_prompt(engine.encoder, sample)
+        (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
+        try:
+            for form in engine.assembly.forms:
+                form.check_context(request, prompt_row(engine.encoder, form.model, form.view, request.prompt))
+        except InputError:
+            return False
+        return True
 
     def program(self, method: Method, gammas: tuple[int, ...], combine: str | None = None) -> Engine:
         return Engine(self.models, config=self.config.collaboration(self.pairing, method, gammas, combine))

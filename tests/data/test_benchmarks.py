@@ -160,6 +160,12 @@ def test_worked_examples_stand_in_front(tmp_path: Path) -> None:
     assert (art.accepted, law.accepted) == (("no",), ("yes",))
 
 
+def test_subjects_take_turns(tmp_path: Path) -> None:
+    rows = [row | {"subject": subject} for row, subject in zip(FACTS, "aabbbc", strict=False)]
+    path = write(tmp_path / "test.parquet", rows)
+    assert [sample.turns[0][0][0] for sample in benchmark_samples("mmlu", path)] == ["0", "2", "5", "1", "3", "4"]
+
+
 def test_examples_that_are_not_there(tmp_path: Path) -> None:
     few, facts = write(tmp_path / "few.parquet", SUMS[:3]), write(tmp_path / "facts.parquet", FACTS[:9])
     with pytest.raises(InputError, match=r"3 rows in .*few.parquet, and gsm8k takes 4"):

@@ -29,6 +29,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data and two models trained on its halves, for two steps."""
     path = tmp_path_factory.mktemp("gsm8k")
     (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    long = ROWS[0] | {"question": "figs " * 2000}
+    (path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (ROWS[0], long, ROWS[1])))
     for i, name in enumerate(("one", "other")):
         stage = replace(DEBUG, part=(i, 2), train=replace(DEBUG.train, seed=i))
         text.train(stage, path / "data.jsonl", path / name)
@@ -38,10 +40,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
     pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2")
-    sizes = {"limit": 2, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
+    sizes = {"limit": 3, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
     small = replace(preset, pairings=(pairing,), **sizes)
     monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: small)
-    collaborative.main(["gsm8k", "--data", f"gsm8k={world / 'data.jsonl'}", "--out", str(world / "out")])
+    collaborative.main(["gsm8k", "--data", f"gsm8k={world / 'asked.jsonl'}", "--out", str(world / "out")])
 
     rows = json.loads((world / "out" / "results.json").read_text())["rows"]
     assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "sweep"]
@@ -54,6 +56,7 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert together <= sum(alone) / 2  # by convexity
     assert rows[4]["held_out_nats"] <= 0.2 * alone[0] + 0.8 * alone[1]
     assert "| one + other | gsm8k | CoS | 1,1 |" in (world / "out" / "table.md").read_text()
+    assert "Prompts left out, as longer than a model's context: 1." in (world / "out" / "table.md").read_text()
     # All samples are answered by standard decoding and by CoS, and judged; the first alone by the others, for speed.
     assert [(row["samples"], row["quality"]) for row in rows] == [(2, 0.0), (1, None), (1, None), (2, 0.0), (2, 0.0)]
     assert rows[4]["combine"] == "weighted:0.2,0.8"

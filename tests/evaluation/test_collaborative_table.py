@@ -50,7 +50,7 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
     known |= {key: [1.0] for key in ("alpha", "calls_per_token", "calls_per_token_predicted", "held_out_nats_alone")}
     known |= dict.fromkeys(("decode_tokens_per_second", "speedup_measured", "speedup_predicted", "held_out_nats"), 1.0)
     known |= dict.fromkeys(("speedup_predicted_with_verify", "speedup_parallel_at_most"), 1.0)
-    known |= {"method": "naive", "gammas": [5], "proposer": 0, "device": "cpu"}
+    known |= {"left_out": 0, "method": "naive", "gammas": [5], "proposer": 0, "device": "cpu"}
     return known | {"pairing": pairing, "dataset": dataset, "row": name}
 
 
