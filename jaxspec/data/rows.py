@@ -21,6 +21,7 @@ from jaxspec.errors import InputError, first_line, nearest
 
 SUFFIXES = (".parquet", ".jsonl")
 TFDS = "tfds:"
+_NAME_AND_SPLIT = re.compile(r"(.*?)(?:@([^@/]+))?")
 BATCH = 8
 """Rows of a parquet file in memory at a time: images make them large."""
 DEEPEST = 100
@@ -189,7 +190,7 @@ def _tfds_rows(place: str) -> Iterator[DataRow | InputError]:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise InputError(f"data {place}: TFDS is not installed; pip install 'jaxspec[train]'") from error
-    name, _, split = place.removeprefix(TFDS).partition("@")
+    name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore[union-attr]
     folders = [file.parent for version in ("", "*.*.*/") for file in sorted(Path(name).glob(f"{version}features.json"))]
     try:
         read: Any = tfds.builder_from_directory if folders else tfds.builder

@@ -43,7 +43,7 @@ NAME = HardSums.name
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tfds")
+    path = tmp_path_factory.mktemp("tfds") / "at@home"
     HardSums(data_dir=str(path), file_format="array_record").download_and_prepare(download_dir=str(path / "nothing"))
     return path
 
