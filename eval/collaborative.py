@@ -18,10 +18,10 @@ from pathlib import Path
 from eval.page import COLOURS, pyplot, save, stacked_axes
 from eval.quality import MEASURES, quality, rouge_scorer
 from jaxspec.command import input_errors, script_name
-from jaxspec.evaluation.collaborative import GROUP, SWEEP, Record, measure
+from jaxspec.evaluation.collaborative import GROUP, SWEEP, measure
 from jaxspec.evaluation.command_line import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
-from jaxspec.evaluation.report import Run, Table, failures, number, percent
+from jaxspec.evaluation.report import Record, Run, Table, failures, number, percent
 
 
 @dataclass(frozen=True)

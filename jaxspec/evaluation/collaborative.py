@@ -40,11 +40,11 @@ from jaxspec.evaluation.collaborative_theory import (
 )
 from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing, load_model
 from jaxspec.evaluation.metrics import collaboration_metrics
+from jaxspec.evaluation.report import Record, mean
 from jaxspec.evaluation.timing import interleaved, time_members
 from jaxspec.sampling import tempered
 from jaxspec.typing import Array, Float, Int, Params
 
-Record = dict[str, Any]
 METHODS: tuple[tuple[str, Method, bool], ...] = (
     ("standard", "standard", False),
     ("naive", "naive", True),
@@ -166,7 +166,14 @@ class _Measurement:
             calls = _predicted_calls(program, alphas)
             scoring = [times[width][m] for m, width in enumerate(widths[name])]
             same = [a.tokens == b.tokens for a, b in zip(answers[name], answers["standard"])]
-            scores = self.scores(samples, answers[name]) if name in JUDGED else [None] * len(answers[name])
+            here = [
+                place
+                | {"sample": sample.id, "tokens": len(answer.tokens), "text": answer.text}
+                | {"quality": self.judge(sample, answer.text) if name in JUDGED else None}
+                | collaboration_metrics([answer.stats])
+                for sample, answer in zip(samples, answers[name])
+            ]
+            records += here
             rows.append(
                 place
                 | collaboration_metrics([a.stats for a in answers[name]])
@@ -182,16 +189,10 @@ class _Measurement:
                     "best_schedule": vars(best),
                     "decode_tokens_per_second": rates[name],
                     "speedup_measured": rates[name] / rates["standard"],
-                    "quality": _mean(scores),
+                    "quality": mean(here, "quality"),
                     "token_identity_rate": float(np.mean(same)) if self.pairing.temperature == 0 else None,
                 }
             )
-            records += [
-                place
-                | {"sample": s.id, "tokens": len(a.tokens), "text": a.text, "quality": score}
-                | collaboration_metrics([a.stats])
-                for s, a, score in zip(samples, answers[name], scores)
-            ]
         return rows, records
 
     def sweep(self, references: References, samples: Sequence[Sample]) -> list[Record]:
@@ -208,10 +209,11 @@ class _Measurement:
             widths = {gammas: _scoring_widths(programs[gammas]) for gammas in here}
             times = time_members(programs[judged], requests[0], [1, *(w for pair in widths.values() for w in pair)])
             alphas = references.alphas(combination, self.pairing.temperature)
+            scores = [{"quality": self.judge(s, a.text)} for s, a in zip(samples, answers[judged], strict=True)]
             shared = {
                 "held_out_nats": references.nats(combination),
                 "held_out_alpha": alphas,
-                "quality": _mean(self.scores(samples, answers[judged])),
+                "quality": mean(scores, "quality"),
             }
             for gammas, point in here.items():
                 calls = alternating_calls(alphas, gammas, self.pairing.proposer)
@@ -249,9 +251,6 @@ class _Measurement:
             answers[name] = [*answers[name], *programs[name].generate(requests[config.timed :])]
             self.bar.update()
         return requests, answers, dict(zip(programs, rates.max(axis=1).tolist()))
-
-    def scores(self, samples: Sequence[Sample], answers: Sequence[Result]) -> list[float | None]:
-        return [self.judge(sample, answer.text) for sample, answer in zip(samples, answers, strict=True)]
 
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that say what was run."""
@@ -295,11 +294,6 @@ def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
         return alternating_calls(alphas, gammas, config.proposer)
     gamma, bonus = gammas[config.proposer], config.method == "speculative"
     return one_proposer_calls(alphas[config.proposer], gamma, models, config.proposer, bonus)
-
-
-def _mean(scores: Sequence[float | None]) -> float | None:
-    told = [score for score in scores if score is not None]
-    return float(np.mean(told)) if told else None
 
 
 @dataclass(frozen=True)
