@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.config import KVHeadConfig, LlavaOnevisionConfig, ModelConfig, QwenVLConfig, text_config
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.models import LanguageModel, family_of
@@ -101,6 +102,8 @@ def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str,
         "made from": f"`{model_name(source)}`",
         "draft for": f"`{config.target_name}` (configuration {config.target_hash})",
     }
+    if text.draft_vocabulary:
+        facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"
     if config.pools:
         facts["image slots"] = f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
     command = f"jaxspec generate --target {_place(config.target_name)} --draft path/to/this {_asked(has_vision)}"
@@ -143,8 +146,8 @@ def _in_jaxspec(commands: str) -> str:
 
 
 def _place(name: str) -> str:
-    """Return a model as a command's argument: a hub id, or where its directory lies."""
-    return name if "/" in name else f"path/to/{name or 'its/target'}"
+    """Return a model as a command's argument: its id, or where its directory lies."""
+    return name if "/" in name or name == SMOLLM2 else f"path/to/{name or 'its/target'}"
 
 
 def _snippet(has_vision: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:

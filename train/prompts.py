@@ -1,0 +1,131 @@
+"""Writes prompts for drafts of a small language model, from public questions and Python's own sources, some held apart.
+
+    python -m train.prompts --data path/to/data
+    python -m train.prepare text --data runs/data/prompts/train.jsonl --name prompts
+    python -m train.distill_data --target smollm2-135m --data runs/data/prompts --name smollm2_t0
+
+Trained on are GSM8K's train split, and of the standard library functions to complete, docstrings to sum up and names
+to explain: lines {id, question, answer}, of which the target writes the answers anew. Held apart, in OUT/test and in
+the form of your own sets ({id, turns, reference}), are GSM8K's test split, HumanEval, the questions of MMSpec and
+LLaVA-Bench without their images, and one in eight modules of the standard library, by the hash of its name.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import json
+import sys
+import sysconfig
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jaxspec.command import run_script
+from jaxspec.errors import InputError
+from jaxspec.files import trial_of, write_text
+
+LONGEST, SHORTEST = 1200, 200
+"""Characters of a docstring that is to be summed up: longer ones are cut, shorter ones left out."""
+MOST_LINES = 25
+"""Of a function that is to be completed."""
+HELD = 8
+"""One in so many modules is held apart."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where questions come from, and where prompts go."""
+
+    data: Path
+    """Folder with gsm8k/train.jsonl and test.jsonl, humaneval/HumanEval.jsonl.gz, mmspec/mmspec_24.jsonl and
+    llava/qa90_questions.jsonl."""
+    out: Path = Path("runs/data/prompts")
+    """Receives train.jsonl and test/KIND.jsonl."""
+    debug: bool = False
+    """Try the command out: four prompts of each kind, into runs/debug."""
+
+
+Prompts = dict[str, list[tuple[str, str]]]
+"""By kind: questions, each with an answer that somebody gave."""
+
+
+def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
+    """Writes the files, and tells how many prompts of each kind are in them."""
+    learned, held = defaultdict(list), defaultdict(list)
+    for prompts, split in ((learned, "train"), (held, "test")):
+        rows = _rows(options.data / "gsm8k" / f"{split}.jsonl")
+        prompts["gsm8k"] += [(row["question"], row["answer"]) for row in rows]
+    rows = _rows(options.data / "humaneval" / "HumanEval.jsonl.gz")
+    held["humaneval"] += [(_completed(row["prompt"]), row["canonical_solution"]) for row in rows]
+    held["chat"] += [(row["turns"][0], "") for row in _rows(options.data / "mmspec" / "mmspec_24.jsonl")]
+    held["chat"] += [(row["text"], "") for row in _rows(options.data / "llava" / "qa90_questions.jsonl")]
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for name in sorted(sys.stdlib_module_names):
+        apart = hashlib.sha256(name.encode()).digest()[0] % HELD == 0
+        for file in (library / f"{name}.py", *sorted((library / name).rglob("*.py"))):
+            module = file.relative_to(library).with_suffix("")
+            if file.is_file() and "test" not in str(module):
+                _read_source(file.read_text(encoding="utf-8"), ".".join(module.parts), held if apart else learned)
+    out = trial_of(options.out) if options.debug else options.out
+    few = 4 if options.debug else None
+    rows = [
+        {"id": f"{kind}-{i}", "question": asked, "answer": told}
+        for kind, pairs in learned.items()
+        for i, (asked, told) in enumerate(pairs[:few])
+    ]
+    # Mixed, so that any beginning of them has all kinds.
+    _write(out / "train.jsonl", sorted(rows, key=lambda row: hashlib.sha256(row["id"].encode()).digest()))
+    for kind, pairs in held.items():
+        own = [{"id": i, "turns": [asked], "reference": told} for i, (asked, told) in enumerate(pairs[:few])]
+        _write(out / "test" / f"{kind}.jsonl", own)
+    for name, prompts in (("train.jsonl", learned), ("test", held)):
+        print(f"wrote {out / name}: " + ", ".join(f"{len(pairs[:few]):,} {kind}" for kind, pairs in prompts.items()))
+    return out
+
+
+def _read_source(source: str, module: str, prompts: Prompts) -> None:
+    """Add what a module's source asks; it is parsed and never run."""
+    tree, lines = ast.parse(source), source.split("\n")
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        told = ast.get_docstring(node)
+        if not told:
+            continue
+        if node in tree.body:
+            asked = f"What does `{module}.{node.name}` of Python's standard library do, and when is it of use?"
+            prompts["explain"].append((asked, told))
+        if len(told) >= SHORTEST:
+            asked = f"Summarize the following text in two sentences.\n\n{told[:LONGEST]}"
+            prompts["summary"].append((asked, told.split("\n\n")[0]))
+        end = node.end_lineno or 0
+        if isinstance(node, ast.FunctionDef) and len(node.body) > 1 and end - node.lineno < MOST_LINES:
+            parts = (lines[node.lineno - 1 : last] for last in (node.body[0].end_lineno, end))
+            head, whole = (textwrap.dedent("\n".join(part)) for part in parts)
+            prompts["code"].append((_completed(head), whole))
+
+
+def _completed(head: str) -> str:
+    return f"Complete this Python function.\n\n```python\n{head}\n```"
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    if not file.is_file():
+        raise InputError(f"{file}: no such file; give the folder that holds it as --data")
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    run_script(main, __doc__)
