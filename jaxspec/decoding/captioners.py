@@ -227,8 +227,14 @@ class TransformersCaptioner:
 
     @property
     def identity(self) -> str:
+        from transformers.utils.hub import cached_file
+
         path = Path(self.source)
-        name = _fingerprint(path) if path.is_dir() else f"{self.source} {self._loaded[1].config._commit_hash}"
+        if path.is_dir():
+            name = _fingerprint(path)
+        else:
+            with self._reading():
+                name = f"{self.source} {Path(str(cached_file(self.source, 'config.json'))).parent.name}"  # the commit
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
     def check(self) -> None:

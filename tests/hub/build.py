@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,9 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config
 from jaxspec.config import text_config
 from tests.hub import configs, words
-from tests.hub.table import Twin
+from tests.hub.data import DATA
+from tests.hub.data import write as write_data
+from tests.hub.table import CAPTIONERS, TWINS, Twin
 from tests.tiny import captioners
 from tests.tiny.disk import save_bin
 from tests.tiny.models import random_params
@@ -26,6 +29,17 @@ from tests.tiny.models import random_params
 TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sentencepiece"))
 """Where torch is not installed, safetensors stand in the place of .bin files; where sentencepiece is not, a
 tokenizer.json stands beside tokenizer.model."""
+
+
+def build_hub(folder: Path) -> None:
+    """Write all twins into a new cache."""
+    folder.mkdir()
+    for name, twin in TWINS.items():
+        add(folder, name, partial(write_model, twin=twin))
+    for name, (kind, _) in CAPTIONERS.items() if TORCH else ():
+        add(folder, name, partial(write_captioner, kind=kind))
+    for name, twin in DATA.items():
+        add(folder, name, partial(write_data, twin=twin), "datasets")
 
 
 def add(cache: Path, name: str, write: Callable[[Path], None], kind: str = "models", revision: str = "main") -> Path:
@@ -53,22 +67,53 @@ def add(cache: Path, name: str, write: Callable[[Path], None], kind: str = "mode
     return snapshot
 
 
+LAST = {
+    "florence2": (
+        "model.language_model.shared.weight",
+        "model.language_model.decoder.layers.0.final_layer_norm",
+    ),
+    "blip": (
+        "text_decoder.bert.embeddings.word_embeddings.weight",
+        "text_decoder.cls.predictions.transform.LayerNorm",
+    ),
+    "blip2": (
+        "language_model.model.decoder.embed_tokens.weight",
+        "language_model.model.decoder.final_layer_norm",
+    ),
+}
+"""Of captioners: the embeddings, which are the rows of the output's matrix too, and the normalisation before it."""
+
+
 def write_captioner(path: Path, kind: str) -> None:
-    """Write a captioner of random weights, with its files under the names of its age."""
+    """Write a captioner of random weights, with its files under the names of its age.
+
+    Captions end at once, and Florence-2's after four words.
+    """
+    import torch
+
     getattr(captioners, kind)(path)
+    weights = path / "model.safetensors"
+    tensors = {name: tensor.copy() for name, tensor in load_file(weights).items()}
+    words, norm = LAST[kind]
+    tensors[words][:, 0] = tensors[words][2] = 0
+    tensors[words][2, 0] = 1
+    tensors[f"{norm}.weight"][0], tensors[f"{norm}.bias"][0] = 0, 30
+    if kind == "blip":
+        weights.unlink()
+        save_bin({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, path / "pytorch_model.bin")
+    else:
+        save_file(tensors, weights, metadata={"format": "pt"})
     if kind == "florence2":
+        file = path / "generation_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"min_new_tokens": 4}))
         return
     file = path / "processor_config.json"
     processor = json.loads(file.read_text())
     (path / "preprocessor_config.json").write_text(json.dumps(processor.pop("image_processor"), indent=2) + "\n")
-    file.write_text(json.dumps(processor, indent=2) + "\n")
     if kind == "blip":
         file.unlink()
-        weights = path / "model.safetensors"
-        from safetensors.torch import load_file as load_torch
-
-        save_bin(load_torch(weights), path / "pytorch_model.bin")
-        weights.unlink()
+    else:
+        file.write_text(json.dumps(processor, indent=2) + "\n")
 
 
 def write_model(path: Path, twin: Twin) -> None:

@@ -1,7 +1,7 @@
 """config.json, the image processor's file and the chat templates of each family, with the entries of their age.
 
-A function a family: (words, decoder's entries) -> the files, by name. Widths and depths are tiny. Images and patches,
-the layers that features are taken from and the names of entries are the originals'.
+A function a family: (words, decoder's entries) -> the files, by name. Widths, depths and CLIP's images are small. The
+patches, the layers that features are taken from and the names of entries are the originals'.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SIDE, SIGLIP_SIDE = 336, 384
-"""Pixels along a tile of CLIP's and of SigLIP's, as in the originals: 24 and 27 patches."""
+SIDE, SIGLIP_SIDE = 168, 384
+"""Pixels along a tile of CLIP's and of SigLIP's: 12 patches, half of the original's, and 27 as in the original."""
 _SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 _CLIP_COLOURS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],

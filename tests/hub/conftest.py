@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from jaxspec import LoadedModel
-from tests.hub import build, data
-from tests.hub.data import DATA
-from tests.hub.table import CAPTIONERS, TWINS
+from tests.hub.build import build_hub
 
 
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `hub` of an HF_HOME in which every id has a snapshot."""
     folder = tmp_path_factory.mktemp("hf_home") / "hub"
-    folder.mkdir()
-    for name, twin in TWINS.items():
-        build.add(folder, name, partial(build.write_model, twin=twin))
-    for name, (kind, _) in CAPTIONERS.items() if build.TORCH else ():
-        build.add(folder, name, partial(build.write_captioner, kind=kind))
-    for name, twin in DATA.items():
-        build.add(folder, name, partial(data.write, twin=twin), "datasets")
+    build_hub(folder)
     return folder
 
 

@@ -1,96 +1,113 @@
-"""The commands of README and docs that name models of the hub run against their twins, word for word.
-
-Where a command trains or measures, `--debug` stands behind it.
+"""Every command of README and docs is read by its script's own parser, and those about models of the hub run against
+their twins, word for word, with `--debug` behind them: here those that take seconds, others by `python -m tests.hub`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tyro
 from PIL import Image
 
-from eval import block_efficiency
+from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.kv_head import is_kv_head
-from jaxspec.cli import main
+from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.loading import LoadedModel
-from tests.end_to_end.test_readme_commands import PAGES, blocks
-from tests.end_to_end.test_tutorial import PREPARE
-from tests.hub.table import TWINS
-from train import distill_data, prepare, recipe
+from tests.hub import build
+from tests.hub.pages import PAGES, Command, commands, keep_trial, lay_out, parse, run, shell_blocks, why_not
+from tests.hub.table import CAPTIONERS, TWINS
 
-LINES = [line for page in PAGES for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()]
-COMMANDS = dict.fromkeys(
-    line.removeprefix("jaxspec ")
-    for line in LINES
-    if line.startswith("jaxspec ") and any(name in line for name in TWINS)
-)
+COMMANDS = commands()
+SHORT = [c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in TWINS)]
+CHAIN = [c for c in COMMANDS if c.page == "training.md" and "my_photos" not in c.text and "mini" not in c.text]
+TABLE = next(c for c in COMMANDS if "ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base" in c.text)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page} {command.text[:60]}")
+def test_every_command_is_read_by_its_parser(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    parse(command)
+    assert "left out" not in capsys.readouterr().err  # rows of captions
+    assert command in (*SHORT, *CHAIN, TABLE) or why_not(command) or re.match("python -m (train|eval)", command.text)
+
+
+def test_shells_can_read_every_block() -> None:
+    for page in PAGES:
+        for block in shell_blocks(page.read_text(encoding="utf-8")):
+            read = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+            assert not read.stderr, f"{page.name}: {read.stderr}"
+
+
+def test_the_list_is_whole() -> None:
+    """Of every page, blocks and text, and of what stands in the quotes of other commands."""
+    assert {command.page for command in COMMANDS} >= {"README.md", "gpu.md", "tpu.md", "tables.md", "training.md"}
+    found = {command.script for command in COMMANDS}
+    assert {"train.recipe", "train.prepare", "train.distill_data", "eval.block_efficiency"} <= found
+    assert {"jaxspec generate", "jaxspec collaborate", "jaxspec export", "jaxspec demo", "make test"} <= found
+    assert any(command.page == "tpu.md" and "--cluster auto" in command.text for command in COMMANDS)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, offline_hub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A reader's working directory: a photograph, and a draft that `train.recipe llava15_68m` left."""
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "photo.jpg")
-    (snapshot,) = (offline_hub / "models--mjbooo--lvlm68m" / "snapshots").iterdir()
-    shutil.copytree(snapshot, tmp_path / "runs" / "train" / "llava15_68m" / "hf")
+    """A reader's working directory."""
+    lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_it_runs_to_its_end(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(command)
-    main(words)
+@pytest.mark.parametrize("text", dict.fromkeys(command.text for command in SHORT))
+def test_it_runs_to_its_end(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = Command("", text)
+    shutil.copytree(locate("mjbooo/lvlm68m"), folder / "runs" / "train" / "llava15_68m" / "hf")  # as a recipe leaves it
+    run(command)
     assert capsys.readouterr().out.strip()
-    if words[0] == "export":
-        LoadedModel.load(words[2])
+    if command.script == "jaxspec export":
+        LoadedModel.load(command.options[1])
 
 
-@pytest.fixture
-def photographs(folder: Path) -> Path:
-    """What docs/training.md begins with: a folder of photographs, questions about them, and some held out."""
-    shutil.rmtree(folder / "runs")
-    (folder / "photos").mkdir()
-    pixels = np.random.default_rng(1).integers(0, 256, (6, 30, 40, 3), np.uint8)
-    for number, page in enumerate(pixels):
-        Image.fromarray(page).save(folder / "photos" / f"{number}.jpg")
-    talk = ({"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A tree."})
-    rows = [{"id": str(number), "image": f"{number}.jpg", "conversations": talk} for number in range(4)]
-    (folder / "mix.json").write_text(json.dumps(rows))
-    held_out = [{"id": str(number), "image": f"{number}.jpg", "turns": ["What is this?"]} for number in (4, 5)]
-    (folder / "held_out.jsonl").write_text("\n".join(map(json.dumps, held_out)) + "\n")
-    return folder
+def left_in(runs: Path) -> set[Path]:
+    """The files that runs, not trials, have left."""
+    return {path for path in runs.rglob("*") if "debug" not in path.parts}
 
 
-def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(photographs: Path) -> None:
-    """The commands of docs/training.md, `With a real target`, one after the other."""
-    (page,) = (page for page in PAGES if "## With a real target" in page)
-    chapter = page.split("## With a real target")[1].split("\n## ")[0]
-    lines = [*blocks(chapter, "sh")[0].splitlines(), *re.findall(r"`(python -m train[^`]+)`", chapter)]
-    scripts = {
-        "train.prepare": lambda words: prepare.main(tyro.extras.subcommand_cli_from_dict(PREPARE, args=words)),
-        "train.distill_data": lambda words: distill_data.main(tyro.cli(distill_data.Options, args=[*words, "--debug"])),
-        "train.recipe": lambda words: recipe.main([*words, "--debug"]),
-        "eval.block_efficiency": lambda words: block_efficiency.main([*words, "--debug"]),
-    }
-    for line in lines:
-        words = shlex.split(line)
-        if words[0] == "jaxspec":
-            main(words[1:])
-        else:
-            scripts[words[2]](words[3:])
-    (table,) = photographs.glob("runs/eval/**/table.md")
+def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(folder: Path) -> None:
+    """The commands of docs/training.md, `With a real target`, one after the other, each a trial."""
+    runs = folder / "runs"
+    for command in CHAIN:
+        before = left_in(runs)
+        run(command)
+        assert left_in(runs) == before
+        keep_trial(runs)
+    (table,) = folder.glob("runs/eval/**/table.md")
     assert "mine" in table.read_text()
-    assert is_kv_head(photographs / "runs" / "train" / "kv_llava15_7b" / "hf")
+    assert is_kv_head(folder / "runs" / "train" / "kv_llava15_7b" / "hf")
 
 
-def test_the_headline_command_is_among_them() -> None:
-    kinds = [shlex.split(command)[0] for command in COMMANDS]
-    assert {"generate", "collaborate", "export"} <= set(kinds)
+def test_a_table_with_captions_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captioner's weights are PyTorch's .bin, the sets lie in the hub's cache, and the file has every cell."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    run(TABLE)
+    (file,) = folder.glob("runs/debug/eval/*/table.md")
+    table = file.read_text()
+    header, _, *lines = (line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|"))
+    ours = [line for line in lines if "paper" not in line[0]]
+    assert [line[0].strip() for line in ours] == ["C"]
+    assert len(header) > 10
+    assert all(cell.strip() != "-" for line in ours for cell in line)
+    assert "Captions: " in table
+    assert not (folder / "runs" / "eval").exists()
+
+
+@pytest.mark.skipif(not build.TORCH, reason="these captioners run in torch")
+@pytest.mark.parametrize("name", CAPTIONERS)
+def test_a_captioner_is_read_by_its_id_from_the_cache(name: str, tmp_path: Path) -> None:
+    kind = "florence2" if "lorence" in name else "blip"
+    pages = [Image.new("RGB", (40, 30), colour) for colour in ("red", "blue")]
+    found = load_captioner(f"{kind}:{name}", directory=tmp_path).caption(pages)
+    assert len({caption.text for caption in found}) == (2 if kind == "florence2" else 1)
+    assert load_captioner(f"{kind}:{name}", directory=tmp_path).caption(pages) == found  # with the same times

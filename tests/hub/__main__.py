@@ -1,0 +1,47 @@
+"""Runs commands of README and docs against the twins, one after the other, each as its page has it, with --debug.
+
+python -m tests.hub                       # all that are about models of the hub: an hour or more
+python -m tests.hub "collaborative cos"   # those that hold this text
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tests.conftest  # noqa: F401  # the settings of tests
+from tests.hub.build import build_hub
+from tests.hub.conftest import cached_at
+from tests.hub.pages import commands, keep_trial, lay_out, run, why_not
+
+
+def main(text: str = "") -> int:
+    """Run the commands in one new folder; return how many did not come to their end."""
+    home, failed = Path(tempfile.mkdtemp(prefix="hub_of_twins_")), 0
+    os.environ["XDG_CACHE_HOME"] = str(home / "cache")
+    build_hub(home / "hub")
+    folder = home / "reader"
+    folder.mkdir()
+    lay_out(folder)
+    os.chdir(folder)
+    asked = dict.fromkeys(command._replace(page="") for command in commands() if text in command.text)
+    with cached_at(home / "hub"):
+        for command in asked:
+            if why_not(command):
+                continue
+            begun, told = time.monotonic(), "done"
+            try:
+                run(command)
+            except (Exception, SystemExit) as error:
+                told, failed = f"{type(error).__name__}: {error}", failed + 1
+            keep_trial(folder / "runs")
+            print(f"{time.monotonic() - begun:.0f} s, {told}: {command.text}", file=sys.stderr)
+    print(f"{home}: {failed} commands failed", file=sys.stderr)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(*sys.argv[1:])))

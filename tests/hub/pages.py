@@ -1,0 +1,198 @@
+"""Every command of README and docs: what its script's own parser says of it, and how it is run against the twins."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tyro
+from PIL import Image
+
+from jaxspec.cli import collaborate, demo, export, generate, inspect, main, plan
+from jaxspec.command import load_preset
+from jaxspec.evaluation.command_line import parse_command
+from jaxspec.evaluation.config import CollaborativeEvalConfig, EvalConfig
+from tests.conftest import ROOT
+from train import distill_data, prepare, recipe
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_OURS = re.compile(r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)(?![\w.])")
+_END = re.compile(r" && | \|\| |;|&&|\)\"|' *$|\" *$|$")
+
+
+class Command(NamedTuple):
+    """A command as a page has it, on one line."""
+
+    page: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text, comments=True)
+
+    @property
+    def script(self) -> str:
+        """Name of the script, as `train.recipe`, or of the subcommand, as `jaxspec generate`."""
+        words = self.words
+        return words[2] if words[0] == "python" else " ".join(words[:2])
+
+    @property
+    def options(self) -> list[str]:
+        return self.words[3 if self.words[0] == "python" else 2 :]
+
+
+def shell_blocks(text: str) -> list[str]:
+    """Return what stands between the fences of a page's shell code."""
+    return re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[Command]:
+    """Return every command of this project's, in the order of the pages, each text once a page."""
+    found: dict[Command, None] = {}
+    for page in PAGES:
+        whole = page.read_text(encoding="utf-8")
+        spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", whole, flags=re.DOTALL | re.MULTILINE))
+        lines = [line for block in shell_blocks(whole) for line in _lines(block)]
+        for line in [*lines, *(span for span in spans if _OURS.match(span))]:
+            found |= {Command(page.name, text): None for text in _within(line.strip())}
+    return list(found)
+
+
+def _lines(block: str) -> Iterator[str]:
+    """Yield the lines of a shell block, with its variables and loops written out."""
+    told = dict(re.findall(r"^(\w+)='(.*)'$", block, re.MULTILINE))
+    for line in block.replace("\\\n", " ").splitlines():
+        for name, value in told.items():
+            line = line.replace(f"${name}", value)
+        loop = re.fullmatch(r"for (\w+) in (.*?); do (.*); done", line)
+        yield from [loop[3].replace(f"${loop[1]}", value) for value in loop[2].split()] if loop else [line]
+
+
+def _within(line: str) -> Iterator[str]:
+    """Yield the commands of a shell's line: the line itself, or what stands in loops, in quotes or behind `srun`."""
+    if _OURS.match(line):
+        yield line
+        return
+    for start in _OURS.finditer(line):
+        end = _END.search(line, start.end())
+        yield line[start.start() : end.start() if end else None].strip()
+
+
+def _evaluation(name: str) -> Callable[[list[str]], object]:
+    script: Any = importlib.import_module(name)
+    kind = CollaborativeEvalConfig if name == "eval.collaborative" else EvalConfig
+    return lambda words: parse_command(script.Options, "", words, kind)
+
+
+def _function(name: str) -> Callable[[list[str]], object]:
+    return lambda words: tyro.extras.get_parser(importlib.import_module(name).main).parse_args(words)
+
+
+def _subcommand(kind: type[Any], words: list[str]) -> object:
+    if kind is export.Export and words[0].startswith("--"):  # an option that a page tells of
+        words = ["SRC", "DST", *words]
+    return tyro.cli(kind, args=words)
+
+
+def _recipe(words: list[str]) -> object:
+    return recipe._parse(words[0], load_preset(recipe.KIND, words[0]), words[1:])
+
+
+KINDS: dict[str, Any] = {
+    "demo": demo.Demo,
+    "generate": generate.Generate,
+    "collaborate": collaborate.Collaborate,
+    "export": export.Export,
+    "import": export.Import,
+    "inspect": inspect.Inspect,
+    "plan": plan.Plans,
+}
+PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
+MEASURES = ("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec")
+FUNCTIONS = ("eval.latency", "eval.peers", "eval.accelerator", "train.text", "train.tower", "train.plan")
+PARSERS: dict[str, Callable[[list[str]], Any]] = {
+    **{f"eval.{name}": _evaluation(f"eval.{name}") for name in MEASURES},
+    **{name: _function(name) for name in FUNCTIONS},
+    "train.recipe": _recipe,
+    "train.distill_data": lambda words: tyro.cli(distill_data.Options, args=words),
+    "train.prepare": lambda words: tyro.extras.subcommand_cli_from_dict(PREPARED, args=words),
+    **{f"jaxspec {name}": partial(_subcommand, kind) for name, kind in KINDS.items()},
+}
+
+
+def parse(command: Command) -> None:
+    """Let the script's own parser read a command; it raises, or exits with 2, where there is no such option.
+
+    Of a name alone, as `jaxspec export`, there is nothing to read.
+    """
+    words = [word for word in command.options if word != "--help"]
+    if command.script in PARSERS:
+        if words or command.script in ("jaxspec demo", *FUNCTIONS):
+            PARSERS[command.script](words)
+    elif command.script.startswith("make "):
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{command.words[1]}:", makefile, re.MULTILINE), command.text
+    elif not command.script.endswith(".NAME"):
+        assert find_spec(command.script), command.text
+
+
+def run(command: Command) -> None:
+    """Run a command in this process and folder, with --debug behind it where it trains or measures."""
+    name, words = command.script, [*command.options, "--debug"]
+    if name.startswith("jaxspec "):
+        main(command.words[1:])
+    elif name == "train.plan":
+        tyro.cli(importlib.import_module(name).main, args=command.options)
+    elif name in FUNCTIONS:
+        tyro.cli(importlib.import_module(name).main, args=words)
+    elif name in ("train.distill_data", "train.prepare"):
+        importlib.import_module(name).main(PARSERS[name](words))
+    else:
+        importlib.import_module(name).main(words)
+
+
+NOT_RUN = {
+    r"NAME|PRESET|DIR|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
+    r"^make |tests\.robustness|jaxspec\.data|jaxspec\.models|configs\.": "is not about models of the hub",
+    r"--cluster": "is for several hosts",
+    r"eval\.latency|eval\.accelerator": "times shapes of 7B with random weights, which need an accelerator",
+    r"train\.plan|jaxspec plan": "is run by tests/training/test_plan.py and its like",
+    r"train\.(tower|text)|mini|synthetic|visual|collaborative gsm8k|aasd|jaxspec demo|smollm2": "is of models that are "
+    "shipped, or made from scratch; tests/end_to_end runs these scripts",
+}
+"""Commands that no twin is run with, and why; the first that is found in one counts."""
+
+
+def why_not(command: Command) -> str:
+    """Return why a command is parsed alone; empty if it can be run."""
+    return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, command.text)), "")
+
+
+def lay_out(folder: Path) -> None:
+    """Write what the pages begin with: a photograph, a folder of some, questions about them, and some held out."""
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / "photo.jpg")
+    (folder / "photos").mkdir()
+    for number, page in enumerate(rng.integers(0, 256, (6, 30, 40, 3), np.uint8)):
+        Image.fromarray(page).save(folder / "photos" / f"{number}.jpg")
+    talk = ({"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A tree."})
+    rows = [{"id": str(number), "image": f"{number}.jpg", "conversations": talk} for number in range(4)]
+    (folder / "mix.json").write_text(json.dumps(rows))
+    held_out = [{"id": str(number), "image": f"{number}.jpg", "turns": ["What is this?"]} for number in (4, 5)]
+    (folder / "held_out.jsonl").write_text("\n".join(map(json.dumps, held_out)) + "\n")
+
+
+def keep_trial(runs: Path) -> None:
+    """Move what a trial has left to where its run would have left it, for the commands that follow."""
+    if (runs / "debug").exists():
+        shutil.copytree(runs / "debug", runs, dirs_exist_ok=True)
+        shutil.rmtree(runs / "debug")
