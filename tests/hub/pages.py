@@ -22,7 +22,7 @@ from jaxspec.command import load_preset
 from jaxspec.evaluation.command_line import parse_command
 from jaxspec.evaluation.config import CollaborativeEvalConfig, EvalConfig
 from tests.conftest import ROOT
-from train import distill_data, prepare, recipe
+from train import distill_data, prepare, prompts, recipe
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _OURS = re.compile(r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)(?![\w.])")
@@ -118,12 +118,16 @@ KINDS: dict[str, Any] = {
 }
 PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
 MEASURES = ("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec")
-FUNCTIONS = ("eval.latency", "eval.peers", "eval.accelerator", "train.text", "train.tower", "train.plan")
+FUNCTIONS = (
+    *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled"),
+    *("train.text", "train.tower", "train.plan"),
+)
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
     **{f"eval.{name}": _evaluation(f"eval.{name}") for name in MEASURES},
     **{name: _function(name) for name in FUNCTIONS},
     "train.recipe": _recipe,
     "train.distill_data": lambda words: tyro.cli(distill_data.Options, args=words),
+    "train.prompts": lambda words: tyro.cli(prompts.Options, args=words),
     "train.prepare": lambda words: tyro.extras.subcommand_cli_from_dict(PREPARED, args=words),
     **{f"jaxspec {name}": partial(_subcommand, kind) for name, kind in KINDS.items()},
 }
@@ -142,6 +146,7 @@ def parse(command: Command) -> None:
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{command.words[1]}:", makefile, re.MULTILINE), command.text
     elif not command.script.endswith(".NAME"):
+        assert not command.script.startswith(("train.", "eval.")), f"{command.script}: what is its parser?"
         assert find_spec(command.script), command.text
 
 
@@ -154,7 +159,7 @@ def run(command: Command) -> None:
         tyro.cli(importlib.import_module(name).main, args=command.options)
     elif name in FUNCTIONS:
         tyro.cli(importlib.import_module(name).main, args=words)
-    elif name in ("train.distill_data", "train.prepare"):
+    elif name in ("train.distill_data", "train.prepare", "train.prompts"):
         importlib.import_module(name).main(PARSERS[name](words))
     else:
         importlib.import_module(name).main(words)
@@ -162,9 +167,9 @@ def run(command: Command) -> None:
 
 NOT_RUN = {
     r"NAME|PRESET|DIR|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
-    r"^make |tests\.robustness|jaxspec\.data|jaxspec\.models|configs\.": "is not about models of the hub",
+    r"^make |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
     r"--cluster": "is for several hosts",
-    r"eval\.latency|eval\.accelerator": "times shapes of 7B with random weights, which need an accelerator",
+    r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
     r"train\.plan|jaxspec plan": "is run by tests/training/test_plan.py and its like",
     r"train\.(tower|text)|mini|synthetic|visual|collaborative gsm8k|aasd|jaxspec demo|smollm2": "is of models that are "
     "shipped, or made from scratch; tests/end_to_end runs these scripts",
