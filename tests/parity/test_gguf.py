@@ -49,6 +49,13 @@ def words() -> tuple[list[str], list[str], list[int]]:
     return tokens, merges, [3, 3] + [1] * (len(tokens) - 2)
 
 
+def pieces() -> tuple[list[str], list[float], list[int]]:
+    """Tokens, scores and kinds of token of a sentencepiece tokeniser that falls back to bytes."""
+    words = [*"▁abcehlo", "he", "ll", "lo", "llo", "▁a", "hello", "▁hello"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    return tokens, [0.0] * 259 + [-float(i) for i in range(len(words))], [2, 3, 3] + [6] * 256 + [1] * len(words)
+
+
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """q or k as llama.cpp wants it: rows r and r + half of each head one behind the other."""
     half = len(rows) // heads // 2
@@ -76,14 +83,20 @@ def write(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(theta)
     writer.add_vocab_size(config.vocab_size)
-    tokens, merges, types = words()
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre or {"llama": "default"}.get(kind, kind))
+    if pre == "sentencepiece":
+        tokens, scores, types = pieces()
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(scores)
+        writer.add_unk_token_id(0)
+    else:
+        tokens, merges, types = words()
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre or {"llama": "default"}.get(kind, kind))
+        writer.add_token_merges(merges)
     writer.add_token_list(tokens)
-    writer.add_token_merges(merges)
     writer.add_token_types(types)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(tokens.index("<s>"))
+    writer.add_eos_token_id(tokens.index("</s>"))
     writer.add_chat_template(TEMPLATE)
     for name, value in entries.items():
         writer.add_float32(name, value)
@@ -157,6 +170,19 @@ def test_quantised_files_are_read_as_by_transformers(tmp_path, name):
     assert rows[0][-1] == 1
     assert tokenizer.decode(rows[0]) == TEXT
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "<s>user: hi</s>"
+
+
+def test_sentencepiece_begins_with_bos(tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    file = write(tmp_path / "tiny.gguf", llama(vocab_size=len(pieces()[0])), pre="sentencepiece")
+    convert(file, tmp_path / "model")
+    tokenizer = load_tokenizer(tmp_path / "model")
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=file.name)
+    for text in ("hello a hello", "a  b\n", "hé</s>"):
+        assert tokenizer(text)["input_ids"] == theirs(text)["input_ids"], text
+        assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text.removesuffix("</s>")
+    assert tokenizer("hello a")["input_ids"] == [tokenizer.bos_token_id, *map(pieces()[0].index, ("▁hello", "▁a"))]
 
 
 def test_digits_of_smollm_stand_alone(tmp_path):
