@@ -29,8 +29,9 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> Iterator[list[str]]:
-    """The words of every command of the page, behind `python` and `-m`, in order, and of those that its text has."""
+    """The words of every command about photographs, behind `python` and `-m`, in order, and of those in the text."""
     lines = "".join(blocks("sh")).replace("\\\n", " ").splitlines()
+    lines = [line for line in lines if "smollm2" not in line and "prompts" not in line]
     within = re.findall(r"`(python -m train.[^`]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
     for line in [*lines, *within]:
         yield shlex.split(line.removeprefix("python ").removeprefix("-m "))

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +26,9 @@ from tests.conftest import ROOT
 from train import distill_data, prepare, prompts, recipe
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-_OURS = re.compile(r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)(?![\w.])")
+_OURS = re.compile(
+    r"(?:python -m (?:train|eval|jaxspec|configs|tests)\.[\w.]+|jaxspec [a-z]+|make \w+)(?![\w.])|pip install -e [^ ]+"
+)
 _END = re.compile(r" && | \|\| |;|&&|\)\"|' *$|\" *$|$")
 
 
@@ -145,6 +148,9 @@ def parse(command: Command) -> None:
     elif command.script.startswith("make "):
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{command.words[1]}:", makefile, re.MULTILINE), command.text
+    elif command.script == "pip install":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert set(re.findall(r"[\w-]+", command.words[3])) <= set(project["optional-dependencies"]), command.text
     elif not command.script.endswith(".NAME"):
         assert not command.script.startswith(("train.", "eval.")), f"{command.script}: what is its parser?"
         assert find_spec(command.script), command.text
@@ -167,7 +173,7 @@ def run(command: Command) -> None:
 
 NOT_RUN = {
     r"NAME|PRESET|DIR|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
-    r"^make |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
+    r"^(make|pip) |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
     r"--cluster": "is for several hosts",
     r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
     r"train\.plan|jaxspec plan": "is run by tests/training/test_plan.py and its like",
@@ -183,9 +189,11 @@ def why_not(command: Command) -> str:
 
 
 def lay_out(folder: Path) -> None:
-    """Write what the pages begin with: a photograph, a folder of some, questions about them, and some held out."""
+    """Write what the pages begin with: a checkout, a photograph, a folder of some, questions about them, and some held
+    out."""
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / "photo.jpg")
+    (folder / "jaxspec").symlink_to(ROOT / "jaxspec")
     (folder / "photos").mkdir()
     for number, page in enumerate(rng.integers(0, 256, (6, 30, 40, 3), np.uint8)):
         Image.fromarray(page).save(folder / "photos" / f"{number}.jpg")

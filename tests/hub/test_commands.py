@@ -21,8 +21,9 @@ from tests.hub.pages import PAGES, Command, commands, keep_trial, lay_out, parse
 from tests.hub.table import CAPTIONERS, TWINS
 
 COMMANDS = commands()
-SHORT = [c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in TWINS)]
-CHAIN = [c for c in COMMANDS if c.page == "training.md" and "my_photos" not in c.text and "mini" not in c.text]
+HERE = (*TWINS, "jaxspec/assets/mini/target --draft")
+SHORT = [c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in HERE)]
+CHAIN = [c for c in COMMANDS if c.page == "training.md" and re.search("my_mix|mine=|export runs/train/llava15", c.text)]
 TABLE = next(c for c in COMMANDS if "ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base" in c.text)
 
 
@@ -48,7 +49,14 @@ def test_the_list_is_whole() -> None:
     assert {command.page for command in COMMANDS} >= {"README.md", "gpu.md", "tpu.md", "tables.md", "training.md"}
     found = {command.script for command in COMMANDS}
     assert {"train.recipe", "train.prepare", "train.distill_data", "eval.block_efficiency"} <= found
-    assert {"jaxspec generate", "jaxspec collaborate", "jaxspec export", "jaxspec demo", "make test"} <= found
+    assert {
+        "jaxspec generate",
+        "jaxspec collaborate",
+        "jaxspec export",
+        "jaxspec demo",
+        "make test",
+        "pip install",
+    } <= found
     assert any(command.page == "tpu.md" and "--cluster auto" in command.text for command in COMMANDS)
 
 
