@@ -13,11 +13,14 @@ import pytest
 
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.sources import prepare
+from jaxspec.errors import InputError
 from jaxspec.models.inputs import PromptRows
+from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
 from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss, train_kv_head
 from jaxspec.training.losses import draft_loss
 from tests import tiny
+from tests.tiny import families
 from tests.training import child
 from tests.training.test_conversations import batches, joined, same
 
@@ -156,3 +159,12 @@ def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monk
     data = prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(4)])
     with pytest.raises(Begun):
         train_kv_head(replace(child.HEAD, target=str(path)), tmp_path, {"talk": data})
+
+
+@pytest.mark.parametrize(("family", "told"), [("qwen2_5_vl", "take other positions"), ("opt", "no rotary keys")])
+def test_targets_without_heads_are_refused(family: str, told: str, tmp_path: Path) -> None:
+    target = families.write(tmp_path, family) / "target"
+    stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
+    data = prepare("talk", tmp_path, [tiny.Talk()[0]])
+    with pytest.raises(InputError, match=told):
+        train_kv_head(replace(child.HEAD, target=str(target), stages=(stage,)), tmp_path, {"talk": data})
