@@ -13,9 +13,12 @@ import time
 from pathlib import Path
 
 import tests.conftest  # noqa: F401  # the settings of tests
+from jaxspec.command import load_preset, preset_names
 from tests.hub.build import build_hub
 from tests.hub.conftest import cached_at
 from tests.hub.pages import commands, keep_trial, lay_out, run, why_not
+from train import prepare
+from train.recipe import KIND
 
 
 def main(text: str = "") -> int:
@@ -27,6 +30,10 @@ def main(text: str = "") -> int:
     folder.mkdir()
     lay_out(folder)
     os.chdir(folder)
+    recipes = [load_preset(KIND, name) for name in preset_names(KIND)]
+    for name in {name for recipe in recipes for stage in recipe.stages for name, _ in stage.data} | {"my_mix_t0"}:
+        if not name.startswith("picturebook"):
+            prepare.main(prepare.Llava(Path("mix.json"), name, Path("photos")))
     asked = dict.fromkeys(command._replace(page="") for command in commands() if text in command.text)
     with cached_at(home / "hub"):
         for command in asked:
