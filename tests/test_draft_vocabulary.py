@@ -1,4 +1,7 @@
-"""Drafts that score few tokens: the same scores of these, none of others, and nothing changes but what is drafted."""
+"""Drafts that score few tokens: the same scores of these, none of others, in decoding, in training and in files.
+
+That nothing is lost is in tests/decoding/test_sampling_law.py and, greedy, in tests/training/test_text_targets.py.
+"""
 
 from __future__ import annotations
 
@@ -60,19 +63,6 @@ def test_a_head_scores_its_words_as_its_target_does() -> None:
     few = np.asarray(LanguageModel(config).logits(joined(greedy.HEAD_PARAMS, PARAMS, WORDS), hidden))
     np.testing.assert_allclose(few[:, WORDS], TARGET.logits(PARAMS, hidden)[:, WORDS], atol=1e-5)
     assert (few[:, OTHERS] == -np.inf).all()
-
-
-def test_greedy_output_is_the_targets() -> None:
-    """Where a draft and a head have different words."""
-    options = tiny.sampling(greedy.B, new=greedy.NEW, eos=greedy.NOBODY)
-    head = replace(greedy.HEAD, text_config=replace(greedy.HEAD.text_config, draft_vocabulary=(*WORDS[3:], 1, 2)))
-    draft, own = tiny.narrow(*tiny.text_only(TARGET, greedy.DRAFT_PARAMS), WORDS)
-    batch = tiny.prompts(greedy.LENGTHS, greedy.IMAGES, ("T", "kv"), head=head).replace(view_images=None)
-    spec = tiny.speculator(TARGET, draft, ("T", "kv"), 3, head=head)
-    params = {"target": PARAMS, "drafter": own, "head": greedy.HEAD_PARAMS}
-    state = tiny.run_speculative(spec, params, batch, options, greedy.NEW)
-    assert tiny.outputs(state) == greedy.plain(options)
-    assert state.stats.accepted_at.sum() > 0
 
 
 @pytest.mark.parametrize("share", [None, 1.0], ids=["answers", "distilled"])
