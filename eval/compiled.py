@@ -139,7 +139,7 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
         try:
             done = step.compile()
         except jax.errors.JaxRuntimeError as error:
-            needs = re.search(r"Used ([\d.]+)G of ([\d.]+)G", str(error))
+            needs = re.search(r"\(([\d.]+)G\) exceeds", str(error))
             if needs is None:
                 raise
             return {"fits": False, "peak_gib": float(needs[1])}

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import RotaryConfig
-from jaxspec.sharding import constrain, shard_count
+from jaxspec.sharding import constrain, row_major, shard_count
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 QUERY_BLOCK = 512
@@ -99,7 +99,7 @@ def times(x: Float[Array, "... D"], matrix: Float[Array, "D out"], dtype: Any = 
     """Return x times a matrix, in a dtype where one is given."""
 
     def product(rows: Array) -> Array:
-        return jnp.matmul(rows, matrix, preferred_element_type=dtype)
+        return row_major(jnp.matmul(rows, matrix, preferred_element_type=dtype))
 
     if x.size > x.shape[-1]:
         return product(x)
