@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -41,29 +40,6 @@ def parse_dtype(name: str) -> jnp.dtype:
     if name not in DTYPES:
         raise InputError(f"dtype: {name!r} is none of models; {nearest(name, DTYPES)}")
     return jnp.dtype(name)
-
-
-def join_cluster(place: str) -> None:
-    """Make this process one of several that compute together; to be called before anything touches a device.
-
-    Args:
-      place: empty, it is alone; `auto`, TPU slices, SLURM and Open MPI say who belongs together; else
-        `HOST:PORT,COUNT,INDEX`, where process 0 can be reached, how many there are, and which one this is.
-
-    Raises InputError for another form, or where `auto` finds nothing.
-    """
-    if not place:
-        return
-    if place == "auto":
-        try:
-            jax.distributed.initialize()
-        except ValueError as error:
-            raise InputError("cluster: auto finds no TPU, SLURM or Open MPI job; give HOST:PORT,COUNT,INDEX") from error
-        return
-    found = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", place)
-    if found is None or int(found[3]) >= int(found[2]):
-        raise InputError(f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX with INDEX from 0 to COUNT - 1")
-    jax.distributed.initialize(found[1], int(found[2]), int(found[3]))
 
 
 def cache_directory() -> Path:

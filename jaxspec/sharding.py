@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -86,6 +87,36 @@ def make_mesh(model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[An
             "give numbers from 1 on whose product is not more"
         )
     return jax.make_mesh((data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:count])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where it runs."""
+
+    model_parallel: int = 1
+    """Devices that a target is split over; drafts are on each."""
+    data_parallel: int = 1
+    """Parts that a batch is split in, each on devices of its own."""
+    cluster: str = ""
+    """On several hosts `auto`, or HOST:PORT,COUNT,INDEX: each decodes its share of the prompts, on its own devices, and
+    the first writes what all have found."""
+
+    def mesh(self, batch: int) -> Mesh | None:
+        """Return the mesh of this process's devices for batches of so many rows; None where it is of one.
+
+        Raises InputError where the devices or the batch do not fit.
+        """
+        if batch % self.data_parallel:
+            raise InputError(f"data_parallel: {self.data_parallel} parts do not divide a batch of {batch}; give others")
+        if self.model_parallel == self.data_parallel == 1:
+            return None
+        return make_mesh(self.model_parallel, data=self.data_parallel, devices=jax.local_devices())
+
+    @property
+    def device(self) -> str:
+        """What a process runs on, for people."""
+        count, kind = self.model_parallel * self.data_parallel, jax.devices()[0].device_kind
+        return kind if count == 1 else f"{count} x {kind}"
 
 
 def abstract_mesh(model: int = 1, fsdp: int = 1, data: int = 1) -> AbstractMesh:

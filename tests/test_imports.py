@@ -17,7 +17,7 @@ MODULES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})  # that
 
 # A module imports from its own stage and from those above it.
 STAGES = (
-    {"command", "errors", "files", "runtime", "typing"},
+    {"cluster", "command", "errors", "files", "runtime", "typing"},
     {"config"},
     {"sharding", "cache", "sampling", "verification"},
     {"models"},
@@ -32,7 +32,7 @@ STAGE = {part: number for number, parts in enumerate(STAGES) for part in parts}
 # flax.nnx fails to import on some of the jax and flax pairs that the library runs on; TensorFlow is
 # never needed at run time; torch is the oracle of the parity tests, and lists .bin; scripts sit above the library.
 BANNED = ("configs", "eval", "flax.nnx", "tensorflow", "tests", "torch", "train")
-EXCEPT = {("checkpoints", "torch_files"): "torch"}
+EXCEPT: dict[tuple[str, ...], str] = {("checkpoints", "torch_files"): "torch"}
 
 HEAVY = {
     *("jax", "flax", "numpy", "transformers", "PIL", "torch"),

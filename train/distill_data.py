@@ -16,18 +16,20 @@ from typing import Annotated
 
 import tyro
 
+from jaxspec.cluster import join_cluster, process
 from jaxspec.command import run_script
 from jaxspec.data.sources import data_folder, open_source, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.runtime import parse_dtype
+from jaxspec.sharding import Placement
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 from jaxspec.training.signatures import data_signature, model_signature
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Placement):
     """What the target answers, and how."""
 
     target: str
@@ -70,10 +72,11 @@ class Options:
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     """Answers, and prepares the whole when all is answered; then returns its folder."""
     shard = _shard(options.shard)
+    join_cluster(options.cluster)
     source = open_source(options.data)
     if options.debug:
         options = replace(options, samples=min(4, options.samples or 4), out=trial_of(options.out))
-        if shard[0] == 0:
+        if shard[0] == process()[0] == 0:
             forget_trial(options.out / options.name)
     samples = len(source) if options.samples is None else min(options.samples, len(source))
     if samples > 10**9:
@@ -93,9 +96,11 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         image_buckets=options.image_buckets,
         new_buckets=(options.max_new_tokens,),
     )
-    target = LoadedModel.load(options.target, precision)
+    target = LoadedModel.load(options.target, precision, mesh=options.mesh(options.batch_size))
     draft = None if options.draft is None else LoadedModel.load(options.draft, precision, share_tower_with=target)
     done = regenerate(Engine(target, draft, config), source, work, folder, shard)
+    if process()[0] > 0:
+        return None
     if shard[0] > 0 or done < work.chunks:
         print(f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}")
         return None

@@ -24,11 +24,12 @@ import tyro
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.kv_head import save_kv_head
+from jaxspec.cluster import join_cluster
 from jaxspec.command import input_errors, load_preset, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import forget_trial, trial_of
-from jaxspec.runtime import join_cluster, parse_dtype, setup_runtime
+from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Recipe, StagedRecipe, parse_data, train_draft
 

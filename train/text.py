@@ -18,6 +18,7 @@ import tyro
 
 from configs.train.gsm8k import BUCKETS, STAGES, VOCABULARY, TextStage
 from jaxspec.checkpoints import huggingface
+from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
 from jaxspec.data.benchmarks import benchmark_samples
 from jaxspec.data.prompts import PromptEncoder
@@ -26,7 +27,7 @@ from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import init_params
-from jaxspec.runtime import join_cluster, setup_runtime
+from jaxspec.runtime import setup_runtime
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.objectives import score

@@ -21,6 +21,7 @@ from transformers import CLIPImageProcessor
 from configs.models.mini import TARGET, TOWER
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import check_output
+from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
 from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
 from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
@@ -28,7 +29,7 @@ from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import init_params
 from jaxspec.models.layers import apply
 from jaxspec.models.vision import VisionTower
-from jaxspec.runtime import join_cluster, setup_runtime
+from jaxspec.runtime import setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params

@@ -15,6 +15,7 @@ from typing import Any, overload
 import numpy as np
 
 from jaxspec.cache import KVCache
+from jaxspec.cluster import spread
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, init_gamma, measure_costs, update_prior
 from jaxspec.decoding.assembly import collaboration, speculation
@@ -118,6 +119,9 @@ class Engine:
         """Decode requests, or questions, batching those of one bucket; results in the order given, or one of one."""
         if isinstance(requests, Request | str):
             return self.generate([requests])[0]
+        return spread(self._generate, requests) if self.config.spread else self._generate(requests)
+
+    def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
         read = self._read(requests)
         results: dict[int, Result] = {}
         most = len(read) if self._refills else self.config.batch_size

@@ -37,6 +37,9 @@ class Batching:
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Buckets of image tiles: the whole images, tiles or attention windows that a tower reads a prompt's images in."""
     new_buckets: tuple[int, ...] = NEW_BUCKETS
+    spread: bool = False
+    """Of several processes, each decodes its share of the requests of a `generate`, and all return all results; they
+    must call it alike, each with models on devices of its own."""
 
     def __post_init__(self) -> None:
         if self.batch_size not in range(1, BATCH_BUCKETS[-1] + 1):

@@ -27,7 +27,7 @@ from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.runtime import setup_runtime
-from jaxspec.sharding import mesh_of, shardings
+from jaxspec.sharding import mesh_of, put, shardings, small_sharding
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
@@ -99,7 +99,7 @@ class LoadedModel:
         check_target(config, self.config)
         if words := config.text_config.draft_vocabulary:
             params = {**params, "lm_head": {"kernel": head_kernel(text_params(self.config, self.params), words)}}
-        return replace(self, head=LoadedHead(config, params))
+        return replace(self, head=LoadedHead(config, put(params, small_sharding(self.params))))
 
     def without_tiles(self) -> LoadedModel:
         """Return a LLaVA-NeXT read as LLaVA-1.5: of each image one tile, scaled and cropped, and no end-of-line

@@ -118,18 +118,31 @@ def map_caches(change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Arra
     return jax.tree.map(changed, tree, is_leaf=lambda part: isinstance(part, KVCache))
 
 
+def whole(tree: Any) -> Any:
+    """Have the tree whole on every device of a mesh."""
+    return jax.tree.map(constrain, tree)
+
+
+def split(tree: Any) -> Any:
+    """Have its caches split on a mesh as the heads are that write them, and their rows; all else whole."""
+
+    def split_cache(cache: KVCache) -> KVCache:
+        k, v = (tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v))
+        return whole(cache.replace(k=(), v=())).replace(k=k, v=v)
+
+    return map_caches(split_cache, tree, constrain)
+
+
 def place(state: DecodeState) -> DecodeState:
     """Split the caches of the target and of its KV head on a mesh as heads are; all else is whole on every device."""
+    rest = whole(state.replace(target=None, drafter=None))
+    return rest.replace(target=split(state.target), drafter=place_drafter(state.drafter))
 
-    def split(cache: KVCache) -> KVCache:
-        k, v = (tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v))
-        return jax.tree.map(constrain, cache.replace(k=(), v=())).replace(k=k, v=v)
 
-    placed = jax.tree.map(constrain, state.replace(target=None))
-    head = getattr(state.drafter, "head", None)
-    if head is not None:
-        placed = placed.replace(drafter=placed.drafter.replace(head=split(head)))
-    return placed.replace(target=map_caches(split, state.target, constrain))
+def place_drafter(drafter: Any) -> Any:
+    """Have the cache of its KV head split on a mesh, where it has one, and all else whole."""
+    head = getattr(drafter, "head", None)
+    return whole(drafter) if head is None else whole(drafter.replace(head=None)).replace(head=split(head))
 
 
 def init_state(

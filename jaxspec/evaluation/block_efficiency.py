@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxspec.cluster import process
 from jaxspec.data.prompts import PLACEHOLDER, Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
@@ -61,9 +61,8 @@ def compare(
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
     done = [row.items() for row in before]
     left = [(place, part) for place, part in config.parts() if not any(place.items() <= row for row in done)]
-    with tqdm(
-        total=len(left) * (1 + len(engines)) * config.repeats, unit="run", desc="block efficiency", delay=1
-    ) as bar:
+    work = len(left) * (1 + len(engines)) * config.repeats
+    with tqdm(total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0) as bar:
         for place, part in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
             for _, prompts in each_turn(part, plain, place["dataset"]):
@@ -193,7 +192,7 @@ def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
         "weighting": str(parse_weighting(engine.weighting)),
         **block_fields(engine),
         "dtype": config.dtype,
-        "device": jax.devices()[0].device_kind,
+        "device": config.device,
         "batch": engine.batch_size,
         "seed": config.seed,
     }

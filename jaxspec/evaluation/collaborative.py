@@ -19,6 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxspec.cache import KVCache
+from jaxspec.cluster import process
 from jaxspec.data.prompts import pad_rows
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaborative import Alternating, Member, OneProposer
@@ -71,10 +72,11 @@ def measure(config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Reco
     A pairing that fails on a set costs no other. Only one pairing's models are held at a time.
     """
     loaded: dict[str, LoadedModel] = {}
+    mesh = config.mesh(1)
     done = {(row["pairing"], row["dataset"]) for row in before}
     left = [(pairing, name) for pairing in config.pairings for name in config.sets if (pairing.name, name) not in done]
     work = sum(_runs(config, pairing) for pairing, _ in left)
-    with tqdm(total=work, unit="run", desc="collaboration", delay=1) as bar:
+    with tqdm(total=work, unit="run", desc="collaboration", delay=1, disable=process()[0] > 0) as bar:
         for pairing, dataset in left:
             bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
             try:
@@ -82,7 +84,7 @@ def measure(config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Reco
                 for name in pairing.models:
                     if name not in loaded:
                         shared = next(iter(loaded.values()), None)
-                        loaded[name] = load_model(name, config.dtype, share_tower_with=shared)
+                        loaded[name] = load_model(name, config.dtype, share_tower_with=shared, mesh=mesh)
                 models = [loaded[name] for name in pairing.models]
                 group = Group(*_Measurement(config, pairing, models, dataset, judge, bar).rows(), [])
             except Exception as error:
@@ -268,7 +270,7 @@ class _Measurement:
             "views": [form.view.name for form in engine.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,
-            "device": jax.devices()[0].device_kind,
+            "device": self.config.device,
             "batch": 1,
             "seed": self.config.seed,
         }

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from jaxspec.cluster import join_cluster
 from jaxspec.command import load_preset, preset_names, script_name
 from jaxspec.data.sets import SETS, check_names
 from jaxspec.decoding.engine_config import capped_gamma
@@ -108,7 +109,9 @@ def parse_command(
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
         config["rows"], config["left_out"] = measurable(config["rows"], config["target"], config["captioner"])
     values["out"] = results_folder(values["out"], preset, values["debug"])
-    return preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
+    made = preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
+    join_cluster(config["cluster"])
+    return made
 
 
 def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

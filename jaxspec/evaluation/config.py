@@ -8,10 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxspec.checkpoints.directories import locate, read_config
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.cluster import process
 from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
@@ -33,6 +36,7 @@ from jaxspec.errors import InputError, check_counts, nearest
 from jaxspec.evaluation.published import Published
 from jaxspec.evaluation.synthetic import PREFIX as SYNTHETIC
 from jaxspec.evaluation.synthetic import parse_synthetic, synthetic_model
+from jaxspec.sharding import Placement, shardings
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class Drafting(Decoding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(Models, Dialogues, Drafting):
+class EvalConfig(Models, Dialogues, Drafting, Placement):
     """One evaluation; a preset under `configs/eval/` is an instance, fields can be overridden on the command line."""
 
     rows: tuple[Variant, ...]
@@ -164,6 +168,7 @@ class EvalConfig(Models, Dialogues, Drafting):
             prompt_buckets=self.prompt_buckets,
             image_buckets=self.image_buckets,
             new_buckets=(self.max_new_tokens,),
+            spread=True,
             trace=self.trace,
         )
 
@@ -274,7 +279,7 @@ class Together(Decoding):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollaborativeEvalConfig(Examples, Together):
+class CollaborativeEvalConfig(Examples, Together, Placement):
     """An evaluation of collaborative decoding, one request at a time as in the paper; presets as of `EvalConfig`."""
 
     pairings: tuple[Pairing, ...]
@@ -296,6 +301,7 @@ class CollaborativeEvalConfig(Examples, Together):
             prompt_buckets=self.prompt_buckets,
             image_buckets=self.image_buckets,
             new_buckets=(self.max_new_tokens,),
+            spread=True,
         )
 
     def samples(self, name: str, limit: int) -> Sequence[Sample]:
@@ -364,11 +370,19 @@ def _lacks_for(row: Variant) -> str | None:
     return "recorded answers have no passes to time; give a model as target" if row.adaptive_gamma else None
 
 
-def load_model(name: str, dtype: str, tiles: bool = True, share_tower_with: LoadedModel | None = None) -> LoadedModel:
+def load_model(
+    name: str,
+    dtype: str,
+    tiles: bool = True,
+    share_tower_with: LoadedModel | None = None,
+    mesh: Mesh | None = None,
+) -> LoadedModel:
     """Load the model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
     if name.startswith(SYNTHETIC):
-        return synthetic_model(name, jnp.dtype(dtype))
-    return LoadedModel.load(name, jnp.dtype(dtype), tiles=tiles, share_tower_with=share_tower_with)
+        model = synthetic_model(name, jnp.dtype(dtype))
+        places = None if mesh is None else shardings(model.config, model.params, mesh)
+        return replace(model, params=jax.device_put(model.params, places))
+    return LoadedModel.load(name, jnp.dtype(dtype), tiles=tiles, share_tower_with=share_tower_with, mesh=mesh)
 
 
 def load_models(
@@ -388,11 +402,12 @@ def load_models(
         draft = load_model(config.draft, config.dtype, config.tiles)
         target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
     else:
-        target = load_model(config.target, config.dtype, config.tiles)
+        target = load_model(config.target, config.dtype, config.tiles, mesh=config.mesh(config.batch_size))
         draft = load_model(config.draft, config.dtype, config.tiles, target)
     if head is not None:
         target = target.with_head(head)
-    print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
+    if process()[0] == 0:
+        print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
     if captioner is None:
         return target, draft, None
     return target, draft, load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target)

@@ -13,7 +13,9 @@ import reprlib
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import is_dataclass
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +26,7 @@ import jax
 from rich.console import Console
 from rich.table import Table as Lines
 
+from jaxspec.cluster import on_first, process
 from jaxspec.errors import InputError
 from jaxspec.files import check_directory, forget_trial, is_trial, sole, trial_of, whole_directory, write_text, writing
 
@@ -50,7 +53,8 @@ class Run:
     """A measurement that is being made: rows and records so far, and `folder`, where its files lie until its end.
 
     As a context manager: no other run writes into `out` then; at the end of the block the files take the place of
-    those there, and the tables are shown.
+    those there, and the tables are shown. Of several processes the first writes; what others put into their `folder`
+    is thrown away.
     """
 
     def __init__(self, preset: str, options: Mapping[str, Any], out: Path) -> None:
@@ -61,7 +65,9 @@ class Run:
         """What could not be measured, each with its `error`; the run ends with exit code 1 then."""
         self.about: Record = {}
         self.tables: Sequence[Table] = ()
-        self.folder = begin(out, options)
+        self._open = ExitStack()
+        begun = on_first(lambda: begin(out, options))
+        self.folder = begun if process()[0] == 0 else Path(self._open.enter_context(tempfile.TemporaryDirectory()))
 
     def add(self, rows: Sequence[Record], records: Sequence[Record], failed: Sequence[Record] = ()) -> None:
         """Add what was measured, to be written next."""
@@ -75,7 +81,7 @@ class Run:
         self.tables = tables
         about |= {"failed": self.failed} if self.failed else {}
         text = "\n".join(map(markdown, tables))
-        write_results(self.folder, self.about | about, self.rows, self.records, text)
+        on_first(lambda: write_results(self.folder, self.about | about, self.rows, self.records, text))
 
     def restore(self, group: Sequence[str]) -> None:
         """Take up the rows and records that a stopped run of the same options has left; one line tells of it.
@@ -85,8 +91,11 @@ class Run:
 
         Raises InputError where they were measured on another device: speeds of two have no place in one table.
         """
+        self.rows = on_first(lambda: self._restored(group))
+
+    def _restored(self, group: Sequence[str]) -> list[Record]:
         if not (self.folder / "results.json").exists():
-            return
+            return []
         left = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
         self.about = describe_run(self.preset, self.options)
         if left["run"]["device"] != self.about["device"]:
@@ -97,28 +106,31 @@ class Run:
             return tuple(row.get(field) for field in group)
 
         failed = set(map(place, left["run"].get("failed", ())))
-        self.rows = [row for row in left["rows"] if place(row) not in failed]
-        whole = set(map(place, self.rows))
+        rows = [row for row in left["rows"] if place(row) not in failed]
+        whole = set(map(place, rows))
         lines = (self.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
         self.records = [record for record in map(json.loads, lines) if place(record) in whole]
         if whole:
             print(f"{self.folder}: {len(whole)} parts are measured already; goes on with the rest", file=sys.stderr)
+        return rows
 
     def __enter__(self) -> Run:
-        self._lock = sole(Path(f"{os.path.abspath(self.out)}.lock"))
-        self._lock.__enter__()
+        on_first(self._begin)
+        return self
+
+    def _begin(self) -> None:
+        self._open.enter_context(sole(Path(f"{os.path.abspath(self.out)}.lock")))
         forget_trial(self.out)
         self.folder.mkdir(parents=True, exist_ok=True)
-        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
                 if self.failed and not self.rows:
                     raise InputError(f"nothing could be measured; {failures(self.failed)[0]}")
-                self._finish()
+                on_first(self._finish)
         finally:
-            self._lock.__exit__(None, None, None)
+            self._open.close()
         if kind is None and self.failed:
             print(f"{len(self.failed)} of the cells could not be measured", file=sys.stderr)
             sys.exit(1)
@@ -185,7 +197,7 @@ def finish(fresh: Path, out: Path) -> None:
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the results, as JSON has it: all but where they are written, and what stands beside them."""
     told = json.dumps(dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value))
-    return {name: value for name, value in json.loads(told).items() if name not in ("out", "published")}
+    return {name: value for name, value in json.loads(told).items() if name not in ("out", "published", "cluster")}
 
 
 def _options(file: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jaxspec.config import TextConfig
 from jaxspec.decoding.compile_cache import Held, executable
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.state import rewound
+from jaxspec.decoding.state import place_drafter, rewound, split
 from jaxspec.models import abstract_params
 from jaxspec.sampling import argmax
 from jaxspec.sharding import mesh_of
@@ -65,15 +65,23 @@ class Passes:
 
     Args:
       extend: (params, tokens [B, T], state) -> logits [..., B, T, V], state.
+      place: where the state lies on a mesh.
     """
 
-    def __init__(self, extend: Callable[..., tuple[Array, Any]], params: Params, state: Any, batch: int) -> None:
-        self.extend, self.params, self.state, self.batch = extend, params, state, batch
+    def __init__(
+        self,
+        extend: Callable[..., tuple[Array, Any]],
+        params: Params,
+        state: Any,
+        batch: int,
+        place: Callable[[Any], Any] = split,
+    ) -> None:
+        self.how, self.params, self.state, self.batch = (extend, place), params, state, batch
 
     def over(self, tokens: int) -> Callable[[int], Any]:
         """Return `call(n)`, which runs n passes over so many tokens a row, each from the same length on."""
         fed = jnp.ones((self.batch, tokens), jnp.int32)
-        held = Held(self.extend, mesh_of(self.params), self.params)
+        held = Held(self.how, mesh_of(self.params), self.params)
 
         def call(times: int) -> Array:
             args = fed, self.state, jnp.int32(times)
@@ -83,16 +91,23 @@ class Passes:
         return call
 
 
-@partial(jax.jit, static_argnames=("extend",), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("how",), donate_argnames=("state",))
 def _run_passes(
-    extend: Callable[..., tuple[Array, Any]], params: Params, tokens: Int[Array, "B T"], state: Any, times: Array
+    how: tuple[Callable[..., Any], Callable[[Any], Any]],
+    params: Params,
+    tokens: Int[Array, "B T"],
+    state: Any,
+    times: Array,
 ) -> tuple[Int[Array, "B T"], Any]:
+    extend, place = how
+
     def step(_: int, carry: tuple[Array, Any]) -> tuple[Array, Any]:
         logits, after = extend(params, *carry)
         said = argmax(logits)
         return said.reshape(-1, *tokens.shape)[0], rewound(after, state)
 
-    return jax.lax.fori_loop(0, times, step, (tokens, state))
+    tokens, state = jax.lax.fori_loop(0, times, step, (tokens, state))
+    return tokens, place(state)
 
 
 def interleaved(
@@ -142,7 +157,7 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
     target = Passes(program.target.extend, engine.params["target"], state.target, len(state.count))
-    draft = Passes(program.drafter.extend, engine.params, state.drafter, len(state.count))
+    draft = Passes(program.drafter.extend, engine.params, state.drafter, len(state.count), place_drafter)
     calls = {
         "draft_ms": draft.over(-(-program.drafter.reads // program.drafter.gamma)),
         "target_ms": target.over(1),

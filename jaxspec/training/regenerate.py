@@ -15,6 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from jaxspec.cluster import on_first, process, spread
 from jaxspec.config import text_config
 from jaxspec.data.prompts import PLACEHOLDER, Prompt
 from jaxspec.data.rows import local_rows
@@ -60,17 +61,26 @@ def regenerate(
     Args:
       shard: (i, n): take every n-th chunk from the i-th on.
 
-    Raises InputError if the folder holds chunks of another `work`.
+    Of several processes each answers its share of a chunk, and the first writes it. Raises InputError if the folder
+    holds chunks of another `work`.
     """
-    _claim(folder, work)
-    mine = [chunk for chunk in range(shard[0], work.chunks, shard[1]) if not _file(folder, chunk).exists()]
-    with tqdm(total=sum(len(_members(work, chunk)) for chunk in mine), unit="sample", desc=folder.name) as bar:
+
+    def missing() -> list[int]:
+        _claim(folder, work)
+        return [chunk for chunk in range(shard[0], work.chunks, shard[1]) if not _file(folder, chunk).exists()]
+
+    def answer(members: Sequence[int]) -> list[dict[str, Any]]:
+        return _answer(engine, {i: source[i] for i in members}, work)
+
+    mine, first = on_first(missing), process()[0] == 0
+    total = sum(len(_members(work, chunk)) for chunk in mine)
+    with tqdm(total=total, unit="sample", desc=folder.name, disable=not first) as bar:
         for chunk in mine:
-            members = _members(work, chunk)
-            rows = _answer(engine, {i: source[i] for i in members}, work)
-            write_text(_file(folder, chunk), "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-            bar.update(len(members))
-    return sum(_file(folder, chunk).exists() for chunk in range(work.chunks))
+            rows = spread(answer, _members(work, chunk))
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            on_first(lambda: write_text(_file(folder, chunk), text))  # noqa: B023
+            bar.update(len(rows))
+    return on_first(lambda: sum(_file(folder, chunk).exists() for chunk in range(work.chunks)))
 
 
 def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> Iterator[Sample]:

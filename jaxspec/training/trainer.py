@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
-from jaxspec.errors import InputError
+from jaxspec.cluster import on_first
 from jaxspec.files import sole
 from jaxspec.training.batches import BatchIterator, StepBatches, process_share, read_ahead
 from jaxspec.training.config import TrainConfig
@@ -117,16 +115,7 @@ def fit(
 def _alone(directory: Path) -> Iterator[None]:
     """Keeps other trainings out of the directory; of several processes the first does. Raises InputError in all."""
     with ExitStack() as lock:
-        refused = None
-        if jax.process_index() == 0:
-            try:
-                lock.enter_context(sole(directory / "train.lock"))
-            except InputError as error:
-                refused = error
-        if multihost_utils.broadcast_one_to_all(np.bool_(refused)) and refused is None:
-            refused = InputError(f"{directory}: process 0 cannot train in it, and tells why")
-        if refused:
-            raise refused
+        on_first(lambda: lock.enter_context(sole(directory / "train.lock")))
         yield
 
 

@@ -16,6 +16,7 @@ from jaxspec.decoding import running
 from jaxspec.decoding.compile_cache import executable
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.running import run_decode
+from jaxspec.evaluation.timing import time_passes
 from jaxspec.sharding import make_mesh
 from tests import tiny
 
@@ -38,12 +39,16 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
     draft = LoadedModel.load(pair[1])
     alone, expected = decode(LoadedModel.load(pair[0]), draft)
     assert alone.mesh is None
-    mesh = make_mesh(model=2)
+    mesh = make_mesh(model=2, data=2)
     target = LoadedModel.load(pair[0], mesh=mesh)
     monkeypatch.setattr(running, "FIRST", 8)  # caches grow once
     engine, tokens = decode(target, draft)
     assert tokens == expected
     assert engine.mesh == mesh
+    asked = [Request(engine.encoder.prompt(text, []), NEW) for text in "ab"]
+    state = engine.prefill(asked)
+    assert state.target.k[0].addressable_shards[0].data.shape[:2] == (1, 1)  # of two rows and heads
+    assert vars(time_passes(engine, asked, repeats=1)).keys() == {"draft_ms", "target_ms", "verify_ms"}
 
 
 def test_a_kv_head_is_split_as_its_target_is(pair):
@@ -68,7 +73,7 @@ def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
     )
     batch = engine._begin(engine._read([Request(engine.encoder.prompt("Hi", []), NEW)]))
     block = Program(executable(run_decode, batch.held, batch.state, batch.options).as_text()).block()
-    assert block.collectives == {"extend": 2 * engine.target.model.text.num_hidden_layers + 1}
+    assert block.collectives == {"extend": 2 * engine.lead.model.text.num_hidden_layers + 1}
 
 
 @pytest.mark.parametrize(("model", "heads"), [(2, 1), (4, 2)])

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.cluster import join_cluster
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
-from jaxspec.runtime import join_cluster
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.kv_head import train_kv_head
 from jaxspec.training.recipes import Stage

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoints.orbax import Checkpoints
-from jaxspec.runtime import join_cluster
+from jaxspec.cluster import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head

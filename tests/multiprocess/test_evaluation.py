@@ -1,0 +1,122 @@
+"""An evaluation, and a target's answers to a data set, in two processes: what one gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from eval import block_efficiency
+from jaxspec.data.sources import open_source, prepare
+from jaxspec.errors import InputError
+from tests import tiny
+from tests.conftest import ROOT
+from tests.tiny import Talk
+from train import distill_data
+
+CHILD = """
+import json, sys
+import jax
+words = json.loads(sys.argv[1])
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_default_matmul_precision", "highest")
+from eval import block_efficiency
+from jaxspec.cluster import in_all, process
+from jaxspec.evaluation import block_efficiency as measured
+from jaxspec.sharding import Placement
+from train import distill_data
+block_efficiency.draw_all = lambda *_: []
+measured.time_passes = lambda *_: None
+block_efficiency.main(words["table"])
+distill_data.main(distill_data.Options(**{**words["answers"], "out": __import__("pathlib").Path(words["out"])}))
+assert {device.process_index for device in Placement(model_parallel=2).mesh(1).devices.flat} == {process()[0]}
+try:
+    in_all(lambda: 1 // process()[0])
+except (RuntimeError, ZeroDivisionError) as error:
+    print(type(error).__name__, error)
+"""
+TABLE = (
+    *("mini", "--rows", "M", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6", "--batch-size", "2"),
+    *("--prompt-buckets", "128", "--image-buckets", "2", "--sets"),
+)
+PLACE = ("dataset", "turn", "row")
+SAME = (*PLACE, "samples", "mean_acceptance_length", "acceptance_histogram", "token_identity_rate")
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The words of both commands."""
+    folder = tmp_path_factory.mktemp("asked")
+    target, draft = tiny.save_pair(folder / "pair")
+    many = target / "generation_config.json"  # so that answers end
+    many.write_text(json.dumps({"eos_token_id": [*range(5, 60, 4)]}))
+    Image.new("RGB", (28, 28), "red").save(folder / "a.png")
+    lines = [json.dumps({"id": f"q{i}", "image": "a.png", "turns": [f"What {i}?", "Why?"]}) for i in range(3)]
+    (folder / "mine.jsonl").write_text("\n".join(lines))
+    data = prepare("talk", folder, [Talk()[i] for i in range(5)])
+    table = [*TABLE, f"mine={folder / 'mine.jsonl'}", "--target", str(target), "--draft", str(draft)]
+    answers = {"target": str(target), "data": str(data), "name": "talk_t0", "max_new_tokens": 6, "chunk": 3}
+    return {"table": table, "answers": answers | {"batch_size": 2, "prompt_buckets": [128], "image_buckets": [2]}}
+
+
+def check(found: Path, expected: Path) -> None:
+    for name in ("results.json", "records.jsonl"):
+        assert read(found / "table" / name) == read(expected / "table" / name)
+    ours, theirs = (open_source(str(folder / "talk_t0")) for folder in (found, expected))
+    assert [sample.turns for sample in ours] == [sample.turns for sample in theirs]
+    assert len(theirs)
+    for chunk in sorted((expected / "talk_t0.answers").glob("*.jsonl")):
+        assert (found / "talk_t0.answers" / chunk.name).read_text() == chunk.read_text()
+
+
+def read(file: Path) -> list[Any]:
+    """Return what does not depend on the clock."""
+    text = file.read_text()
+    if file.suffix == ".json":
+        return [[row[field] for field in SAME] for row in json.loads(text)["rows"]]
+    return [[record[field] for field in (*PLACE, "sample", "text")] for record in map(json.loads, text.splitlines())]
+
+
+def test_a_batch_that_does_not_divide_is_refused(asked: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="data_parallel: 3 parts do not divide a batch of 2"):
+        block_efficiency.main([*asked["table"], "--out", str(tmp_path), "--data-parallel", "3"])
+
+
+def test_two_processes_give_the_table_of_one(
+    asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_efficiency, "draw_all", lambda *_: [])
+    monkeypatch.setattr("jaxspec.evaluation.block_efficiency.time_passes", lambda *_: None)
+    block_efficiency.main([*asked["table"], "--out", str(tmp_path / "alone" / "table")])
+    answers = asked["answers"] | {"prompt_buckets": (128,), "image_buckets": (2,)}
+    distill_data.main(distill_data.Options(**answers, out=tmp_path / "alone"))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    children = []
+    for number in range(2):
+        out = tmp_path / str(number)
+        where = ["--out", str(out / "table"), "--cluster", f"{address},2,{number}"]
+        words = {"table": [*asked["table"], *where], "answers": asked["answers"], "out": str(out)}
+        children.append(
+            subprocess.Popen(
+                [sys.executable, "-c", CHILD, json.dumps(words)],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )
+        )  # fmt: skip
+    said = [child.communicate(timeout=300) for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    check(tmp_path / "0", tmp_path / "alone")
+    assert not (tmp_path / "1").exists()  # the first writes
+    (first, told), (second, quiet) = said
+    assert first.endswith("ZeroDivisionError integer division or modulo by zero\n")
+    assert second.endswith("RuntimeError process 0: integer division or modulo by zero\n")
+    assert "wrote" in told
+    assert "wrote" not in quiet
