@@ -5,7 +5,8 @@
         --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
 
 A run that was stopped goes on where it was, and one that was finished does nothing. On several machines that see one
-folder, give --shard 0/4 to 3/4; the first shard, run when the others are done, prepares the whole.
+folder, give --shard 0/4 to 3/4; the first shard, run when the others are done, prepares the whole. On
+hosts that compute together give --cluster instead: the first writes what all have answered.
 """
 
 from __future__ import annotations
