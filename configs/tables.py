@@ -196,18 +196,32 @@ IBED = (
     Line(figures=(1, 2, 6), what=DRAWN, why="the method"),
 )
 
+
+def _baselines(size: str) -> str:
+    """Return AASD's drafts besides the preset's own; those of text alone are the same for both targets."""
+    places = {"DT-LLaVA": f"dt_llava{size}", "FT-LLaMA": "ft_llama", "DT-LLaMA": "dt_llama"}
+    return " ".join(f"{name}=runs/train/{place}/hf" for name, place in places.items())
+
+
 AASD = (
     Line(
         tables=(1, 2),
-        figures=(4,),
-        what="the KV head, also without projector, image keys or text keys, against drafts that were finetuned",
-        command=f"{TRAIN} kv_llava15_7b_paper\n{TRAIN} ft_llava\n{TRAIN} ft_llama\n"
-        f"{HEAD} llava15 --rows M T --turns 1 --sets llava-bench coco scienceqa"
-        " --kv-head runs/train/kv_llava15_7b_paper/hf"
-        " --baselines FT-LLaVA=runs/train/ft_llava/hf FT-LLaMA=runs/train/ft_llama/hf",
+        figures=(3, 4),
+        what="the KV head, also without projector, image keys, text keys or all of the target's keys, against separate "
+        "drafts, finetuned (FT) and distilled on the target's answers (DT); of the 7B, then of the 13B",
+        command="\n".join([
+            f"{TRAIN} kv_llava15_7b_paper",
+            *(f"{TRAIN} {name}" for name in ("ft_llava", "ft_llama", "dt_llava", "dt_llama")),
+            f"{HEAD} aasd_7b --baselines {_baselines('')}",
+            f"{TRAIN} kv_llava15_13b_paper",
+            *(
+                f"{TRAIN} {name} --target llava-hf/llava-1.5-13b-hf --runs runs/train/{name}_13b"
+                for name in ("ft_llava", "dt_llava")
+            ),
+            f"{HEAD} aasd_13b --baselines {_baselines('_13b')}",
+        ]),
         mini=f"{HEAD} aasd",
     ),
-    Line(figures=(3,), what="the head without the target's keys", mini=f"{HEAD} aasd", why="no preset yet"),
     Line(figures=(1, 2), what=DRAWN, why="the method"),
 )
 

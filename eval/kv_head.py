@@ -5,8 +5,8 @@
         --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf LLaVA-text=runs/ft_llava/hf:T
 
 Lines are the preset's rows, the drafts of --baselines, the preset's own head, what is left of it without the target's
-keys and values of images, or of text, or without its projector (not trained again), and the heads of --heads. Writes
-results.json, records.jsonl and table.md into --out.
+keys and values of images, of text, or all, or without its projector (not trained again), and the heads of --heads.
+Writes results.json, records.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
     }
     header = ["set", "draft", *(f"{name} J={gamma}" for gamma in gammas for name in fields)]
     places = {name: (name,) for name in config.sets} | ({"avg": config.sets} if len(config.sets) > 1 else {})
+    papers = [paper for paper in config.published if paper.is_of(config)]
     cells = []
     for place, sets in places.items():
         for draft in dict.fromkeys(row["row"] for row in rows):
@@ -91,6 +92,9 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
                 found = []
             drawn = [[row for row in found if row["gamma"] == gamma] for gamma in gammas]
             cells.append([place, draft, *(number(mean(part, field)) for part in drawn for field in fields.values())])
+            for paper in papers if sets == config.sets else ():
+                if printed := paper.numbers[1].get(draft):
+                    cells.append([place, f"{draft}, paper", *(number(printed.get(name)) for name in header[2:])])
     same = min((row["token_identity_rate"] for row in rows), default=0.0)
     plain = {name: [row for row in rows if row["dataset"] == name] for name in config.sets}
     rates = [f"{name} {number(mean(found, 'plain_tokens_per_second'))}" for name, found in plain.items()]
@@ -104,6 +108,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
     ]
     if config.temperature == 0:
         notes.append(f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token.")
+    notes += [f"paper: {paper.source}." for paper in papers]
     told = [row for row in rows if row.get("predicted_acceptance_length")]
     if told:
         most = 100 * max(abs(row["mean_acceptance_length"] / row["predicted_acceptance_length"] - 1) for row in told)
@@ -119,6 +124,9 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
         heads["- projector"] = LoadedHead(replace(own.config, pooling="none", slot_bias=False), own.params)
     if own.config.reads_text:
         heads["- text KV"] = LoadedHead(replace(own.config, reads_text=False), own.params)
+    if own.config.pools and own.config.reads_text:
+        nothing = replace(own.config, pooling="drop", slot_bias=False, reads_text=False)
+        heads["- target's KV"] = LoadedHead(nothing, own.params)
     return heads
 
 

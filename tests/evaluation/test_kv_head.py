@@ -9,6 +9,7 @@ import pytest
 
 from configs.eval.aasd import config
 from eval.kv_head import ablations, draft_table, named, shown
+from jaxspec.command import load_preset
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
 from tests import tiny
@@ -56,9 +57,23 @@ def test_ablations_leave_out_what_the_head_reads() -> None:
     target, params = tiny.lvlm(16, 2, seed=0)
     head = LoadedHead(*tiny.kv_head(target, params))
     found = {name: one.config for name, one in ablations(head).items()}
-    assert [c.pooling for c in found.values()] == ["linear", "drop", "none", "linear"]
-    assert [c.reads_text for c in found.values()] == [True, True, True, False]
+    assert [c.pooling for c in found.values()] == ["linear", "drop", "none", "linear", "drop"]
+    assert [c.reads_text for c in found.values()] == [True, True, True, False, False]
     assert list(ablations(LoadedHead(replace(head.config, pooling="drop"), head.params))) == ["KV head", "- text KV"]
+
+
+@pytest.mark.parametrize("size", ["7b", "13b"])
+def test_the_papers_means_stand_below_ours_of_its_target_and_sets(size: str) -> None:
+    config = load_preset("eval", f"aasd_{size}")
+    rows = [row(name, "KV head", gamma, 2.0) for name in config.sets for gamma in (3, 5)]
+    *_, ours, printed = draft_table(config, rows)[2]
+    assert (ours[1], printed[1]) == ("KV head", "KV head, paper")
+    assert printed[2:] == {
+        "7b": ["2.02", "0.62", "2.72", "63.59", "2.06", "0.62", "3.92", "65.02"],
+        "13b": ["2.14", "0.63", "2.74", "67.78", "2.24", "0.62", "3.99", "70.45"],
+    }[size]
+    other = draft_table(replace(config, sets=("coco", "scienceqa")), rows)[2]
+    assert not any("paper" in line[1] for line in other)
 
 
 def test_drafts_are_named() -> None:

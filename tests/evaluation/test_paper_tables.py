@@ -86,8 +86,9 @@ def test_every_command_writes_to_a_place_of_its_own() -> None:
     places: dict[tuple[str, str], str] = {}
     for command in commands():
         _, _, script, preset, *words = shlex.split(command)
-        out = words[words.index("--out" if script.startswith("eval") else "--runs") + 1] if "out" in command else ""
-        assert places.setdefault((script, out or preset), command) == command
+        option = "--out" if script.startswith("eval") else "--runs"
+        out = words[words.index(option) + 1] if option in words else preset
+        assert places.setdefault((script, out), command) == command
 
 
 def test_a_wrong_command_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

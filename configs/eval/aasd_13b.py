@@ -1,0 +1,16 @@
+"""The same as `aasd_7b` for LLaVA-1.5-13B."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from configs.eval.aasd_7b import config as aasd_7b
+from configs.published import aasd
+
+config = replace(
+    aasd_7b,
+    target="llava-hf/llava-1.5-13b-hf",
+    draft="runs/train/ft_llava_13b/hf",
+    kv_head="runs/train/kv_llava15_13b_paper/hf",
+    published=aasd.LLAVA_13B,
+)
