@@ -64,7 +64,7 @@ class _Leaf:
     """The `gguf` package's."""
     slot: Slot
     heads: int
-    """Of q or k with llama.cpp's rows; else 0."""
+    """The heads of q or k, whose rows are in llama.cpp's order; else 0."""
 
     dtype = np.dtype(np.float32)
 

@@ -29,7 +29,7 @@ from jaxspec.files import sole, writing
 
 SPLIT = "train"
 FileFormat = Literal["array_record", "parquet"]
-"""Of shards. Parquet is what `tfds.load` reads, with TensorFlow; here it is held in memory whole."""
+"""How shards are written. Parquet is what `tfds.load` reads, with TensorFlow; here it is held in memory whole."""
 
 
 class Picturebook(Sequence[Sample]):

@@ -38,7 +38,7 @@ class Batching:
     """Buckets of image tiles: the whole images, tiles or attention windows that a tower reads a prompt's images in."""
     new_buckets: tuple[int, ...] = NEW_BUCKETS
     spread: bool = False
-    """Of several processes, each decodes its share of the requests of a `generate`, and all return all results; they
+    """Each of several processes decodes its share of the requests of a `generate`, and all return all results. They
     must call it alike, each with models on devices of its own."""
 
     def __post_init__(self) -> None:

@@ -139,7 +139,7 @@ def test_the_paper_s_own_numbers_give_the_paper_s_lines(config: EvalConfig) -> N
 
 
 def test_every_number_of_a_paper_is_of_a_row() -> None:
-    """Of each paper's rows a preset has the line, and of each of its columns a set or a mean."""
+    """A preset has a line for each of a paper's rows, and a set or a mean for each of its columns."""
     shown = {
         (id(paper), turn, row.name): {*config.sets, *config.averages}
         for config in PRESETS_OF_PAPERS.values()

@@ -81,7 +81,7 @@ LAST = {
         "language_model.model.decoder.final_layer_norm",
     ),
 }
-"""Of captioners: the embeddings, which are the rows of the output's matrix too, and the normalisation before it."""
+"""Weights of captioners: embeddings, which are the rows of the output's matrix too, and the norm before it."""
 
 
 def write_captioner(path: Path, kind: str) -> None:
