@@ -218,13 +218,21 @@ def constrain(x: Array, *axes: str | None) -> Array:
     return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
 
 
-def row_major(x: Array) -> Array:
-    """Say inside `jit` that x is laid out in the order of its axes, as it is outside of it.
+FEW = 256
+"""Rows that a pass of a decode loop multiplies at most; prefill and training have more."""
 
-    Left to itself, XLA lays products out as their readers like it, on TPUs, and copies whole matrices of weights into
-    an order that suits: of LLaVA-1.5-7B those of all attention, which does not fit one v5e.
+
+def row_major(x: Array) -> Array:
+    """Say inside `jit` that few rows are laid out in the order of their axes, on TPUs.
+
+    Left to itself, XLA lays products out there as their readers like it, and copies whole matrices of weights into an
+    order that suits: of LLaVA-1.5-7B those of all attention, which does not fit one v5e. Elsewhere it does not, and of
+    a mesh of CPUs it would gather what is so constrained.
     """
-    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+    if x.size > FEW * x.shape[-1]:
+        return x
+    order = Layout(major_to_minor=tuple(range(x.ndim)))
+    return jax.lax.platform_dependent(x, tpu=lambda x: with_layout_constraint(x, order), default=lambda x: x)
 
 
 def shard_count(axis: str, size: int) -> int:

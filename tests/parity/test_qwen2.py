@@ -73,7 +73,7 @@ def test_defaults_are_those_of_transformers():
 
     for ours in (Qwen2Config.from_hf({}), MistralConfig.from_hf({"sliding_window": None})):
         theirs = getattr(transformers, type(ours).__name__)()
-        for name in {f.name for f in fields(ours)} - {"head_dim", "rope_theta", "rope_scaling"}:
+        for name in {f.name for f in fields(ours)} - {"head_dim", "rope_theta", "rope_scaling", "draft_vocabulary"}:
             assert getattr(ours, name) == getattr(theirs, name), name
     assert Qwen2Config.from_hf({"num_key_value_heads": None}).num_key_value_heads == 32
     grouped = {"num_attention_heads": 16, "num_key_value_heads": None}
