@@ -29,23 +29,20 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from tqdm import tqdm
 
-from eval.hlo import COLLECTIVES, STAGES, Program
+from eval.hlo import COLLECTIVES, STAGES, ProgramText
 from jaxspec.command import load_preset, preset_names, run_script
-from jaxspec.config import KVHeadConfig, text_config
-from jaxspec.decoding.memory import abstract_inputs, abstract_state, bytes_held, spread
-from jaxspec.decoding.plan import CHIPS, abstract_program, read_by_pass, sizes_of, split_over
+from jaxspec.config import text_config
+from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
+from jaxspec.decoding.plan import CHIPS, abstract_program, read_by_pass, sizes_of, split_over, usual_head
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
 from jaxspec.evaluation.latency import LatencyConfig
 from jaxspec.evaluation.report import Record, Run, Table, number
-from jaxspec.models import LanguageModel
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
 Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill"]
 GIB = 2**30
-
-
 CYCLES = {"v4": 1.05, "v5e": 1.5, "v5p": 1.75}
 """Clock of the matrix units in GHz: the peak of a chip's data sheet over the operations of one cycle. For v6e neither
 the clock nor the number of its units is published."""
@@ -113,8 +110,7 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
 def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
     """Return the program of a name, and its parameters as shapes."""
     views = {"plain": (), "kv": ("kv",)}.get(name, ("M", "T"))
-    slots = {"image_slots": 64, "slot_bias": True} if LanguageModel(config.target).has_vision else {}
-    head = KVHeadConfig.of_target(config.target, **slots) if name == "kv" else None
+    head = usual_head(config.target) if name == "kv" else None
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
     return abstract_program(
@@ -126,15 +122,15 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
     """Return what the compiler says of one program; `peak` alone where it does not fit."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     program, params = assembled(config, name)
-    params = split_over(program, params, mesh) if mesh else spread(params, SingleDeviceSharding(devices[0]))
+    params = split_over(program, params, mesh) if mesh else at_place(params, SingleDeviceSharding(devices[0]))
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
-    inputs, options = spread(abstract_inputs(program, batch, sizes_of(program, prompt, 1, new)), whole)
+    inputs, options = at_place(abstract_inputs(program, batch, sizes_of(program, prompt, 1, new)), whole)
     with on_mesh(mesh):
         if name == "prefill":
             step: Any = run_prefill.lower(program, params, inputs, options, new)
         else:
             state = abstract_state(program, params, inputs, options, new)
-            step = run_decode.lower(program, params, state if mesh else spread(state, whole), options)
+            step = run_decode.lower(program, params, state if mesh else at_place(state, whole), options)
         begun = time.process_time()
         try:
             done = step.compile()
@@ -143,7 +139,8 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
             if needs is None:
                 raise
             return {"fits": False, "peak_gib": float(needs[1])}
-    memory, text = done.memory_analysis(), Program(done.as_text())
+    spent = time.process_time() - begun
+    memory, text = done.memory_analysis(), ProgramText(done.as_text())
     cost = text.whole() if name == "prefill" else text.block()
     before, behind = (0, 0) if name == "prefill" else text.around()
     return {
@@ -159,7 +156,7 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
         "cycles": cost.cycles.total(),
         "cycles_by_stage": dict(cost.cycles),
         "read_gib": bytes_held([read_by_pass(part) for part in params.values()]) / GIB,
-        "compile_cpu_seconds": time.process_time() - begun,
+        "compile_cpu_seconds": spent,
     }
 
 

@@ -38,7 +38,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramText:
     """The text of an optimised program."""
 
     text: str

@@ -34,7 +34,7 @@ from jaxspec.files import trial_of, write_text
 LONGEST, SHORTEST = 1200, 200
 """Characters of a docstring that is to be summed up: longer ones are cut, shorter ones left out."""
 MOST_LINES = 25
-"""Of a function that is to be completed."""
+"""Lines of a function that is to be completed."""
 HELD = 8
 """One in so many modules is held apart."""
 

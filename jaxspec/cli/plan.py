@@ -13,7 +13,7 @@ from rich.table import Table
 from jaxspec.checkpoints.directories import locate, read_config, read_raw_config
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.config import KVHeadConfig, ModelConfig
-from jaxspec.decoding.plan import CHIPS, Chip, Plan, abstract_program, plan, sizes_of
+from jaxspec.decoding.plan import CHIPS, Chip, Plan, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, check_counts, nearest
 from jaxspec.runtime import human_bytes, parse_dtype
 
@@ -103,12 +103,7 @@ def _config(name: str) -> ModelConfig:
 
 def _head(name: str, target: ModelConfig) -> KVHeadConfig:
     if name == "new":
-        return KVHeadConfig.of_target(target, **({"image_slots": 64, "slot_bias": True} if _tiled(target) else {}))
+        return usual_head(target)
     if not is_kv_head(name):
         raise InputError(f"kv_head {name}: no KV head lies there; give the directory of one, or new")
     return KVHeadConfig.from_dict(read_raw_config(locate(name)))
-
-
-def _tiled(target: ModelConfig) -> bool:
-    """Return whether images of the target become tiles of one size, which a head can pool by learned matrices."""
-    return getattr(target, "image_tokens", None) is not None

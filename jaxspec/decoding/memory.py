@@ -129,7 +129,7 @@ def abstract_state(
     mesh = mesh_of(params.get("target", params.get("models")))
     if mesh is None:
         return state
-    whole = partial(spread, place=replicated(mesh))
+    whole = partial(at_place, place=replicated(mesh))
 
     def split(cache: KVCache) -> KVCache:
         keys = jax.tree.map(lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v))
@@ -142,7 +142,7 @@ def abstract_state(
     return rest.replace(target=map_caches(split, state.target, whole))
 
 
-def spread(tree: Any, place: Any) -> Any:
+def at_place(tree: Any, place: Any) -> Any:
     """Return the shapes at one place."""
     return jax.tree.map(lambda x: x.update(sharding=place), tree)
 

@@ -79,6 +79,12 @@ def abstract_program(
     return Speculator(model, drafter, Static(), shares, gammas_up_to(gamma) if adaptive else ()), params
 
 
+def usual_head(target: ModelConfig) -> KVHeadConfig:
+    """Return the KV head that `train.recipe kv_llava15_7b` makes: 64 slots an image, where images are of one size."""
+    pools = getattr(target, "image_tokens", None) is not None
+    return KVHeadConfig.of_target(target, **({"image_slots": 64, "slot_bias": True} if pools else {}))
+
+
 def sizes_of(program: Any, prompt: int, tiles: int, new: int) -> Sizes:
     """Return what rows of so many prompt slots, image tiles and new tokens hold; each image is one tile."""
     tiles = tiles if program.target.has_vision else 0

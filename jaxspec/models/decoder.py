@@ -26,7 +26,7 @@ from jaxspec.models.layers import (
     rotary_frequencies,
     rotate,
 )
-from jaxspec.models.vocabulary import spread
+from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.typing import Array, Bool, Float, Int
 
 
@@ -150,7 +150,7 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""
-        return spread(self.config, self.scores(hidden))
+        return fill_vocabulary(self.config, self.scores(hidden))
 
     def scores(self, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
         """Return the scores of the tokens of the draft vocabulary, where there is one."""

@@ -17,7 +17,7 @@ from jaxspec.errors import InputError
 from jaxspec.typing import Array, Float, Int, Params
 
 
-def spread(config: TextConfig, scores: Float[Array, "... words"]) -> Float[Array, "... V"]:
+def fill_vocabulary(config: TextConfig, scores: Float[Array, "... words"]) -> Float[Array, "... V"]:
     """Return the scores of all tokens."""
     if not config.draft_vocabulary:
         return scores

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from eval.hlo import Program
+from eval.hlo import ProgramText
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding import running
@@ -72,7 +72,7 @@ def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
         LoadedModel.load(pair[0], mesh=make_mesh(model=2)), LoadedModel.load(pair[1]), EngineConfig(gamma=3)
     )
     batch = engine._begin(engine._read([Request(engine.encoder.prompt("Hi", []), NEW)]))
-    block = Program(executable(run_decode, batch.held, batch.state, batch.options).as_text()).block()
+    block = ProgramText(executable(run_decode, batch.held, batch.state, batch.options).as_text()).block()
     assert block.collectives == {"extend": 2 * engine.lead.model.text.num_hidden_layers + 1}
 
 

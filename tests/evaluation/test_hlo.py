@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.hlo import Program
+from eval.hlo import ProgramText
 
 TEXT = '''HloModule jit_run_decode, is_scheduled=true
 
@@ -42,11 +42,11 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 
 def test_loops_count_as_often_as_they_turn_and_conditions_as_greedy_decoding_takes_them() -> None:
-    block = Program(TEXT).block()
+    block = ProgramText(TEXT).block()
     assert +block.cycles == {"draft": 4 * 10, "extend": 3, "verify": 7}
     assert +block.collectives == {"draft": 4}
     assert block.copied.total() == 2 * 8 * 2
 
 
 def test_copies_around_the_loop_are_of_main_memory() -> None:
-    assert Program(TEXT).around() == (16 * 4 * 4, 5)
+    assert ProgramText(TEXT).around() == (16 * 4 * 4, 5)

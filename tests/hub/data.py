@@ -29,11 +29,11 @@ class Part:
     columns: str
     """Names, with `:image`, `:texts`, `:int` or `:votes` behind what is no text."""
     files: str
-    """Of the repository's files, without the number: `data/test`."""
+    """How the repository's files begin, before the number: `data/test`."""
     shards: int = 1
     rows: int = 3
     values: dict[str, Any] = field(default_factory=dict)
-    """Of a column: a value of all rows, or a list with each row's."""
+    """What stands in a column: a value of all rows, or a list with each row's."""
     format: str = "PNG"
     mode: str = "RGB"
     """How images are encoded."""

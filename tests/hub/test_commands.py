@@ -46,7 +46,7 @@ def test_shells_can_read_every_block() -> None:
 
 
 def test_the_list_is_whole() -> None:
-    """Of every page, blocks and text, and of what stands in the quotes of other commands."""
+    """The list has commands of every page, in blocks and text, and in the quotes of other commands."""
     assert {command.page for command in COMMANDS} >= {"README.md", "gpu.md", "tpu.md", "tables.md", "training.md"}
     found = {command.script for command in COMMANDS}
     assert {"train.recipe", "train.prepare", "train.distill_data", "eval.block_efficiency"} <= found
