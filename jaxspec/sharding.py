@@ -119,9 +119,9 @@ class Placement:
         return kind if count == 1 else f"{count} x {kind}"
 
 
-def abstract_mesh(model: int = 1, fsdp: int = 1, data: int = 1) -> AbstractMesh:
+def abstract_mesh(model: int = 1, fsdp: int = 1) -> AbstractMesh:
     """Return the same without devices, for plans."""
-    return AbstractMesh((data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3)
+    return AbstractMesh((1, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def logical_axes(path: str) -> tuple[str | None, ...]:
@@ -197,12 +197,6 @@ def put(params: Params, place: Any) -> Params:
     return jax.tree.map(moved, params, places, is_leaf=lambda x: x is None)
 
 
-def platform_of(params: Params) -> str:
-    """Return the platform that parameters lie on, such as "cpu"; of mere shapes and numpy arrays, JAX's default."""
-    sharding = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
-    return jax.default_backend() if sharding is None else next(iter(sharding.device_set)).platform
-
-
 def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
     """Mark where `constrain` is to be obeyed: programs are traced within it."""
     if mesh is None:
@@ -243,12 +237,3 @@ def shard_count(axis: str, size: int) -> int:
     (name,) = partition(mesh, (axis,), (size,))
     names = (name,) if isinstance(name, str) else name or ()
     return math.prod(mesh.shape[part] for part in names)
-
-
-def bytes_per_device(params: Params, places: Any) -> int:
-    """Return bytes of (abstract) parameters that the most loaded device holds."""
-
-    def held(leaf: Any, place: NamedSharding) -> int:
-        return math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-    return sum(jax.tree.leaves(jax.tree.map(held, params, places)))

@@ -42,6 +42,8 @@ class Draft(struct.PyTreeNode):
     """
 
     tokens: Int[Array, "B J"]
+    """-1 where nothing was drafted, and `probs` are 0: so it does not stand, and the token after the others is drawn
+    from what the target says."""
     probs: Float[Array, "B J V"] | None
     """The very distributions that the tokens were drawn from (for an ensemble, the mixture). None: they were not
     drawn, and a token x stands with probability p(x), as if drawn from the distribution that is 1 at x."""

@@ -250,7 +250,8 @@ def test_the_demo_tells_what_drafting_was_worth(
         (tmp_path / "mini" / name).symlink_to(world / there)
     assert demo.Demo().image.is_file()
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
-    monkeypatch.setattr(demo, "RUNS", 1)
+    contest = demo.CONTESTS["mini"]._replace(target=str(world / "target"), runs=1)
+    monkeypatch.setitem(demo.CONTESTS, "mini", contest)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")
     main(["demo", "--drafter", drafter, "--image", str(world / "rgb.png"), "--prompt", "Hi"])
@@ -263,6 +264,25 @@ def test_the_demo_tells_what_drafting_was_worth(
     assert int(counts[1]) < int(counts[2])
     assert out.count("\x1b[1;32m") == int(counts[1]) + 1
     assert re.search(r"answers +identical", told)
+
+
+def test_the_race_tells_the_median_of_its_prompts(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "kv_head").symlink_to(world / "head")
+    monkeypatch.setattr(demo, "ASSETS", tmp_path)
+    contest = demo.Contest(str(world / "target"), 2, ("Hi", "Ho", "Ha"), 1)
+    monkeypatch.setitem(demo.CONTESTS, "smollm2", contest)
+    main(["demo", "--model", "smollm2"])
+    told = capsys.readouterr().out
+    assert re.findall(r"^question  (.*)$", told, re.M) == ["Hi", "Ho", "Ha"]
+    assert told.count("identical") == 3
+    each = sorted(float(gain) for gain in re.findall(r"([\d.]+) times as fast$", told, re.M))
+    assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
+    with pytest.raises(SystemExit):
+        main(["demo", "--model", "smollm2", "--drafter", "draft"])
+    assert "smollm2 is shipped with a KV head alone" in capsys.readouterr().err
 
 
 def test_a_seed_draws_the_same_again(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

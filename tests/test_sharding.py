@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, text_config
 from jaxspec.config.kv_head import Pooling
+from jaxspec.decoding.memory import at_place, bytes_held
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES, abstract_params
 from jaxspec.models.kv_head import abstract_head
@@ -24,7 +25,6 @@ from jaxspec.models.vision import _attend
 from jaxspec.sharding import (
     TABLE,
     abstract_mesh,
-    bytes_per_device,
     constrain,
     logical_axes,
     make_mesh,
@@ -75,7 +75,7 @@ def test_splits_divide_or_fall_back(model_type, model):
     places = shardings(config, params, mesh)
     jax.tree.map(lambda leaf, place: place.shard_shape(leaf.shape), params, places)  # raises where it does not divide
     whole = sum(leaf.size * 2 for leaf in jax.tree.leaves(params))
-    held = bytes_per_device(params, places)
+    held = bytes_held(at_place(params, places))
     assert whole / (2 * model) <= held < whole
     text = text_config(config)
     if text.num_key_value_heads % model == 0 and text.vocab_size % model == 0:  # then nearly all of a model divides

@@ -45,6 +45,9 @@ class Options(Placement):
     """0 is greedy; 1 shows a draft more of what the target may say."""
     max_new_tokens: int = 256
     """An answer that is longer, and what follows it, is left out."""
+    keep_cut: bool = False
+    """Keep the beginning of an answer that is longer. Its end is then learned as if it were one, so give this where
+    answers are long: few of the tokens that the target writes are wasted."""
     draft: str | None = None
     """A draft makes it faster; the answers are the target's in any case."""
     views: tuple[str, ...] = ("M",)
@@ -92,6 +95,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     )
     config = EngineConfig(
         options.views,
+        refill=True,
         batch_size=options.batch_size,
         prompt_buckets=options.prompt_buckets,
         image_buckets=options.image_buckets,
@@ -109,11 +113,11 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         print(f"{prepared} holds these answers already")
         return prepared
     lost = losses(work, folder)
-    prepare(
-        options.name, options.out, regenerated(source, work, folder), metadata=lambda: vars(work) | lost
-    )
+    answered = regenerated(source, work, folder, options.keep_cut)
+    prepare(options.name, options.out, answered, metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut})
+    where = "with" if options.keep_cut else "before"
     print(
-        f"wrote {prepared}; {lost['cut']} conversations end before an answer of over {work.max_new_tokens} tokens, "
+        f"wrote {prepared}; {lost['cut']} conversations end {where} an answer of over {work.max_new_tokens} tokens, "
         f"{lost['refused']} before a question that the target cannot be asked (reasons are in {folder})"
     )
     return prepared

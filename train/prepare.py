@@ -139,7 +139,7 @@ def main(command: Llava | Text | Book) -> Path:
             command.name,
             command.out,
             counted(samples),
-            metadata=lambda: counts | {"skipped": skipped.count},
+            metadata=lambda: counts | {"skipped": skipped.count} | ({"fits": _fits(reached)} if reached else {}),
             file_format=command.file_format,
         )
         if skipped.count:

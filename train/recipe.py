@@ -42,11 +42,17 @@ class Options:
 
     target: str | None = None
     """Directory or hub id of the target; by default the recipe's."""
+    start: str | None = None
+    """Directory or hub id of what the draft starts as, or directory of a KV head to go on from; by default the
+    recipe's."""
     data: tuple[str, ...] = ()
     """PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH, where one
     of the recipe's own lies, if not in runs/data."""
     buckets: tuple[int, ...] | None = None
     """Buckets of row lengths in tokens; longer rows are cut at the last; by default the recipe's."""
+    unlearned: float | None = None
+    """The share of rows that may teach nothing, because no answer of theirs is within the buckets; more is an error; by
+    default the recipe's, 0.02."""
     draft_vocabulary: int | None = None
     """Tokens that the draft scores, those that the answers have most often; 0: all; by default the recipe's."""
     runs: Path | None = None
@@ -64,8 +70,6 @@ class Options:
 class DraftOptions(Options):
     """What is asked for of a draft, besides the stages."""
 
-    start: str | None = None
-    """Directory or hub id of what the draft starts as; by default the recipe's."""
     view: str | None = None
     """How the draft is shown prompts: M, T, P, P36 ...; by default the recipe's."""
     held_out: str | None = None

@@ -162,9 +162,15 @@ def read_json(file: Path) -> dict[str, Any]:
     return raw
 
 
+_NUMBERS = re.compile(r"\[(\n[-+.,\d\seE]+)\]")
+"""A list of numbers over several lines; no string of JSON's has such an end of line in it."""
+
+
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write an object, indented."""
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write an object, indented, but lists of numbers (a draft vocabulary has thousands) each on one line."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    text = _NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 def read_raw_config(path: Path) -> dict[str, Any]:

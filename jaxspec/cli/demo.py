@@ -1,12 +1,13 @@
-"""`jaxspec demo`: the mini models answer a question about a drawn page, and are timed against plain decoding."""
+"""`jaxspec demo`: shipped drafts and their targets answer, and are timed against plain decoding."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from statistics import median
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL.Image import Image
@@ -15,57 +16,109 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.cli.ask import Compiles, clear, progress
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.errors import printable
+from jaxspec.errors import InputError, printable
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-RUNS = 30
 DRAFTED = "bold green"
 WIDTH = 48
 """Characters that the page takes on a terminal."""
+CODE = """Complete this Python function.
+
+```python
+def fizzbuzz(n):
+    \"\"\"Return the numbers from 1 to n as a list of strings, with fizz, buzz and fizzbuzz.\"\"\"
+```"""
+
+
+class Contest(NamedTuple):
+    """A target with its drafts, and what is asked."""
+
+    target: str
+    gamma: int
+    prompts: tuple[str, ...]
+    runs: int
+    """Timed answers to each prompt."""
+
+
+CONTESTS = {
+    "mini": Contest(str(ASSETS / "mini" / "target"), 5, ("Tell me what you see in the image.",), 30),
+    "smollm2": Contest(
+        SMOLLM2,
+        3,
+        (
+            "Natalia sold clips to 48 of her friends in April, and half as many in May. How many did she sell in all?",
+            CODE,
+            "Name five things to pack for a week in the mountains, and why.",
+        ),
+        3,
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Demo(Compiles):
-    """Answers a question about a drawn page with the shipped mini models, and times it against plain decoding."""
+    """Answers with shipped drafts, and times that against plain decoding: a question about a drawn page, or SmolLM2's
+    race over three prompts."""
 
-    prompt: str = "Tell me what you see in the image."
+    model: Literal["mini", "smollm2"] = "mini"
+    """`mini`: the shipped picture-book models. `smollm2`: SmolLM2-135M, a real language model of 93 MB from the Python
+    package index, with a KV head that is shipped."""
+    prompt: str | None = None
+    """Asked instead of the demo's own."""
     image: Path = ASSETS / "page.png"
-    """An image file; the mini models know pages of the picture book only."""
+    """An image file for `mini`; its models know pages of the picture book only."""
     drafter: Literal["kv_head", "draft"] = "kv_head"
-    """What drafts: a KV head, which reads the target's cache, or the small model with the image."""
+    """What drafts: a KV head, which reads the target's cache, or, of `mini`, the small model with the image."""
 
 
 def run(args: Demo) -> None:
-    """Print the page, the answer while it is written, and what drafting was worth."""
+    """Print each question, the answer while it is written, and what drafting was worth."""
     console = Console(highlight=False, soft_wrap=True)
-    image = load_image(args.image)
-    console.print(Text(f"page      {printable(str(args.image))}\nquestion  {printable(args.prompt)}\n"))
-    if console.color_system in ("256", "truecolor"):
-        console.print(_drawn(image))
+    contest: Contest = CONTESTS[args.model]
+    if args.drafter == "draft" and args.model != "mini":
+        raise InputError(f"drafter draft: {args.model} is shipped with a KV head alone; leave the option out")
+    images: list[Image] = []
+    if args.model == "mini":
+        images = [load_image(args.image)]
+        console.print(Text(f"page      {printable(str(args.image))}"))
     progress("loading models")
-    target = LoadedModel.load(ASSETS / "mini" / "target")
+    target = LoadedModel.load(contest.target)
     # Who wrote each token is told by an engine of its own: to keep that takes time, which is not drafting's.
-    plain, drafting, telling = Engine(target), *(_drafting(target, args.drafter, trace) for trace in (False, True))
-    request = Request(args.prompt, images=[image])
-    progress("compiling")
-    _write(console, telling.stream(request))
-    progress("timing")
-    # The first turn compiles. By turns, so that what else the machine does slows both; the least, as it only adds.
-    turns = [(plain.generate(request), drafting.generate(request)) for _ in range(1 + RUNS)]
-    clear()
-    console.print(_table(*turns[0], *(min(result.decode_ms for result in runs) for runs in zip(*turns[1:]))))
+    plain, drafting, telling = (
+        Engine(target),
+        *(_drafting(args, target, contest, trace) for trace in (False, True)),
+    )
+    gains = []
+    for prompt in contest.prompts if args.prompt is None else (args.prompt,):
+        request = Request(prompt, images=images)
+        console.print(Text(f"question  {printable(prompt)}\n"))
+        if images and console.color_system in ("256", "truecolor"):
+            console.print(_drawn(images[0]))
+        progress("compiling")
+        _write(console, telling.stream(request))
+        progress("timing")
+        # The first turn compiles. By turns, so that what else the machine does slows both; the least, as it only adds.
+        turns = [(plain.generate(request), drafting.generate(request)) for _ in range(1 + contest.runs)]
+        clear()
+        least = [min(result.decode_ms for result in runs) for runs in zip(*turns[1:])]
+        gains.append(least[0] / least[1])
+        console.print(_table(*turns[0], *least))
+    if len(gains) > 1:
+        console.print(f"[bold]{median(gains):.2f} times as fast[/] as plain decoding, in the median.")
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-    console.print(f"Batch 1, least of {RUNS} runs, prefill and compilation not counted; {load}.")
+    console.print(f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}.")
 
 
-def _drafting(target: LoadedModel, drafter: str, trace: bool) -> Engine:
-    if drafter == "kv_head":
-        return Engine(target.with_head(ASSETS / "mini" / "kv_head"), config=EngineConfig(("kv",), trace=trace))
-    draft = LoadedModel.load(ASSETS / "mini" / "draft", share_tower_with=target)
-    return Engine(target, draft, EngineConfig(trace=trace))
+def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
+    config, assets = EngineConfig(gamma=contest.gamma, trace=trace), ASSETS / args.model
+    if args.drafter == "kv_head":
+        return Engine(target.with_head(assets / "kv_head"), config=replace(config, views=("kv",)))
+    draft = LoadedModel.load(assets / "draft", share_tower_with=target)
+    return Engine(target, draft, config)
 
 
 def _drawn(image: Image) -> Text:

@@ -165,25 +165,22 @@ def benchmark(name: str) -> Benchmark:
     return BENCHMARKS[name]
 
 
-def benchmark_samples(name: str, path: Path | None = None, filesystem: Any | None = None) -> Iterator[Sample]:
+def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
     """Yield all samples of a set in the order of its rows, one at a time.
 
     Args:
       path: a local copy in the hub's columns: a parquet or JSONL file, or a folder of them. In JSONL an image is
         the path of a file, from the JSONL's folder or from `images/` in it. None: the hub's own.
-      filesystem: an fsspec file system in place of the hub's.
 
     Raises InputError, naming file and row, where a column is missing, an image cannot be decoded, or placeholders
     and images differ in number.
     """
     known = benchmark(name)
-    for number, row in enumerate(_rows(known, known.split, path, filesystem)):
+    for number, row in enumerate(_rows(known, known.split, path)):
         yield _sample(known, number, row)
 
 
-def few_shot_samples(
-    name: str, path: Path | None = None, examples: Path | None = None, filesystem: Any | None = None
-) -> Iterator[Sample]:
+def few_shot_samples(name: str, path: Path | None = None, examples: Path | None = None) -> Iterator[Sample]:
     """Yield `benchmark_samples` with worked examples before every question, as CoS asks text models.
 
     Four for GSM8K, five of the question's own subject for MMLU, one for CNN/DM: the first of the split that is not
@@ -200,14 +197,14 @@ def few_shot_samples(
         have = ", ".join(other.name for other in BENCHMARKS.values() if other.shots)
         raise InputError(f"shots: {name} is asked without worked examples; sets with them are {have}")
     shown: dict[str, list[str]] = {}
-    for row in _rows(known, shots.split, examples, filesystem):
+    for row in _rows(known, shots.split, examples):
         group = shown.setdefault(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
             question, answer = _sample(known, 0, row).turns[0]
             group.append(f"Question: {question}\nAnswer: {answer}\n\n")
         elif not shots.by:
             break
-    for number, row in enumerate(_rows(known, known.split, path, filesystem)):
+    for number, row in enumerate(_rows(known, known.split, path)):
         group = shown.get(str(row.values.get(shots.by)), [])
         if len(group) < shots.count:
             kind = f" of {shots.by} {row.values.get(shots.by)!r}" if shots.by else ""
@@ -218,14 +215,14 @@ def few_shot_samples(
         yield replace(sample, turns=((f"{''.join(group)}Question: {question}\nAnswer:", answer),))
 
 
-def _rows(known: Benchmark, split: str, path: Path | None, filesystem: Any | None) -> Iterator[DataRow]:
+def _rows(known: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
     """Yield the rows of a split, at least one, in the columns that matter."""
     filtered = known.only[0] if known.only else ""
     shared = known.shots.by if known.shots else ""
     columns = (*known.question, *known.answer, known.images, known.options, *known.labels, filtered, shared)
     wanted = re.compile("|".join(filter(None, columns)))
     if path is None:
-        rows = hub_rows(known.hub, known.config, split, wanted, known.only, filesystem)
+        rows = hub_rows(known.hub, known.config, split, wanted, known.only)
     else:
         rows = local_rows(path, wanted, known.only)
     row = None

@@ -104,15 +104,11 @@ def hub_rows(
     split: str,
     columns: re.Pattern[str],
     only: tuple[str, str] | None,
-    filesystem: Any | None = None,
 ) -> Iterator[DataRow]:
     """Yield rows of a public data set, from the parquet copy that the hub keeps of every one.
 
     Of each file only the columns and row groups that are needed come over the network. Where the hub is not to be had,
     or HF_HUB_OFFLINE says so, they come from its local cache (`hf download OWNER/NAME --repo-type dataset`).
-
-    Args:
-      filesystem: an fsspec file system in place of the hub's.
     """
     from fsspec.implementations.local import LocalFileSystem
     from huggingface_hub import HfFileSystem
@@ -120,7 +116,7 @@ def hub_rows(
 
     # The bases are the error types of whichever HTTP client the hub's library uses.
     unreachable: Any = (OSError, *HfHubHTTPError.__bases__)
-    files: Any = HfFileSystem() if filesystem is None else filesystem
+    files: Any = HfFileSystem()
     root = f"datasets/{repository}@{_PARQUET}/{config}"
     try:
         try:
@@ -129,8 +125,6 @@ def hub_rows(
             if not shards:
                 raise FileNotFoundError("it has no such split")
         except unreachable:
-            if filesystem is not None:
-                raise
             shards, files = _cached_shards(repository, config, split), LocalFileSystem()
             if not shards:
                 raise

@@ -1,7 +1,8 @@
 """Adaptive J: how many tokens the next block drafts, from what blocks cost here and how many drafts were accepted.
 
-Lengths come from a short list, each a branch of the one compiled program. When no length is expected to beat plain
-decoding, the answer is finished without the draft: so speculation costs little where it cannot pay.
+Lengths come from a short list, and one body of the loop serves all: the draft stops earlier, and the target reads as
+many tokens as of the longest. When no length is expected to beat plain decoding, the answer is finished without the
+draft: so speculation costs little where it cannot pay.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class AdaptiveGamma(struct.PyTreeNode):
         expected = jnp.where(done[:, None], 0.0, powers[:, jnp.asarray(lengths)]).sum(0)
         return jnp.argmax(expected / self.costs)
 
-    def observe(self, drafted: int, count: Int[Array, " B"], done: Bool[Array, " B"]) -> AdaptiveGamma:
+    def observe(self, drafted: int | Int[Array, ""], count: Int[Array, " B"], done: Bool[Array, " B"]) -> AdaptiveGamma:
         """Return the state after a block of `drafted` tokens of which `count` were accepted; rows that were done learn
         nothing."""
         accepted = MEMORY * self.accepted + count

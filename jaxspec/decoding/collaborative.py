@@ -127,20 +127,15 @@ def verify_combined(
         token = draw_combined(params, logits[:, :, 0], count, options)
         return Verdict(jnp.zeros_like(token), token), jnp.zeros(drafted.shape)
     combination, length = params["combination"], drafted.shape[1]
-    greedy = options.temperature == 0
-
-    def matched() -> tuple[Verdict, Array]:
+    if options.greedy:
         best = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)(logits)
         unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
         return match(best, Draft(drafted, None, unread)), (drafted == best[:, :length]).astype(jnp.float32)
-
-    def drawn() -> tuple[Verdict, Array]:
-        r = by_place(lambda place: combined(combination, place, options))(logits)
-        d = by_place(lambda place: distribution(place, options))(logits[proposer, :, :length])
-        verdict = rejection(r, Draft(drafted, d, d[None]), step_keys(options, count, VERIFY), greedy)
-        return verdict, jnp.minimum(r[:, :length], d).sum(-1)
-
-    return jax.lax.cond(jnp.all(greedy), matched, drawn)
+    r = by_place(lambda place: combined(combination, place, options))(logits)
+    d = by_place(lambda place: distribution(place, options))(logits[proposer, :, :length])
+    keys = step_keys(options, count, VERIFY)
+    verdict = rejection(r, Draft(drafted, d, d[None]), keys, options.temperature == 0)
+    return verdict, jnp.minimum(r[:, :length], d).sum(-1)
 
 
 def commit_run(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -87,25 +87,24 @@ class Drafter(ABC):
         return len(self.views) + (self.head is not None)
 
     def prefill(
-        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, target: KVCache, slots: int
+        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, target: KVCache, room: int
     ) -> DraftState:
         """Run every view of every prompt, and pack what a KV head reads of the target's cache.
 
         Args:
           params: {"target", "drafter", "head"}, the latter two where there is one.
           features: the target's, when the towers are the same.
-          slots: of the target's cache.
+          room: slots behind the prompt.
         """
-        state = self._prefill_views(params, batch, features, slots) if self.views else DraftState(None, None)
+        state = self._prefill_views(params, batch, features, room) if self.views else DraftState(None, None)
         if self.head is None:
             return state
         assert batch.head is not None
-        new = slots - batch.target.tokens.shape[1]
-        room = batch.head.text.shape[1] + batch.head.images.shape[1] * self.head.image_slots + new
-        return state.replace(head=pack(self.head, params["head"], target, batch.head, room))
+        packed = batch.head.text.shape[1] + batch.head.images.shape[1] * self.head.image_slots
+        return state.replace(head=pack(self.head, params["head"], target, batch.head, packed + room))
 
     def _prefill_views(
-        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, slots: int
+        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, room: int
     ) -> DraftState:
         own = params["drafter"]
         if features is None and batch.view_images is not None:
@@ -117,7 +116,7 @@ class Drafter(ABC):
         # What the views show of images went into their embeddings; the rest is one batch.
         shown = [rows.replace(sources=None, blend=None) for rows in batch.views]
         rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *shown)
-        _, cache = self.model.prefill(own, jnp.concatenate(embeds), rows, slots)
+        _, cache = self.model.prefill(own, jnp.concatenate(embeds), rows, rows.tokens.shape[1] + room)
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
         return DraftState(cache.replace(length=rows.length - 1), last)
 
@@ -129,10 +128,11 @@ class Drafter(ABC):
         count: Int[Array, " B"],
         weights: Float[Array, "B R"],
         options: Sampling,
+        length: Int[Array, ""] | None = None,
     ) -> tuple[Draft, DraftState]:
-        """Propose a block after `recent`, the two newest committed tokens."""
+        """Propose a block after `recent`, the two newest committed tokens; of a chain its first `length` alone."""
         logits, read = self._read_newest(params, state, recent, count)
-        draft, read = self._propose(params, read, logits, count, weights, options)
+        draft, read = self._propose(params, read, logits, count, weights, options, length)
         return draft, rewound(read, state)
 
     @abstractmethod
@@ -144,6 +144,7 @@ class Drafter(ABC):
         count: Int[Array, " B"],
         weights: Float[Array, "B R"],
         options: Sampling,
+        length: Int[Array, ""] | None,
     ) -> tuple[Draft, DraftState]:
         """Propose a block, given the logits of what follows the newest token."""
 
@@ -253,27 +254,30 @@ class Drafter(ABC):
 
 @dataclass(frozen=True)
 class ChainDrafter(Drafter):
-    """Drafts a chain of `gamma` tokens."""
+    """Drafts a chain of `gamma` tokens, or of as many as are asked for: then the others are -1, drawn from nothing."""
 
     @property
     def reads(self) -> int:
         return self.gamma
 
     def _propose(
-        self, params: Params, state: DraftState, logits: Array, count: Array, weights: Array, options: Sampling
+        self,
+        params: Params,
+        state: DraftState,
+        logits: Array,
+        count: Array,
+        weights: Array,
+        options: Sampling,
+        length: Array | None,
     ) -> tuple[Draft, DraftState]:
-        greedy = options.temperature == 0
-
         def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
             mixed, view_probs = (probs[..., 0, :] for probs in self._distributions(logits, weights, options))
             best = argmax(mixed)
-
-            def drawn() -> tuple[Array, Array]:
-                probs = filtered(mixed, options, best)
-                return draw(step_keys(options, count, place), probs, greedy), probs
-
-            # Where all rows are greedy none is drawn, and `match` does not ask from what.
-            return *jax.lax.cond(jnp.all(greedy), lambda: (best, mixed), drawn), view_probs
+            if options.greedy:  # `match` does not ask what tokens were drawn from
+                return best, mixed, view_probs
+            probs = filtered(mixed, options, best)
+            token = draw(step_keys(options, count, place), probs, options.temperature == 0)
+            return token, probs, view_probs
 
         def step(carry: tuple[Array, DraftState], place: Array) -> tuple[tuple[Array, DraftState], tuple[Array, ...]]:
             token, state = carry
@@ -281,9 +285,21 @@ class ChainDrafter(Drafter):
             proposal = propose(logits, place)
             return (proposal[0], state), proposal
 
+        def step_into(place: Array, carry: tuple[Any, DraftState]) -> tuple[Any, DraftState]:
+            proposals, state = carry
+            (_, state), proposal = step((proposals[0][place - 1], state), place)
+            return jax.tree.map(lambda those, this: those.at[place].set(this), proposals, proposal), state
+
         first = propose(logits, jnp.zeros((), jnp.int32))
-        (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
-        tokens, probs, view_probs = (jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest))
+        if length is None:
+            (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
+            tokens, probs, view_probs = (jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest))
+        else:
+            tokens, probs, view_probs = (jnp.stack([head] * self.gamma) for head in first)
+            behind = jnp.arange(self.gamma)[:, None] > 0
+            proposals = jnp.where(behind, -1, tokens), jnp.where(behind[..., None], 0.0, probs), view_probs
+            proposals, state = jax.lax.fori_loop(1, length, step_into, (proposals, state))
+            tokens, probs, view_probs = proposals
         tokens, probs = jnp.moveaxis(tokens, 0, 1), jnp.moveaxis(probs, 0, 1)
         return Draft(tokens, probs, jnp.moveaxis(view_probs, 0, 2)), state
 
@@ -305,7 +321,14 @@ class TreeDrafter(Drafter):
         return len(self.shape.inner)
 
     def _propose(
-        self, params: Params, state: DraftState, logits: Array, count: Array, weights: Array, options: Sampling
+        self,
+        params: Params,
+        state: DraftState,
+        logits: Array,
+        count: Array,
+        weights: Array,
+        options: Sampling,
+        length: Array | None,
     ) -> tuple[Draft, DraftState]:
         shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
@@ -337,18 +360,16 @@ class TreeDrafter(Drafter):
     def _siblings(
         self, mixed: Float[Array, "B T V"], read: np.ndarray, most: int, count: Int[Array, " B"], options: Sampling
     ) -> tuple[Int[Array, "B T siblings"], Float[Array, "B T V"]]:
-        """Return `most` children of T nodes, and what they were drawn from. Where all rows are greedy they are the
-        likeliest, and `match` does not ask from what."""
+        """Return `most` children of T nodes, and what they were drawn from. Where the program is of greedy rows alone
+        they are the likeliest, and `match` does not ask from what."""
+        if options.greedy:
+            return jax.lax.top_k(mixed, most)[1], mixed
 
         def drawn(node: Array, mixed: Array) -> tuple[Array, Array]:
             probs = filtered(mixed, options, argmax(mixed))
             return draw_siblings(step_keys(options, count, node), probs, mixed, most), probs
 
-        return jax.lax.cond(
-            jnp.all(options.temperature == 0),
-            lambda: (jax.lax.top_k(mixed, most)[1], mixed),
-            lambda: jax.vmap(drawn, in_axes=(0, 1), out_axes=1)(jnp.asarray(read), mixed),
-        )
+        return jax.vmap(drawn, in_axes=(0, 1), out_axes=1)(jnp.asarray(read), mixed)
 
 
 @dataclass(frozen=True)
@@ -367,7 +388,14 @@ class DynamicTreeDrafter(Drafter):
         return 1 + (self.gamma - 1) * self.tree.width
 
     def _propose(
-        self, params: Params, state: DraftState, logits: Array, count: Array, weights: Array, options: Sampling
+        self,
+        params: Params,
+        state: DraftState,
+        logits: Array,
+        count: Array,
+        weights: Array,
+        options: Sampling,
+        length: Array | None,
     ) -> tuple[Draft, DraftState]:
         assert self.tree is not None
         width, batch = self.tree.width, count.shape[0]

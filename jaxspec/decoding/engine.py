@@ -13,9 +13,10 @@ from itertools import islice
 from typing import Any, overload
 
 import numpy as np
+from tqdm import tqdm
 
 from jaxspec.cache import KVCache
-from jaxspec.cluster import spread
+from jaxspec.cluster import agreed, spread
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, init_gamma, measure_costs, update_prior
 from jaxspec.decoding.assembly import collaboration, speculation
@@ -28,6 +29,7 @@ from jaxspec.decoding.requests import (
     EncodedRequest,
     Request,
     Result,
+    all_greedy,
     decoded_images,
     each,
     encode,
@@ -116,7 +118,7 @@ class Engine:
     @overload
     def generate(self, requests: Sequence[Request | str]) -> list[Result]: ...
     def generate(self, requests: Request | str | Sequence[Request | str]) -> Any:
-        """Decode requests, or questions, batching those of one bucket; results in the order given, or one of one."""
+        """Decode requests, or questions, batching those of like sizes; results in the order given, or one of one."""
         if isinstance(requests, Request | str):
             return self.generate([requests])[0]
         return spread(self._generate, requests) if self.config.spread else self._generate(requests)
@@ -124,8 +126,7 @@ class Engine:
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
         read = self._read(requests)
         results: dict[int, Result] = {}
-        most = len(read) if self._refills else self.config.batch_size
-        for chosen in in_batches([request.sizes for request in read], most):
+        for chosen in self._batches(read):
             *_, done = self._run([read[i] for i in chosen])
             results.update(zip(chosen, done, strict=True))
         return [results[i] for i in range(len(read))]
@@ -192,19 +193,33 @@ class Engine:
         return timed(run_prefill, held, *self._inputs(read, sizes), static=(sizes.new,))[0]
 
     def warmup(self, requests: Sequence[Request | str]) -> None:
-        """Compile all that requests like these need, so that none of their kind waits for it later."""
-        read = self._read(requests)
-        for chosen in in_batches([request.sizes for request in read], self.config.batch_size):
+        """Compile all that requests like these need, so that none of their kind waits for it later.
+
+        Where it takes long, a terminal shows how far it is.
+        """
+        read, most = self._read(requests), self.config.batch_size
+        kinds: dict[Any, list[EncodedRequest]] = {}
+        for chosen in self._batches(read):
             some = [read[i] for i in chosen]
-            held = self._held(some)
-            room, *larger = self._rooms(some[0].sizes)
-            state, options, _ = self._start(some[0].sizes, held, some, 1, room)
-            pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
-            executable(run_decode, held, state, options, pause)
-            for size in larger:
-                state, _ = timed(grow, Held(size - room, self.mesh, state))
+            width = bucket(min(len(some), most), BATCH_BUCKETS, "batch")
+            kinds.setdefault((self._largest(some), all_greedy(some), width, len(some) > most), some)
+        steps = sum(2 * len(self._rooms(sizes)) + waits for sizes, _, _, waits in kinds)
+        pause = Pause(np.int32(0), np.int32(0))  # type: ignore[arg-type]
+        with tqdm(total=steps, unit="program", desc="compiling", delay=1, disable=None) as bar:
+            for (sizes, greedy, _, waits), some in kinds.items():
+                held = self._held(some[:most])
+                room, *larger = self._rooms(sizes)
+                if waits:  # for the rows that take the places of those that are done
+                    self._start(sizes, held, greedy, some[:1], refill_rows(most), room)
+                    bar.update()
+                state, options, _ = self._start(sizes, held, greedy, some[:most], 1, room)
                 executable(run_decode, held, state, options, pause)
-                room = size
+                bar.update(2)
+                for size in larger:
+                    state, _ = timed(grow, Held(size - room, self.mesh, state))
+                    executable(run_decode, held, state, options, pause)
+                    bar.update(2)
+                    room = size
 
     def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
         """Return what decoding the largest batch of these requests will hold on the device, before it is allocated."""
@@ -220,21 +235,31 @@ class Engine:
     def _recorded(self) -> RecordedTarget | None:
         return self.target if isinstance(self.target, RecordedTarget) else None
 
+    def _batches(self, read: list[EncodedRequest]) -> list[list[int]]:
+        """Return which requests run together, or take each other's places."""
+        most = len(read) if self._refills else self.config.batch_size
+        return in_batches([request.sizes for request in read], most)
+
     @property
     def _refills(self) -> bool:
         """Whether rows take other requests; those of recorded answers cannot."""
         return self.config.refill and self._recorded is None
 
-    def _rooms(self, sizes: Sizes) -> list[int]:
-        """Return room for new tokens that caches begin with, and those that they grow to."""
+    @property
+    def _grows(self) -> bool:
+        """Whether caches begin with room for few new tokens."""
         config = self.config
         fixed = config.refill or getattr(config, "adaptive_gamma", False) or self._recorded is not None
-        return rooms(sizes.new, self.program.most_tokens) if config.grow and not fixed else [sizes.new]
+        return config.grow and not fixed
+
+    def _rooms(self, sizes: Sizes) -> list[int]:
+        """Return room for new tokens that caches begin with, and those that they grow to."""
+        return rooms(sizes.new, self.program.most_tokens) if self._grows else [sizes.new]
 
     def _run(
         self, requests: list[EncodedRequest], stride: int | None = None, prompts: int | None = None
     ) -> Iterator[list[Result]]:
-        """Decode requests of one bucket, or samples of the first `prompts` of them.
+        """Decode a batch of requests, or samples of the first `prompts` of them.
 
         Yields their results; with a stride, results so far each time that the longest answer has so many tokens more.
         """
@@ -251,10 +276,10 @@ class Engine:
     def _begin(
         self, requests: list[EncodedRequest], prompts: int | None = None, past: KVCache | None = None
     ) -> RunningBatch:
-        """Place and prefill requests of one bucket; `past` holds the beginning of the only one's prompt."""
-        sizes, most = requests[0].sizes, len(requests) if prompts else self.config.batch_size
+        """Place and prefill a batch of requests; `past` holds the beginning of the only one's prompt."""
+        sizes, most = self._largest(requests), len(requests) if prompts else self.config.batch_size
         held = self._held(requests[:most])
-        start = partial(self._start, sizes, held, prompts=prompts, past=past)
+        start = partial(self._start, sizes, held, all_greedy(requests), prompts=prompts, past=past)
         return RunningBatch(requests, most, held, start, self._rooms(sizes), self.program.most_tokens)
 
     def _read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
@@ -267,7 +292,11 @@ class Engine:
         else:
             made = iter([Caption("")] * len(images))
         captions = [list(islice(made, len(request.prompt.images))) for request in read]
-        return each(self._written, read, captions)
+        read = each(self._written, read, captions)
+        if not self._grows:
+            return read
+        new = max((request.sizes.new for request in read), default=0)
+        return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
 
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
         """Return the request; to a recorded target, for no more tokens than the recorded answer has."""
@@ -284,10 +313,13 @@ class Engine:
         for form in self.assembly.forms:
             rows.append(prompt_row(self.encoder, form.model, form.view, request.prompt, told))
             form.check_context(request, rows[-1])
+        lengths = [len(row) for row in rows]
+        views = max(lengths[1:], default=0) if isinstance(self.program, Speculator) else 0
         sizes = Sizes(
-            length=bucket(max(map(len, rows)), config.prompt_buckets, "prompt tokens"),
+            length=bucket(lengths[0] if views else max(lengths), config.prompt_buckets, "prompt tokens"),
             tiles=tuple(image_tiles(model, request.prompt, config.image_buckets) for model in self.assembly.towers),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
+            views=bucket(views, config.prompt_buckets, "prompt tokens of a view") if views else 0,
         )
         request = replace(request, rows=tuple(rows), caption_ms=sum(caption.ms for caption in captions))
         if isinstance(self.program, Speculator) and self.program.drafter.head is not None:
@@ -328,13 +360,17 @@ class Engine:
         self,
         sizes: Sizes,
         held: Held,
+        greedy: bool,
         requests: Sequence[EncodedRequest],
         least: int,
         room: int,
         prompts: int | None = None,
         past: KVCache | None = None,
     ) -> tuple[DecodeState, Sampling, float]:
-        """Prefill requests: the state, their options, and milliseconds."""
+        """Prefill requests: the state, their options, and milliseconds.
+
+        `greedy` are those of the loop alone, so that one prefill serves both kinds of it.
+        """
         batch, options = self._inputs(requests, sizes, least, prompts)
         if past is not None:
             missing = sizes.length + room + self.program.spare_slots - past.slots
@@ -346,10 +382,10 @@ class Engine:
             width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
             batch = batch.replace(target=stack_rows([[rest]], width)[0], past=past)
         if batch.gamma is not None:
-            costs = self._measured_costs(sizes, held, batch, options)
+            costs = self._measured_costs(sizes, held, batch, options.replace(greedy=greedy))
             batch = batch.replace(gamma=init_gamma(costs, len(options.temperature), self._earlier))
         state, ms = timed(run_prefill, held, batch, options, static=(room,))
-        return state, options, ms
+        return state, options.replace(greedy=greedy), ms
 
     def _inputs(
         self, requests: Sequence[EncodedRequest], sizes: Sizes, least: int = 1, prompts: int | None = None
@@ -364,7 +400,7 @@ class Engine:
             requests = requests[:prompts]
         count = prompts or width
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
-        rows = stack_rows([list(request.rows) for request in padded], sizes.length)
+        rows = stack_rows([list(request.rows) for request in padded], sizes.length, sizes.views or None)
         pictures = decoded_images(requests, count - len(requests))
         images = [
             None if model is None else partial(image_inputs, model, pictures, tiles)
@@ -396,7 +432,7 @@ class Engine:
             few = min(sizes.new, BLOCKS * self.program.most_tokens)
             limits = np.full_like(options.max_new_tokens, few)
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
-            state, _ = timed(run_prefill, held, batch, endless, static=(sizes.new,))
+            state, _ = timed(run_prefill, held, batch, endless.replace(greedy=False), static=(sizes.new,))
             start = snapshot(state)
             never = Pause(*np.asarray([width, few + 1], np.int32))
 
@@ -404,6 +440,7 @@ class Engine:
                 nonlocal state
                 given = rewound(state, start).replace(gamma=init_gamma(costs, width))
                 state, spent = timed(run_decode, held, given, endless, never)
+                spent = agreed(spent, self.mesh)  # else each process would choose by its own clock
                 return spent, int(state.stats.steps.max())
 
             self._costs[key] = measure_costs(self.program.gammas, run)

@@ -14,7 +14,8 @@ from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
-PROMPT_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+PROMPT_BUCKETS = (64, 128, 256, 512, *(step * 2**n for n in range(7, 15) for step in (5, 6, 8)))
+"""From 640 on three an octave, so that an image and a question, 640 tokens in LLaVA-1.5, are not padded to 1,024."""
 IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -23,7 +24,8 @@ Method = Literal["alternating", "naive", "speculative", "standard"]
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How requests run together. Each bucket is a compiled program, and requests are padded to the next."""
+    """How requests run together. Each bucket is a compiled program, and requests are padded to the next, or to that of
+    a longer one in their batch."""
 
     batch_size: int = 8
     """Most requests in one program."""
@@ -32,6 +34,7 @@ class Batching:
     where a block takes long against the milliseconds that the host needs for it."""
     grow: bool = True
     """Begin with caches for few new tokens, and enlarge them where answers get longer, see `jaxspec.decoding.running`.
+    Then requests run together whatever their `max_new_tokens`.
     With `refill`, `adaptive_gamma` or recorded answers they are as large as they may have to be from the start."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS

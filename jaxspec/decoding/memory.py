@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from jaxspec.cache import KVCache
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
@@ -42,6 +43,12 @@ class Sizes(NamedTuple):
     """Prompt tokens that a KV head reads of the target."""
     images: int = 0
     """Images that it reads."""
+    views: int = 0
+    """Prompt tokens of the longest of the draft's views; 0 where all forms have as many slots as the first."""
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        return (self.length, *self.tiles, self.new, self.text, self.images, self.views)
 
 
 @dataclass(frozen=True)
@@ -143,15 +150,16 @@ def abstract_state(
 
 
 def at_place(tree: Any, place: Any) -> Any:
-    """Return the shapes at one place."""
-    return jax.tree.map(lambda x: x.update(sharding=place), tree)
+    """Return the shapes at one place, or each at its own."""
+    places = jax.tree.map(lambda _: place, tree) if isinstance(place, Sharding) else place
+    return jax.tree.map(lambda x, place: x.update(sharding=place), tree, places)
 
 
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
     """Return shapes of the inputs, for planning and for compiling ahead of time."""
 
     def prompts(model: LanguageModel, pool: Pool | None, tiles: int) -> Prompts:
-        rows = _rows(model, pool, batch, sizes.length, tiles > 0, tiles > 0 and model.mrope)
+        rows = prompt_zeros(model, pool, batch, sizes.length, tiles > 0, tiles > 0 and model.mrope)
         return Prompts(rows, _images(model, batch, tiles))
 
     def make() -> tuple[PromptBatch, Sampling]:
@@ -173,7 +181,7 @@ def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes)
     mrope = any(shown) and drafter.model.mrope
     return inputs.replace(
         views=tuple(
-            _rows(drafter.model, view.pool, batch, sizes.length, show, mrope)
+            prompt_zeros(drafter.model, view.pool, batch, sizes.views or sizes.length, show, mrope)
             for view, show in zip(drafter.views, shown, strict=True)
         ),
         view_images=_images(drafter.model, batch, tiles) if program.reads_images else None,
@@ -183,8 +191,10 @@ def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes)
     )
 
 
-def _rows(model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, mrope: bool) -> PromptRows:
-    """Prompts without images unless `shown`, and with rotary places of their own if `mrope`."""
+def prompt_zeros(
+    model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, mrope: bool
+) -> PromptRows:
+    """Return prompts without images unless `shown`, and with rotary places of their own if `mrope`."""
     row = jnp.zeros(batch, jnp.int32)
     out = PromptRows(jnp.zeros((batch, length), jnp.int32), row)
     if mrope:

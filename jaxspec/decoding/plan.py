@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.decoding.adaptive_gamma import gammas_up_to
 from jaxspec.decoding.drafters import make_drafter
-from jaxspec.decoding.memory import MemoryReport, Sizes, bytes_held, plan_memory
+from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
 from jaxspec.decoding.views import parse_views, prompt_views
@@ -26,25 +26,38 @@ from jaxspec.typing import Params
 class Chip(NamedTuple):
     """A device by its maker's data sheet."""
 
+    kind: str
+    """Part of its `device_kind` in JAX."""
     gib: float
     """Memory."""
     gbps: float
     """Its bandwidth."""
     tflops: float
-    """Products of bfloat16 matrices."""
+    """Products of bfloat16 matrices (T4: float16) without sparsity."""
 
 
 CHIPS = {
-    "v4": Chip(32, 1228, 275),
-    "v5e": Chip(16, 819, 197),
-    "v5p": Chip(95, 2765, 459),
-    "v6e": Chip(32, 1640, 918),
-    "a100-40gb": Chip(40, 1555, 312),
-    "a100": Chip(80, 2039, 312),
-    "h100": Chip(80, 3350, 989),
-    "h200": Chip(141, 4800, 989),
+    "v3": Chip("TPU v3", 16, 450, 61.5),
+    "v4": Chip("TPU v4", 32, 1228, 275),
+    "v5e": Chip("TPU v5 lite", 16, 819, 197),
+    "v5p": Chip("TPU v5", 95, 2765, 459),
+    "v6e": Chip("TPU v6", 32, 1640, 918),
+    "t4": Chip("T4", 16, 320, 65),
+    "l40s": Chip("L40S", 48, 864, 362),
+    "l4": Chip("L4", 24, 300, 121),
+    "a100-40gb": Chip("A100-SXM4-40GB", 40, 1555, 312),
+    "a100": Chip("A100", 80, 2039, 312),
+    "h100": Chip("H100", 80, 3350, 989),
+    "h200": Chip("H200", 141, 4800, 989),
+    "b200": Chip("B200", 180, 8000, 2250),
 }
-"""cloud.google.com/tpu/docs (v4, v5e, v5p, v6e) and NVIDIA's data sheets (SXM; dense, without sparsity)."""
+"""cloud.google.com/tpu/docs, of one JAX device, and NVIDIA's data sheets (SXM). A kind that is part of another's comes
+behind it."""
+
+
+def chip_of(device: Any) -> Chip | None:
+    """Return what is known of a device; None for kinds not in the table."""
+    return next((chip for chip in CHIPS.values() if chip.kind in device.device_kind), None)
 
 
 def abstract_program(
@@ -99,7 +112,7 @@ def split_over(program: Any, params: Params, mesh: Any) -> Params:
         places["head"] = shardings(program.drafter.head.text_config, params["head"], mesh)
     if "drafter" in params:
         places["drafter"] = jax.tree.map(lambda _: replicated(mesh), params["drafter"])
-    return jax.tree.map(lambda x, place: x.update(sharding=place), params, places)
+    return at_place(params, places)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
@@ -146,14 +145,27 @@ def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[
     return each(lambda request: [picture.rgb() for picture in request.prompt.images], requests) + [[]] * spare
 
 
-def in_batches(sizes: Sequence[Hashable], most: int) -> Iterator[list[int]]:
-    """Yield which of the requests of these sizes run together: those of one size, so many at most."""
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for i, size in enumerate(sizes):
-        groups[size].append(i)
-    for members in groups.values():
-        for start in range(0, len(members), most):
-            yield members[start : start + most]
+def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
+    """Return which of the requests of these `Sizes` run together: so many at most, the longest first.
+
+    They are padded to the largest of their batch. So in no size is one over twice as large as another, and of images
+    all have some or none.
+    """
+    batches: list[tuple[list[int], set[Any]]] = []
+    for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
+        for members, known in batches:
+            if len(members) < most and all(_near(sizes[i], other) for other in known):
+                members.append(i)
+                known.add(sizes[i])
+                break
+        else:
+            batches.append(([i], {sizes[i]}))
+    return [members for members, _ in batches]
+
+
+def _near(one: Any, other: Any) -> bool:
+    """Return whether no size is over twice as large as the other; as of 0 any is."""
+    return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
 
 
 def prompt_row(
@@ -187,6 +199,11 @@ def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int
     reader = model.images
     count = sum(reader.tiles((x.height, x.width), len(prompt.images)) for x in prompt.images) if reader else 0
     return bucket(count, buckets, "image tiles of one prompt")
+
+
+def all_greedy(requests: Sequence[Request]) -> bool:
+    """Return whether none of the requests samples."""
+    return all(request.temperature == 0 for request in requests)
 
 
 def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:

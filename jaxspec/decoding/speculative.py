@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -117,9 +117,8 @@ class Speculator:
         logits, features, cache = prefill_target(
             self.target, params["target"], batch, slots, head is not None and head.reads_hidden
         )
-        if batch.past is not None:
-            slots = cache.slots
-        drafter = self.drafter.prefill(params, batch, features if self.shares_tower else None, cache, slots)
+        shared = features if self.shares_tower else None
+        drafter = self.drafter.prefill(params, batch, shared, cache, new_slots + self.spare_slots)
         logits, cache, drafter, weights = copied((logits, cache, drafter, batch.weights), batch, options)
         first, weighting = first_token(logits, options), self.weighting.init(weights)
         stats = DecodeStats.zeros(len(first), self.drafter.gamma)
@@ -146,31 +145,25 @@ class Speculator:
             assert state.gamma is not None
             return state, state.gamma.choose(self.gammas, state.done)
 
-        def of_length(choice: int, carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
-            """Run blocks for as long as this length is the choice."""
-            speculator = replace(self, drafter=replace(self.drafter, gamma=self.gammas[choice]))
-            return jax.lax.while_loop(
-                lambda carry: keep_decoding(carry[0], pause) & (carry[1] == choice),
-                lambda carry: chosen(speculator.block(params, carry[0], options)),
-                carry,
-            )
-
-        def step(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
-            # A loop a length, most of no turn: a `switch` would copy the caches into its branches.
-            for choice in range(1, len(self.gammas)):
-                carry = of_length(choice, carry)
-            return carry
-
+        lengths = jnp.asarray(self.gammas)
         state, choice = jax.lax.while_loop(
-            lambda carry: keep_decoding(carry[0], pause) & (carry[1] > 0), step, chosen(state)
+            lambda carry: keep_decoding(carry[0], pause) & (carry[1] > 0),
+            lambda carry: chosen(self.block(params, carry[0], options, lengths[carry[1]])),
+            chosen(state),
         )
         # Once plain, plain to the end: the draft would have to read again all that it has missed.
         assert state.gamma is not None
         state = state.replace(gamma=state.gamma.settle(choice == 0))
         return Autoregressive(self.target).decode(params, state, options, pause)
 
-    def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-        """Run one block for all rows: each accepts as many tokens as its own verdict says."""
+    def block(
+        self, params: Params, state: DecodeState, options: Sampling, length: Int[Array, ""] | None = None
+    ) -> DecodeState:
+        """Run one block for all rows: each accepts as many tokens as its own verdict says.
+
+        Of `length` tokens, 1 to J, the block has J places all the same, and one program serves all lengths: the target
+        reads as many tokens, and what was not drafted does not stand.
+        """
         gamma = self.drafter.gamma
         last = newest(state)
         previous = jnp.take_along_axis(state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1)[:, 0]
@@ -184,15 +177,18 @@ class Speculator:
                 state.count,
                 weights,
                 options,
+                length,
             )
         with jax.named_scope("extend"):
-            fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
+            fed = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
             mask = None if draft.tree is None else draft.tree.mask
             logits, cache = self.target.extend(params["target"], fed, state.target, mask)
         with jax.named_scope("verify"):
             verdict = self.judge(logits, draft, state, options)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
+            if length is not None:
+                valid &= jnp.arange(gamma) < length
             soft, kept = by_place(lambda place: tempered(place, options.temperature))(logits), None
             if verdict.path is not None:  # from here on, the path that stands is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
@@ -204,8 +200,8 @@ class Speculator:
             state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
             count, done = state.count, state.done
             state, emitted = commit(state, draft.tokens, verdict, options)
-            if state.gamma is not None:
-                state = state.replace(gamma=state.gamma.observe(gamma, verdict.count, done))
+            if state.gamma is not None and length is not None:
+                state = state.replace(gamma=state.gamma.observe(length, verdict.count, done))
             if state.trace is not None:
                 trace = extend_trace(state.trace, count, state.tokens, draft, verdict, weights, valid)
                 state = state.replace(trace=trace)
@@ -214,13 +210,10 @@ class Speculator:
     def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
         """Return which drafted tokens stand against what the target says after the newest token and after each of them.
         """
-        greedy = options.temperature == 0
-
-        def drawn() -> Verdict:
-            p = by_place(lambda place: distribution(place, options))(logits)
-            return verify(p, draft, step_keys(options, state.count, self.drafter.reads), greedy)
-
-        return jax.lax.cond(jnp.all(greedy), lambda: match(argmax(logits), draft), drawn)
+        if options.greedy:
+            return match(argmax(logits), draft)
+        p = by_place(lambda place: distribution(place, options))(logits)
+        return verify(p, draft, step_keys(options, state.count, self.drafter.reads), options.temperature == 0)
         return jax.lax.cond(jnp.all(greedy), lambda: match(argmax(logits), draft), drawn)
 
 def prefill_target(

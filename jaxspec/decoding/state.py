@@ -217,10 +217,11 @@ def draw_next(
 ) -> Int[Array, " B"]:
     """Return one token a row, drawn from `probs()`, which is one-hot at `best()` for greedy rows.
 
-    Where all rows are greedy nothing is drawn and no distribution made: on a CPU both cost as much as a small model.
+    Where the program is of greedy rows alone nothing is drawn and no distribution made.
     """
-    greedy = options.temperature == 0
-    return jax.lax.cond(jnp.all(greedy), best, lambda: draw(step_keys(options, count, DRAW), probs(), greedy))
+    if options.greedy:
+        return best()
+    return draw(step_keys(options, count, DRAW), probs(), options.temperature == 0)
 
 
 def cut(
@@ -261,7 +262,8 @@ def append(
 def commit(
     state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
 ) -> tuple[DecodeState, Int[Array, " B"]]:
-    """Append what stands of a block to every row that is not done, and count it; see `append`."""
+    """Append what stands of a block to every row that is not done, and count it; see `append`. Of a chain, what was
+    not drafted is -1."""
     live, room = ~state.done, (options.max_new_tokens - state.count)[:, None]
     state, emitted = append(state, drafted, verdict, jnp.where(live, verdict.count + 1, 0), options)
     accepted = jnp.minimum(verdict.count, emitted)[:, None]
@@ -270,7 +272,7 @@ def commit(
     stats = DecodeStats(
         steps=stats.steps + live,
         emitted=stats.emitted + emitted,
-        drafted_at=stats.drafted_at.at[:, :width].add(live[:, None] & (places[:-1] < room)),
+        drafted_at=stats.drafted_at.at[:, :width].add(live[:, None] & (places[:-1] < room) & (drafted >= 0)),
         accepted_at=stats.accepted_at.at[:, :width].add(places[:-1] < accepted),
         histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted)),
     )

@@ -219,15 +219,18 @@ def which_image(row: PromptRow, slots: Sequence[int]) -> np.ndarray:
     return shown
 
 
-def stack_rows(rows: Sequence[Sequence[PromptRow]], width: int) -> tuple[PromptRows, ...]:
-    """Return host arrays of each form of B prompts, right-padded to `width`.
+def stack_rows(
+    rows: Sequence[Sequence[PromptRow]], width: int, views: int | None = None
+) -> tuple[PromptRows, ...]:
+    """Return host arrays of each form of B prompts, right-padded to `width`, or all but the first to `views`.
 
     The first form is the target's. Rotary positions are given to all the draft's views or to none: they are one
     batch, and a text draft has none even where the target has.
     """
     parts = slice(1), slice(1, None)
     mrope = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
-    return tuple(_stack([forms[i] for forms in rows], width, mrope[i > 0]) for i in range(len(rows[0])))
+    widths = width, width if views is None else views
+    return tuple(_stack([forms[i] for forms in rows], widths[i > 0], mrope[i > 0]) for i in range(len(rows[0])))
 
 
 def _stack(rows: list[PromptRow], width: int, mrope: bool) -> PromptRows:

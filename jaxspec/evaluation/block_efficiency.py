@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 
 def row_engines(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None = None
+    config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, captioner: Captioner | None = None
 ) -> dict[str, Engine]:
     """Return what decodes the config's rows, by their names."""
     return {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}

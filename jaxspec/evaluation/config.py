@@ -63,7 +63,7 @@ class Models:
     target: str
     """Directory or hub id of the target, or `replay:FILE`, its recorded greedy answers."""
     draft: str
-    """Directory or hub id of the draft."""
+    """Directory or hub id of the draft; empty where KV heads alone draft."""
     kv_head: str | None = None
     """Directory of a KV head made for the target, for view kv."""
     captioner: str | None = None
@@ -152,7 +152,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
     @property
     def pair(self) -> str:
         """Return the models for titles: of a directory its last two parts, so that figures tell no one's folders."""
-        names = ["/".join(Path(place).parts[-2:]) for place in (self.target, self.draft)]
+        names = ["/".join(Path(place).parts[-2:]) for place in (self.target, self.draft or self.kv_head or "")]
         return f"target {names[0]}, draft {names[1]}"
 
     def engine(self, row: Variant) -> EngineConfig:
@@ -387,8 +387,8 @@ def load_model(
 
 def load_models(
     config: EvalConfig, views: Sequence[str] | None = None
-) -> tuple[LoadedModel, LoadedModel, Captioner | None]:
-    """Load target, draft and, for views that show captions, captioner, in the preset's dtype.
+) -> tuple[LoadedModel, LoadedModel | None, Captioner | None]:
+    """Load target, draft where there is one and, for views that show captions, captioner, in the preset's dtype.
 
     Towers that are alike are held once.
 
@@ -398,16 +398,18 @@ def load_models(
     head = config.kv_head if "kv" in shown else None
     captioner = config.captioner if "C" in shown else None
     check_files(config, head, captioner)
+    draft = None
     if config.target.startswith(REPLAY):
         draft = load_model(config.draft, config.dtype, config.tiles)
         target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
     else:
         target = load_model(config.target, config.dtype, config.tiles, mesh=config.mesh(config.batch_size))
-        draft = load_model(config.draft, config.dtype, config.tiles, target)
+        if config.draft:
+            draft = load_model(config.draft, config.dtype, config.tiles, target)
     if head is not None:
         target = target.with_head(head)
     if process()[0] == 0:
-        print(f"target {config.target}\ndraft  {config.draft}", file=sys.stderr)
+        print(f"target {config.target}\ndraft  {config.draft or head}", file=sys.stderr)
     if captioner is None:
         return target, draft, None
     return target, draft, load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target)
@@ -415,7 +417,9 @@ def load_models(
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
     """Raise InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
-    for place in (config.target, config.draft):
+    if not config.draft and any(view != "kv" for row in config.rows for view in row.views):
+        raise InputError("draft: there is none, and not all rows draft with the KV head alone; give --draft DIR")
+    for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):
             next(local_rows(Path(place.removeprefix(REPLAY))), None)
         elif place.startswith(SYNTHETIC):

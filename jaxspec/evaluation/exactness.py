@@ -52,7 +52,7 @@ class Divergence:
 def measure_identity(
     config: EvalConfig,
     target: LoadedModel,
-    draft: LoadedModel,
+    draft: LoadedModel | None,
     captioner: Captioner | None,
     gammas: Sequence[int],
     batches: Sequence[int],
@@ -119,7 +119,7 @@ def measure_identity(
 def measure_sampling(
     config: EvalConfig,
     target: LoadedModel,
-    draft: LoadedModel,
+    draft: LoadedModel | None,
     captioner: Captioner | None,
     draws: int,
     tokens: int,

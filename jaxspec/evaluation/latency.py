@@ -319,4 +319,5 @@ def greedy(batch: int, new: int) -> Sampling:
     """Return the options of rows that write exactly so many tokens."""
     whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), batch)
-    return Sampling(real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), jax.random.key_data(keys))
+    data = jax.random.key_data(keys)
+    return Sampling(real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), data, greedy=True)

@@ -63,7 +63,7 @@ class Recording(struct.PyTreeNode):
 
 
 def measure_regret(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel, captioner: Captioner | None
+    config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, captioner: Captioner | None
 ) -> tuple[list[Record], list[Record]]:
     """Measure losses and regrets a token, and tokens a block at temperature 0, of the config's rows that mix views.
 

@@ -74,17 +74,17 @@ def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     return jnp.ones(shape, dtype) if len(shape) < 2 else jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
 
 
-def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0, seed: int = 0) -> Params:
+def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Params:
     """Return the parameters with embedding and head that follow the cycle after a share `right` of its tokens.
 
-    Models of one vocabulary and seed have the same cycle.
+    Models of one vocabulary have the same cycle.
     """
     text = config.text_config
     size, width = text.vocab_size, text.hidden_size
-    order = np.random.default_rng(seed).permutation(np.arange(RESERVED, size - 1))
+    order = np.random.default_rng(0).permutation(np.arange(RESERVED, size - 1))
     after = order[np.arange(size) % len(order)]  # from a token of no cycle into it
     after[order] = np.roll(order, -1)
-    wrong = np.random.default_rng(seed + 1).random(size) >= right
+    wrong = np.random.default_rng(1).random(size) >= right
     followed = np.where(wrong, after[after], after)
     embedding = np.random.default_rng(width).normal(size=(size, width)).astype(np.float32)
     head = np.zeros((width, size), np.float32)

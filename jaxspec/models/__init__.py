@@ -52,11 +52,6 @@ class Family:
     """Regex of the parameters that image features are made with."""
     title: str = ""
     """What people call it."""
-    image_input: str = "none"
-    """What an image becomes, in a few words."""
-    examples: tuple[str, ...] = ()
-    """Hub ids."""
-    notes: str = ""
 
 
 _LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
@@ -74,79 +69,16 @@ _LLAVA_LAYOUTS = (
 _QWEN_VL_LAYOUTS = ((r"^model\.(visual\.)", r"\1"), (r"^model\.language_model\.", "model."))
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(
-        LlamaConfig,
-        CausalLM,
-        _LLAMA_LAYOUTS,
-        title="Llama, Vicuna",
-        examples=("lmsys/vicuna-7b-v1.5", "meta-llama/Llama-3.2-1B-Instruct", "JackFram/llama-68m"),
-        notes="rotary scaling `linear`, `llama3`, `yarn`",
-    ),
-    "mistral": Family(
-        MistralConfig,
-        CausalLM,
-        _LLAMA_LAYOUTS,
-        title="Mistral",
-        examples=("mistralai/Mistral-7B-Instruct-v0.3",),
-        notes="no sliding window shorter than the context",
-    ),
-    "qwen2": Family(
-        Qwen2Config,
-        CausalLM,
-        _LLAMA_LAYOUTS,
-        title="Qwen2, Qwen2.5",
-        examples=("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-Coder-0.5B"),
-        notes="no sliding window shorter than the context",
-    ),
-    "opt": Family(
-        OptConfig,
-        OPT,
-        _OPT_LAYOUTS,
-        title="OPT",
-        examples=("facebook/opt-125m", "facebook/opt-350m", "facebook/opt-13b"),
-        notes="norms before or after; 350M's projections",
-    ),
-    "llava": Family(
-        LlavaConfig,
-        Llava,
-        _LLAVA_LAYOUTS,
-        LlavaImages,
-        title="LLaVA-1.5",
-        image_input="one tile; CLIP or SigLIP of any size and patch",
-        examples=("llava-hf/llava-1.5-7b-hf", "llava-hf/llava-1.5-13b-hf"),
-        notes="decoder Llama, Mistral or Qwen2",
-    ),
-    "llava_next": Family(
-        LlavaNextConfig,
-        LlavaNext,
-        _LLAVA_LAYOUTS,
-        LlavaNextImages,
-        title="LLaVA-NeXT (1.6)",
-        image_input="tiles and the whole, unpadded, end-of-line embeddings",
-        examples=("llava-hf/llava-v1.6-vicuna-7b-hf", "llava-hf/llava-v1.6-vicuna-13b-hf"),
-        notes="`--no-tiles` reads one tile, as the released TABED code does",
-    ),
+    "llama": Family(LlamaConfig, CausalLM, _LLAMA_LAYOUTS, title="Llama, Vicuna"),
+    "mistral": Family(MistralConfig, CausalLM, _LLAMA_LAYOUTS, title="Mistral"),
+    "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
+    "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
+    "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
+    "llava_next": Family(LlavaNextConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaNextImages, title="LLaVA-NeXT (1.6)"),
     "llava_onevision": Family(
-        LlavaOnevisionConfig,
-        LlavaNext,
-        _LLAVA_LAYOUTS,
-        LlavaOnevisionImages,
-        title="LLaVA-OneVision",
-        image_input="tiles, scaled down past 9; one tile each of several images",
-        examples=("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
-        notes="decoder Qwen2 or Llama; no video",
+        LlavaOnevisionConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaOnevisionImages, title="LLaVA-OneVision"
     ),
-    "qwen2_5_vl": Family(
-        QwenVLConfig,
-        QwenVL,
-        _QWEN_VL_LAYOUTS,
-        QwenImages,
-        r"visual/(?!merger/)",
-        title="Qwen2.5-VL",
-        image_input="windows of the image at its own size",
-        examples=("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"),
-        notes="M-RoPE; no video",
-    ),
+    "qwen2_5_vl": Family(QwenVLConfig, QwenVL, _QWEN_VL_LAYOUTS, QwenImages, r"visual/(?!merger/)", title="Qwen2.5-VL"),
 }
 
 

@@ -33,6 +33,8 @@ from jaxspec.typing import Bool, Int, UInt
 
 GROUP = 8
 """Steps whose samples are sorted together."""
+SURE = 512
+"""Rows to read before their share that teaches nothing is believed."""
 
 
 class TeacherRows(struct.PyTreeNode):
@@ -278,11 +280,13 @@ def frequent_tokens(encoder: PromptEncoder, samples: Any, count: int, ends: Sequ
 class CountedBatches:
     """An iterator over batches that Grain makes with their unlearned rows; closing it tells of these.
 
-    Its state, Grain's, is the next step.
+    Its state, Grain's, is the next step. Raises InputError once more than the share `limit` of what was read has taught
+    nothing, over at least `SURE` rows.
     """
 
     made: Any
     rows: ConversationBatches
+    limit: float
     _seen: set[Unlearned] = field(default_factory=set)
     _lost: int = 0
     _read: int = 0
@@ -292,6 +296,10 @@ class CountedBatches:
         self._seen.update(Unlearned(*row) for row in lost)
         self._lost += len(lost)
         self._read += self.rows.batch
+        if self._read >= SURE and self._lost > self.limit * self._read:
+            reason = self._told()
+            self._seen.clear()
+            raise InputError(f"{reason}; or let more than {self.limit:.0%} be with --unlearned")
         return batch
 
     def get_state(self) -> Any:
@@ -302,8 +310,10 @@ class CountedBatches:
 
     def close(self) -> None:
         """Print how many rows taught nothing, each counted once, and what would mend it."""
-        if not self._seen or jax.process_index():
-            return
+        if self._seen and not jax.process_index():
+            print(self._told(), file=sys.stderr)
+
+    def _told(self) -> str:
         tokens, tiles = max(self.rows.buckets), max(self.rows.tile_buckets)
         large = [row for row in self._seen if row.tiles > tiles]
         late = [row for row in self._seen if row.tiles <= tiles]
@@ -316,19 +326,23 @@ class CountedBatches:
         if large:
             most = max(row.tiles for row in large)
             reasons.append(f"{len(large):,} with over {tiles} image tiles (up to {most}: show fewer images)")
-        names = ", ".join(sorted({row.dataset for row in self._seen}))
-        share = f"{self._lost / self._read:.1%} of what was read"
-        print(f"rows of {names} that taught nothing, {share}: {'; '.join(reasons)}", file=sys.stderr)
+        names, share = ", ".join(sorted({row.dataset for row in self._seen})), self._lost / self._read
+        return f"rows of {names} that taught nothing, {share:.1%} of what was read: {'; '.join(reasons)}"
 
 
 def iterate(
-    rows: ConversationBatches, steps: int, workers: int = 0, read: Callable[[int], Any] | None = None
+    rows: ConversationBatches,
+    steps: int,
+    workers: int = 0,
+    read: Callable[[int], Any] | None = None,
+    limit: float = 1.0,
 ) -> CountedBatches:
     """An iterator over the batches of the steps [0, `steps`), of which four are made ahead.
 
     Args:
       workers: processes that make batches, for hosts of many cores; 0: two of this process's threads.
       read: what makes the batch of a step from these rows; by default they themselves.
+      limit: the share of rows that may teach nothing, as `CountedBatches` has it.
     """
     dataset = grain.MapDataset.range(steps).map(partial(_with_unlearned, rows, read or rows))
     made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
@@ -336,7 +350,7 @@ def iterate(
         flags.FLAGS.mark_as_parsed()  # Grain reads its flags, and nobody here parses any
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=4)
         made = made.mp_prefetch(options, worker_init_fn=_leave_interrupts)
-    return CountedBatches(iter(made), rows)
+    return CountedBatches(iter(made), rows, limit)
 
 
 def _leave_interrupts(worker: int, workers: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from jaxspec.checkpoints.directories import locate
+from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.loading import LoadedModel
@@ -35,6 +36,7 @@ from jaxspec.training.conversations import ConversationBatch, ConversationBatche
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.objectives import encode
 from jaxspec.training.recipes import StagedRecipe, draft_words, open_sources, stage_data
+from jaxspec.training.signatures import model_signature
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -62,6 +64,8 @@ class HeadRecipe(StagedRecipe):
     head: Mapping[str, Any]
     """Options of `KVHeadConfig.of_target`."""
     anchoring: Anchoring
+    start: str = ""
+    """Directory of a head of the same kind to go on from; empty: a fresh one."""
 
 
 class HeadBatch(struct.PyTreeNode):
@@ -173,10 +177,12 @@ def train_kv_head(
             "no KV head is trained for such; give a LLaVA or a text model"
         )
     config = KVHeadConfig.of_target(target.config, target_name=model_name(locate(recipe.target)), **recipe.head)
-    text = replace(config.text_config, draft_vocabulary=draft_words(recipe, sources, target))
-    config = replace(config, text_config=text)
-    start = jax.random.key(first.seed)
-    head = init_head(config, text_params(target.config, target.params), start)
+    words = draft_words(recipe, sources, target)
+    if recipe.start:
+        config, head = _started(recipe.start, config, words)
+    else:
+        config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
+        head = init_head(config, text_params(target.config, target.params), jax.random.key(first.seed))
 
     def places(mesh: Mesh) -> Params:
         parts = {"head": head, "target": target.params}
@@ -186,11 +192,28 @@ def train_kv_head(
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)
         inputs |= {"head": asdict(config), "anchoring": asdict(recipe.anchoring)}
+        if recipe.start:
+            inputs["start"] = model_signature(recipe.start)
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed)
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         params = {"head": head, "target": target.params}
-        with closing(iterate(conversations, train.steps, read=batches)) as made:
+        with closing(iterate(conversations, train.steps, read=batches, limit=recipe.unlearned)) as made:
             head = fit(train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs)["head"]
+    return config, head
+
+
+def _started(path: str, wanted: KVHeadConfig, words: tuple[int, ...]) -> tuple[KVHeadConfig, Params]:
+    """Return a head that was trained before, with the draft vocabulary `words`, or its own; it holds none of its rows.
+
+    Raises InputError where it is not of the kind that is wanted, but for J.
+    """
+    found, head = load_kv_head(path, jnp.float32)
+    text = replace(wanted.text_config, draft_vocabulary=words or found.text_config.draft_vocabulary)
+    config = replace(wanted, text_config=text)
+    theirs = replace(found, text_config=replace(found.text_config, draft_vocabulary=text.draft_vocabulary))
+    for name in (field.name for field in fields(config) if field.name not in ("gamma", "target_name")):
+        if (own := getattr(config, name)) != (there := getattr(theirs, name)):
+            raise InputError(f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; give that")
     return config, head
 
 

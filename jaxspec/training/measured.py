@@ -17,29 +17,12 @@ import optax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import Mesh
 
+from jaxspec.decoding.plan import chip_of
 from jaxspec.errors import Diverged
 from jaxspec.sharding import on_mesh
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.step import Flat, LossFn, TrainState, gradient, make_schedule, make_step
 from jaxspec.typing import Array
-
-PEAK = {
-    "TPU v6": 918e12,
-    "TPU v5p": 459e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5": 459e12,
-    "TPU v4": 275e12,
-    "TPU v3": 61.5e12,
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "T4": 65e12,
-}
-"""Part of a `device_kind`, the first that fits -> dense bfloat16 (T4: float16) operations a second of one JAX device,
-by its vendor."""
 
 
 class MeasuredStep:
@@ -105,9 +88,9 @@ class MeasuredStep:
             seconds = time.perf_counter() - self._since
             found |= {name: amount / seconds for name, amount in self._done.items()}
             found |= {"step_ms": 1e3 * seconds / self._steps, "data_wait": self._waited / seconds}
-            peak = peak_flops(self._mesh.devices.flat[0])
-            if peak is not None:
-                found["mfu"] = found["model_flops_per_second"] / (peak * self._mesh.size)
+            chip = chip_of(self._mesh.devices.flat[0])
+            if chip is not None:
+                found["mfu"] = found["model_flops_per_second"] / (1e12 * chip.tflops * self._mesh.size)
         self._restart()
         return found
 
@@ -145,11 +128,6 @@ class MeasuredStep:
         }
         tokens = getattr(batch, "tokens", None)
         return counts if tokens is None else counts | {"tokens_per_second": float(tokens.size)}
-
-
-def peak_flops(device: Any) -> float | None:
-    """Return what a device can do at most; None for kinds not in the table."""
-    return next((peak for name, peak in PEAK.items() if name in device.device_kind), None)
 
 
 def model_flops(loss_fn: LossFn, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any) -> float:

@@ -67,6 +67,8 @@ class StagedRecipe:
     """Buckets of row lengths; longer rows are cut at the last."""
     tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
     """Buckets of the most image tiles of one row."""
+    unlearned: float = 0.02
+    """The share of rows that may teach nothing, because no answer of theirs is within the buckets."""
     draft_vocabulary: int = 0
     """Tokens that the draft scores: so many that the answers have most often, see `jaxspec.models.vocabulary`; 0: all,
     or those that `start` does."""
@@ -185,7 +187,7 @@ def _train(
         held_out = replace(batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1))
         evaluate = simulated(draft.model, [held_out(step) for step in range(HELD_OUT)], view)
     loss_fn = tuning_loss(draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation)
-    with closing(iterate(batches, train.steps, recipe.workers)) as made:
+    with closing(iterate(batches, train.steps, recipe.workers, limit=recipe.unlearned)) as made:
         trained = fit(train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs)
     return without_teacher(trained)
 

@@ -2,7 +2,8 @@
 
 The work is cut into chunks, each a JSONL file that is there whole or not at all: a run that was stopped goes on with
 the first that is missing, and shards on several machines take every n-th. Answers depend on the sample, its number
-and the seed alone, not on who computes them. A conversation ends before an answer that did not reach its end.
+and the seed alone, not on who computes them. A conversation ends before an answer that did not reach its end, or with
+what there is of it.
 """
 
 from __future__ import annotations
@@ -83,10 +84,13 @@ def regenerate(
     return on_first(lambda: sum(_file(folder, chunk).exists() for chunk in range(work.chunks)))
 
 
-def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> Iterator[Sample]:
-    """The source's samples with the new answers; those without any are left out. All chunks must be there.
+def regenerated(
+    source: Sequence[Sample], work: Regeneration, folder: Path, keep_cut: bool = False
+) -> Iterator[Sample]:
+    """Yield the source's samples with the new answers, leaving out those without any. All chunks must be there.
 
-    Raises InputError where the source holds other samples than those that were answered.
+    With `keep_cut` the beginnings of answers that were too long are answers too. Raises InputError where the source
+    holds other samples than those that were answered.
     """
     for row in _rows(work, folder):
         sample = source[row["sample"]]
@@ -95,9 +99,12 @@ def regenerated(source: Sequence[Sample], work: Regeneration, folder: Path) -> I
                 f"{folder}: answers sample {row['id']!r}, and number {row['sample']} of {work.data} is "
                 f"{sample.id!r} now; give the data that was answered, or another name"
             )
-        if row["turns"]:
-            shown = sum(asked.count(PLACEHOLDER) for asked, _ in row["turns"])
-            yield replace(sample, turns=tuple(map(tuple, row["turns"])), images=sample.images[:shown])
+        turns = row["turns"]
+        if keep_cut and row["cut"] and row["cut"][1].strip():
+            turns = [*turns, row["cut"]]
+        if turns:
+            shown = sum(asked.count(PLACEHOLDER) for asked, _ in turns)
+            yield replace(sample, turns=tuple(map(tuple, turns)), images=sample.images[:shown])
 
 
 def losses(work: Regeneration, folder: Path) -> dict[str, int]:
@@ -105,7 +112,7 @@ def losses(work: Regeneration, folder: Path) -> dict[str, int]:
     counts = {"refused": 0, "cut": 0}
     for row in _rows(work, folder):
         counts["refused"] += row["refused"] is not None
-        counts["cut"] += row["cut"]
+        counts["cut"] += row["cut"] is not None
     return counts
 
 
@@ -135,11 +142,12 @@ def _members(work: Regeneration, chunk: int) -> range:
 
 
 def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> list[dict[str, Any]]:
-    """Return one row a sample: its answered turns, all samples' first turns decoded together, then all second ones."""
+    """Return one row a sample: its answered turns, all samples' first turns decoded together, then all second ones;
+    and the turn whose answer was too long, if there is one."""
     eos = text_config(engine.lead.config).eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos or ())
     rows: dict[int, dict[str, Any]] = {
-        i: {"sample": i, "id": sample.id, "turns": [], "cut": False, "refused": None} for i, sample in samples.items()
+        i: {"sample": i, "id": sample.id, "turns": [], "cut": None, "refused": None} for i, sample in samples.items()
     }
     told: dict[int, tuple[Prompt, Sequence[int]]] = {}
     turn, left = 0, list(samples)
@@ -158,10 +166,11 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
         results = engine.generate(list(requests.values()))
         for i, result in zip(requests, results, strict=True):
             told[i] = prompts[i], result.tokens
+            answered = samples[i].turns[turn][0], result.text
             if result.tokens[-1] in ends and result.text:
-                rows[i]["turns"].append((samples[i].turns[turn][0], result.text))
+                rows[i]["turns"].append(answered)
             else:
-                rows[i]["cut"] = True
+                rows[i]["cut"] = answered
         turn += 1
         left = [i for i in requests if not rows[i]["cut"] and turn < len(samples[i].turns)]
     return list(rows.values())

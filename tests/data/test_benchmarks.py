@@ -141,7 +141,13 @@ FACTS = [
 ]
 
 
-def test_worked_examples_stand_in_front(tmp_path: Path) -> None:
+def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub be a folder, with nothing in its cache."""
+    monkeypatch.setattr("huggingface_hub.HfFileSystem", lambda: DirFileSystem(str(folder), LocalFileSystem()))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+
+
+def test_worked_examples_stand_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first four of all; five of the question's own subject; and of one split, as in the hub's copy."""
     tests, train = write(tmp_path / "test.parquet", SUMS[5:]), write(tmp_path / "train.parquet", SUMS)
     (sample,) = few_shot_samples("gsm8k", tests, train)
@@ -152,7 +158,8 @@ def test_worked_examples_stand_in_front(tmp_path: Path) -> None:
     root = tmp_path / "datasets/cais/mmlu@refs/convert/parquet/all"
     write(root / "test/0000.parquet", FACTS[:2])
     write(root / "dev/0000.parquet", FACTS)
-    art, law = few_shot_samples("mmlu", filesystem=DirFileSystem(str(tmp_path), LocalFileSystem()))
+    serve(tmp_path, monkeypatch)
+    art, law = few_shot_samples("mmlu")
     asked = law.turns[0][0]
     assert asked.startswith("Question: 1?\nA. no\nB. yes\nAnswer: B. yes\n\nQuestion: 3?")
     assert asked.endswith("Answer: B. yes\n\nQuestion: 1?\nA. no\nB. yes\nAnswer:")
@@ -199,22 +206,25 @@ def test_a_filter_keeps_the_task_and_images_keep_their_order(tmp_path: Path) -> 
         next(benchmark_samples("pororosv", tmp_path))
 
 
-def test_the_hub_and_a_local_copy_give_the_same(tmp_path: Path) -> None:
+def test_the_hub_and_a_local_copy_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "datasets/lmms-lab/POPE@refs/convert/parquet/default/partial-test"
     write(place / "0000.parquet", POPE[:3])
     write(place / "0001.parquet", POPE[3:])
-    hub = list(benchmark_samples("pope", filesystem=DirFileSystem(str(tmp_path), LocalFileSystem())))
+    serve(tmp_path, monkeypatch)
+    hub = list(benchmark_samples("pope"))
     local = list(benchmark_samples("pope", place))
     assert [sample.turns for sample in hub] == [sample.turns for sample in local]
     assert [shade(sample.images[0]) for sample in hub] == list(range(5))
     assert hub[4].id == "pope-004"
 
 
-def test_a_hub_out_of_reach_is_one_line(tmp_path: Path) -> None:
+def test_a_hub_out_of_reach_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = HfFileSystem(endpoint="http://127.0.0.1:9", skip_instance_cache=True)
+    serve(tmp_path, monkeypatch)
     for filesystem in (nowhere, DirFileSystem(str(tmp_path), LocalFileSystem())):
+        monkeypatch.setattr("huggingface_hub.HfFileSystem", lambda found=filesystem: found)
         with pytest.raises(InputError, match=r"lmms-lab/POPE, config default.*--data NAME=PATH") as caught:
-            next(benchmark_samples("pope", filesystem=filesystem))
+            next(benchmark_samples("pope"))
         assert "\n" not in str(caught.value)
 
 

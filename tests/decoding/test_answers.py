@@ -32,11 +32,12 @@ def headed(target: LoadedModel) -> LoadedModel:
     return replace(target, head=LoadedHead(*head))
 
 
-def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> dict[str, Engine]:
+def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **options: Any) -> dict[str, Engine]:
+    config = replace(CONFIG, **options)
     return {
-        "plain": Engine(target, config=replace(CONFIG, views=("M",))),
-        "views": Engine(target, draft, CONFIG),
-        "kv": Engine(headed, config=replace(CONFIG, views=("kv",))),
+        "plain": Engine(target, config=replace(config, views=("M",))),
+        "views": Engine(target, draft, config),
+        "kv": Engine(headed, config=replace(config, views=("kv",))),
     }
 
 
@@ -114,7 +115,7 @@ def test_a_session_answers_as_whole_prompts_do(
 ) -> None:
     """An image in the first turn, none in the second, another in the third, which samples; caches grow."""
     monkeypatch.setattr(running, "FIRST", 8)
-    engine = engines(target, draft, headed)[kind]
+    engine = engines(target, draft, headed, prompt_buckets=(256,), image_buckets=(2,))[kind]
     session, prompt, read = Session(engine), None, []
     prefill = engine._start
     monkeypatch.setattr(
@@ -162,4 +163,10 @@ def test_a_warm_engine_compiles_nothing(
     known = len(compiled)
     assert known == 4  # prefill, decode, growth to 32 tokens, and decode there
     engine.generate(asked)
+    assert len(compiled) == known
+    refilled = Engine(target, config=replace(CONFIG, refill=True))
+    many = [asked] * (CONFIG.batch_size + 1)
+    refilled.warmup(many)
+    known = len(compiled)
+    refilled.generate(many)
     assert len(compiled) == known

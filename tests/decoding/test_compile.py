@@ -22,11 +22,11 @@ NEW = 8
 
 
 @pytest.mark.parametrize("program", [CHAIN, TREE, DYNAMIC], ids=["chain", "tree", "dynamic"])
-def test_requests_of_a_bucket_share_one_program(program: Speculator):
+def test_requests_of_a_bucket_share_one_program_where_one_samples(program: Speculator):
     prefill, decode = run_prefill._cache_size(), run_decode._cache_size()
     for i, options in enumerate(
         [
-            {"temperature": 0.0},
+            {"temperature": [0.0, 1.0]},
             {"temperature": 1.0, "top_p": 0.9, "top_k": 5},
             {"temperature": [0.0, 0.5], "new": [2, NEW], "eos": (7, 9)},
         ]
@@ -36,6 +36,18 @@ def test_requests_of_a_bucket_share_one_program(program: Speculator):
         run_decode(program, BOTH, run_prefill(program, BOTH, batch, chosen, NEW), chosen)
     assert run_prefill._cache_size() == prefill + 1
     assert run_decode._cache_size() == decode + 1
+
+
+@pytest.mark.parametrize("program", [Autoregressive(TARGET), CHAIN, TREE, DYNAMIC])
+def test_a_greedy_program_leaves_no_choice_to_the_device(program: Autoregressive | Speculator):
+    batch, options = prompts([5, 3], [1, 0], ("M", "T")), sampling(2, new=NEW)
+    assert options.greedy
+    state = run_prefill(program, BOTH, batch, options, NEW)
+    for greedy in (True, False):
+        made = run_decode.lower(program, BOTH, state, options.replace(greedy=greedy)).compile().as_text()
+        # Of sampled rows it is whether any is filtered.
+        assert made is not None
+        assert (" conditional(" in made) == (not greedy)
 
 
 def test_the_loop_touches_nothing_on_the_host():

@@ -42,7 +42,7 @@ def test_script_writes_records_and_table(
         image_buckets=(1,),
     )
     monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: preset)
-    own = "--gammas 3 --batches 4 --draws 200 --tokens 3"
+    own = "--gammas 3 --batches 4 --draws 100 --tokens 3"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert results["run"]["preset"] == "tiny"
@@ -52,7 +52,7 @@ def test_script_writes_records_and_table(
     assert all(row["first_divergence"] is row["largest_logit_gap"] is None for row in rows)
     assert all(row["mean_acceptance_length"] > 1 for row in rows)
     for row, options in ((whole, (1.0, 1.0)), (warm, (2.0, 1.0)), (nucleus, (2.0, 0.9))):
-        assert (row["dataset"], row["samples"]) == ("sampling", 200)
+        assert (row["dataset"], row["samples"]) == ("sampling", 100)
         assert (row["temperature"], row["top_p"]) == options
         assert row["p_value"] > 1e-3
         assert row["degrees"] > 3

@@ -96,9 +96,9 @@ def test_captions_name_what_is_there(captioner: LoadedModel) -> None:
 
 
 def test_both_turns_of_every_set_come_out_as_without_a_draft(target: LoadedModel, draft: LoadedModel) -> None:
-    few = replace(config, limit=2, max_new_tokens=48)
-    plain = Engine(target, None, EngineConfig(batch_size=2, **BUCKETS))
-    fast = Engine(target, draft, EngineConfig(views=("M", "T"), weights=(0.6, 0.4), batch_size=2, **BUCKETS))
+    few = replace(config, limit=1, max_new_tokens=48)
+    plain = Engine(target, None, EngineConfig(**BUCKETS))
+    fast = Engine(target, draft, EngineConfig(views=("M", "T"), weights=(0.6, 0.4), **BUCKETS))
     accepted = 0
     for name in SYNTHETIC_SETS:
         for _, questions in each_turn(few, plain, name):
@@ -106,7 +106,7 @@ def test_both_turns_of_every_set_come_out_as_without_a_draft(target: LoadedModel
             drafted = fast.generate(requests)
             assert [r.tokens for r in drafted] == [r.tokens for r in plain.generate(requests)]
             accepted += sum(int(r.stats.accepted_at.sum()) for r in drafted)
-    assert accepted > 500
+    assert accepted > 250
 
 
 def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
@@ -144,13 +144,13 @@ def test_the_target_as_its_own_draft_is_never_refused(target: LoadedModel, tempe
 
 
 def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    block_efficiency.main(
-        f"mini --out {tmp_path} --limit 1 --sets read --turns 1 --max-new-tokens 48 --batch-size 2".split()
-    )
-    assert "MT static" in capsys.readouterr().out
+    rows = ("T", "MTCP*", "KV head")  # of one view, of all, and of the head
+    words = f"mini --out {tmp_path} --limit 1 --sets read --turns 1 --max-new-tokens 48 --batch-size 1 --rows".split()
+    block_efficiency.main([*words, *rows])
+    assert "MTCP*" in capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())
     assert {(r["dataset"], r["turn"], r["row"]) for r in results["rows"]} == {
-        ("read", 1, row.name) for row in config.rows
+        ("read", 1, row) for row in rows
     }
     for row in results["rows"]:
         assert row["token_identity_rate"] == 1

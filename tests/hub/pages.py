@@ -123,7 +123,7 @@ PREPARED = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare
 MEASURES = ("block_efficiency", "collaborative", "draft_quality", "exactness", "kv_head", "mmspec")
 FUNCTIONS = (
     *("eval.latency", "eval.peers", "eval.accelerator", "eval.compiled"),
-    *("train.text", "train.tower", "train.plan"),
+    *("train.text", "train.tower"),
 )
 PARSERS: dict[str, Callable[[list[str]], Any]] = {
     **{f"eval.{name}": _evaluation(f"eval.{name}") for name in MEASURES},
@@ -161,8 +161,6 @@ def run(command: Command) -> None:
     name, words = command.script, [*command.options, "--debug"]
     if name.startswith("jaxspec "):
         main(command.words[1:])
-    elif name == "train.plan":
-        tyro.cli(importlib.import_module(name).main, args=command.options)
     elif name in FUNCTIONS:
         tyro.cli(importlib.import_module(name).main, args=words)
     elif name in ("train.distill_data", "train.prepare", "train.prompts"):
@@ -176,7 +174,7 @@ NOT_RUN = {
     r"^(make|pip) |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
     r"--cluster": "is for several hosts",
     r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
-    r"train\.plan|jaxspec plan": "is run by tests/training/test_plan.py and its like",
+    r"jaxspec plan": "is run by tests/decoding/test_plan.py and tests/training/test_plan.py",
     r"train\.(tower|text)|mini|synthetic|visual|collaborative gsm8k|aasd|jaxspec demo|smollm2": "is of models that are "
     "shipped, or made from scratch; tests/end_to_end runs these scripts",
 }

@@ -98,6 +98,7 @@ def sampling(
         max_new_tokens=jnp.broadcast_to(jnp.asarray(new, jnp.int32), (batch,)),
         eos=jnp.asarray(eos, jnp.int32),
         key_data=jax.random.key_data(jax.random.split(jax.random.key(seed), batch)),
+        greedy=not np.any(temperature),
     )
 
 

@@ -20,6 +20,7 @@ from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import TEXT
+from jaxspec.training import conversations
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches, iterate
 from jaxspec.training.trainer import fit
@@ -182,6 +183,27 @@ def test_rows_that_teach_nothing_are_counted_and_told_once(workers: int, capsys:
     )
     iterate(batches(), 1).close()
     assert capsys.readouterr().err == ""
+
+
+def test_too_many_rows_that_teach_nothing_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But not before there are enough to tell, and not where as many are allowed."""
+    rows = [Talk()[i] for i in range(20)]
+    rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
+    cut = batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,))
+    monkeypatch.setattr(conversations, "SURE", 40)
+    allowed = iterate(cut, 2 * GROUP, limit=0.1)
+    assert sum(1 for _ in range(2 * GROUP) if next(allowed)) == 2 * GROUP
+    allowed.close()
+    capsys.readouterr()
+    made = iterate(cut, 2 * GROUP, limit=0.02)
+    for _ in range(40 // 4 - 1):
+        next(made)
+    with pytest.raises(InputError, match=r"taught nothing, .*give longer --buckets.*or let more than 2% be with --unl"):
+        next(made)
+    made.close()
+    assert capsys.readouterr().err == ""  # it is told once
 
 
 def test_rows_that_fit_are_told_when_they_are_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
@@ -159,6 +160,28 @@ def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monk
     data = prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(4)])
     with pytest.raises(Begun):
         train_kv_head(replace(child.HEAD, target=str(path)), tmp_path, {"talk": data})
+
+
+def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+
+    def begin(config: Any, params: Any, *_: Any, **__: Any) -> Any:
+        begun.append(params["head"])
+        return {"head": params["head"]}
+
+    monkeypatch.setattr("jaxspec.training.kv_head.fit", begin)
+    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(4)])}
+    recipe = replace(child.HEAD, target=str(path), draft_vocabulary=20)
+    config, head = train_kv_head(recipe, tmp_path, data)
+    changed = jax.tree.map(lambda leaf: leaf + 1, head)
+    save_kv_head(tmp_path / "head", config, changed, None)
+    again, _ = train_kv_head(replace(recipe, start=str(tmp_path / "head"), draft_vocabulary=0), tmp_path, data)
+    assert again == config
+    jax.tree.map(np.testing.assert_array_equal, begun[-1], changed)
+    other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
+    with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', and the recipe's 'drop'"):
+        train_kv_head(other, tmp_path, data)
 
 
 @pytest.mark.parametrize(("family", "told"), [("qwen2_5_vl", "take other positions"), ("opt", "no rotary keys")])

@@ -1,41 +1,56 @@
-"""Plans: what a step would hold on slices that are not there, and how it is counted."""
+"""Plans of training: what a step would hold on devices that are not there, and how its operations are counted."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.errors import InputError
-from jaxspec.sharding import abstract_mesh
-from jaxspec.training.config import TrainConfig
-from jaxspec.training.measured import matmul_flops, peak_flops
-from train import plan
+from configs.latency.llava7b_68m import config as pair
+from jaxspec.cli import main
+from jaxspec.decoding.plan import chip_of
+from jaxspec.sharding import on_mesh
+from jaxspec.training.measured import matmul_flops
+from jaxspec.training.plan import abstract_step, mesh_for
+from tests import tiny
 
 
-@pytest.mark.parametrize(("model", "fsdp"), [(1, 16), (4, 16)])
-def test_a_7b_target_teaches_a_68m_draft(model, fsdp):
+@pytest.mark.parametrize(("devices", "batch"), [(16, 256), (64, 16)])
+def test_a_7b_target_teaches_a_68m_draft(devices: int, batch: int) -> None:
     """The step lowers for 16 and for 64 TPUs, and each holds its share: two bytes a frozen parameter, four a trained
     one, eight of its moments, four of its gradient."""
-    config = TrainConfig(steps=1, batch=256, frozen=plan.FROZEN, dtype="bfloat16", remat=True)
-    found = plan.step_memory(config, abstract_mesh(model, fsdp), 1024)
-    devices = model * fsdp
-    assert f"mhlo.num_partitions = {devices}" in found.lowered.as_text()[:2000]
-    assert found.frozen == pytest.approx(2 * 7_063_427_072 / devices, rel=0.03)  # with one tower
+    mesh = mesh_for(devices, batch)
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 16, "model": devices // 16}
+    found = abstract_step(pair.target, pair.draft, mesh, batch, 1024, "bfloat16")
+    with on_mesh(mesh):
+        traced = jax.jit(found.step, donate_argnums=0).trace(found.state, found.frozen, found.batch)
+    assert f"mhlo.num_partitions = {devices}" in traced.lower(lowering_platforms=("tpu",)).as_text()[:2000]
+    held = found.held
+    assert held["frozen"] == pytest.approx(2 * 7_063_427_072 / devices, rel=0.03)  # with one tower
     trained = 4 * 68e6 / devices
-    assert (found.trained, found.gradient) == pytest.approx((trained, trained), rel=0.1)
-    assert found.optimizer == pytest.approx(2 * found.trained, rel=1e-4)
+    assert (held["trained"], held["gradient"]) == pytest.approx((trained, trained), rel=0.1)
+    assert held["optimizer"] == pytest.approx(2 * held["trained"], rel=1e-4)
     # Of a row's slot, for each model: its token and its source; the mask, and where the teacher reads it.
-    assert found.batch == 256 // fsdp * (1024 * (2 * 8 + 1 + 4) + 2 * 4 + 4 + 336 * 336 * 3 * 4)
+    assert held["batch"] == batch // 16 * (1024 * (2 * 8 + 1 + 4) + 2 * 4 + 4 + 336 * 336 * 3 * 4)
     # Two operations a parameter and token of the teacher's decoder, and what attention and towers take.
-    assert 1 < found.flops / (2 * 6.7e9 * 256 * 1024) < 1.3
+    assert 1 < found.flops / (2 * 6.7e9 * batch * 1024) < 1.3
 
 
-def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(InputError, match="a batch of 7 does not divide over 1 data x 16 fsdp devices"):
-        plan.main(devices=(16,), batch=7)
+def test_the_command_tells_the_mesh_of_a_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("jaxspec.cli.plan.TRAINING_ROOM", 2e-6)
+    target, draft = map(str, tiny.save_pair(tmp_path))
+    main(["plan", target, "--draft", draft, "--train", "6", "--prompt", "64", "--chips", "v5e"])
+    lines = [list(map(str.strip, line.split("│"))) for line in capsys.readouterr().out.splitlines()]
+    assert {cells[1]: cells[-2] for cells in lines if cells[1:2] and cells[1] in ("1 v5e", "2 v5e", "4 v5e")} == {
+        "1 v5e": "-",
+        "2 v5e": "--tune.mesh.fsdp 2",
+        "4 v5e": "--tune.mesh.fsdp 2 --tune.mesh.model 2",
+    }
 
 
 def test_operations_are_counted():
@@ -61,21 +76,27 @@ def test_operations_are_counted():
 
 
 def test_peaks():
-    kinds = {"NVIDIA H100 80GB HBM3": 989e12, "TPU v5 lite": 197e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12}
+    kinds = {"NVIDIA H100 80GB HBM3": 989, "TPU v5 lite": 197, "TPU v5p": 459, "TPU v6 lite": 918}
     for kind, peak in kinds.items():
-        assert peak_flops(type("Device", (), {"device_kind": kind})) == peak
-    assert peak_flops(jax.devices("cpu")[0]) is None
+        chip = chip_of(type("Device", (), {"device_kind": kind}))
+        assert chip is not None
+        assert chip.tflops == peak
+    assert chip_of(jax.devices("cpu")[0]) is None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": (16, 0)}, "devices: 0; give a whole number"),
-        ({"devices": (6,), "model": 4}, "devices: 6 do not divide by --model 4"),
-        ({"model": 0}, "model: 0; give"),
-        ({"dtype": "float23"}, "dtype: 'float23'"),
+        (["--train", "0"], "train: 0; give a whole number"),
+        (["--train", "8", "--dtype", "float23"], "dtype: 'float23'"),
+        (["--train", "8", "--kv-head", "new"], "train: 8 samples; give --draft, and no --kv-head"),
     ],
 )
-def test_slices_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        plan.main(**options)
+def test_trainings_that_cannot_be(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = map(str, tiny.save_pair(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", target, "--draft", draft, *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

@@ -69,11 +69,23 @@ def test_a_stopped_run_and_shards_give_the_same(engine: Engine, straight: Path, 
 
 def test_ends_of_lines_in_an_answer_end_no_row(tmp_path: Path) -> None:
     sample, said = Talk()[0], "one\u2028two\x85three"
-    row = {"sample": 0, "id": sample.id, "turns": [["Is it?", said]], "cut": True, "refused": None}
+    row = {"sample": 0, "id": sample.id, "turns": [["Is it?", said]], "cut": ["And?", "It"], "refused": None}
     (tmp_path / "000000.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
     work = replace(WORK, samples=1)
     assert losses(work, tmp_path) == {"refused": 0, "cut": 1}
     assert [anew.turns for anew in regenerated(Talk(), work, tmp_path)] == [(("Is it?", said),)]
+
+
+def test_the_beginnings_of_long_answers_are_kept_if_asked(straight: Path) -> None:
+    rows = [json.loads(line) for text in chunks(straight) for line in text.splitlines()]
+    begun = {row["id"]: row["turns"] + [row["cut"]] for row in rows if row["cut"] and row["cut"][1].strip()}
+    kept = {sample.id: sample for sample in regenerated(Talk(), WORK, straight, keep_cut=True)}
+    assert begun
+    for identity, turns in begun.items():
+        assert kept[identity].turns == tuple(map(tuple, turns))
+        assert len(kept[identity].images) == sum(asked.count("<image>") for asked, _ in turns)
+    whole = {sample.id: sample.turns for sample in regenerated(Talk(), WORK, straight)}
+    assert all(kept[i].turns[: len(turns)] == turns for i, turns in whole.items())
 
 
 def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:

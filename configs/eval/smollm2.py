@@ -1,0 +1,33 @@
+"""SmolLM2-135M with the KV head of this repository, on questions that the head was not trained on.
+
+    python -m train.prompts --data path/to/data
+    python -m eval.block_efficiency smollm2
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxspec.evaluation.config import EvalConfig, Variant
+
+ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "smollm2"
+KINDS = ("gsm8k", "humaneval", "chat", "summary")
+
+config = EvalConfig(
+    target="smollm2-135m",
+    draft="",
+    kv_head=str(ASSETS / "kv_head"),
+    rows=(
+        Variant("KV head", ("kv",)),
+        Variant("KV head, tree 2:16", ("kv",), tree="2:16"),
+        Variant("KV head, dynamic:4:16", ("kv",), tree="dynamic:4:16"),
+        Variant("KV head, adaptive", ("kv",), adaptive_gamma=True),
+    ),
+    sets=tuple(f"{kind}_test" for kind in KINDS),
+    data=tuple(f"{kind}_test=runs/data/prompts/test/{kind}.jsonl" for kind in KINDS),
+    limit=50,
+    turns=(1,),
+    max_new_tokens=128,
+    batch_size=1,
+    prompt_buckets=(128, 256, 512),
+)

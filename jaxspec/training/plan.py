@@ -1,0 +1,111 @@
+"""What a training step takes of devices that need not be there: a target teaches a draft, from configurations alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from jaxspec.config import ModelConfig
+from jaxspec.decoding.memory import at_place, bytes_held, prompt_zeros
+from jaxspec.models import LanguageModel, abstract_params, image_zeros, split_tower
+from jaxspec.sharding import abstract_mesh, shardings
+from jaxspec.training.batches import rows_sharding
+from jaxspec.training.config import TrainConfig
+from jaxspec.training.conversations import ConversationBatch, TeacherRows
+from jaxspec.training.measured import model_flops
+from jaxspec.training.objectives import TEACHER, Distillation, tuning_loss
+from jaxspec.training.step import (
+    Flat,
+    LossFn,
+    TrainState,
+    in_dtype,
+    init_state,
+    like_parameters,
+    make_optimizer,
+    make_step,
+    partition,
+    placed_on,
+)
+from jaxspec.typing import Params
+
+
+@dataclass(frozen=True)
+class AbstractStep:
+    """The step of `fit` for logit distillation, on shapes that lie on a mesh."""
+
+    config: TrainConfig
+    loss_fn: LossFn
+    step: Callable[..., Any]
+    """(state, frozen, batch) -> (state, metrics)."""
+    state: TrainState
+    frozen: Flat
+    """The target's parameters, and the tower that both share."""
+    batch: ConversationBatch
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes of one device through a step, by use; activations come on top."""
+        trained = self.state.params
+        parts = {"frozen": self.frozen, "trained": trained, "optimizer": self.state.opt_state, "gradient": trained}
+        return {name: bytes_held(part) for name, part in (parts | {"batch": self.batch}).items()}
+
+    @property
+    def flops(self) -> float:
+        """Operations of the model in one step, all devices together."""
+        return model_flops(self.loss_fn, self.config, self.state.params, self.frozen, self.batch)
+
+
+def mesh_for(devices: int, batch: int) -> AbstractMesh:
+    """Return a mesh of so many devices: as many as divide the batch have samples of their own and split all
+    parameters, the others split heads, MLPs and the vocabulary."""
+    fsdp = math.gcd(devices, batch)
+    return abstract_mesh(devices // fsdp, fsdp)
+
+
+def abstract_step(
+    target: ModelConfig, draft: ModelConfig, mesh: AbstractMesh, batch: int, length: int, dtype: str
+) -> AbstractStep:
+    """Return the step over rows of `length` tokens, one image each where there are towers; nothing is allocated.
+
+    A draft with a tower has the target's, which does not train.
+    """
+    teacher, own = abstract_params(target), abstract_params(draft)
+    models = LanguageModel(target), LanguageModel(draft)
+    frozen = [TEACHER]
+    shared = all(model.has_vision for model in models)
+    if shared:
+        teacher = split_tower(target, teacher)[1]
+        frozen += split_tower(draft, own)[0]
+    config = TrainConfig(steps=1, batch=batch, frozen=tuple(frozen), dtype=dtype, remat=True)
+    loss_fn = tuning_loss(models[1], teacher=models[0], distillation=Distillation("forward_kl"))
+
+    def places(mesh: Any) -> Params:
+        return shardings(draft, own, mesh) | {TEACHER: shardings(target, teacher, mesh)}
+
+    def make() -> ConversationBatch:
+        rows, read = (
+            prompt_zeros(model, None, batch, length, model.has_vision, model.has_vision and model.mrope)
+            for model in (models[1], models[0])
+        )
+        images = None if shared or not models[0].has_vision else image_zeros(target, batch, 1)
+        numbers = rows.length.astype(jnp.uint32)
+        taught = TeacherRows(read, images, rows.tokens)
+        return ConversationBatch(rows, rows.tokens > 0, image_zeros(draft, batch, 1), numbers, taught)
+
+    params = {**own, TEACHER: teacher}
+    trainable, still = partition(params, config.frozen)
+    where = placed_on(mesh, params, places)
+    optimizer = make_optimizer(config, trainable)
+    state = jax.eval_shape(partial(init_state, optimizer=optimizer), trainable)
+    state = at_place(state, like_parameters(state, where, mesh))
+    still = jax.eval_shape(partial(in_dtype, dtype=dtype), still)
+    still = at_place(still, {path: where[path] for path in still})
+    rows = at_place(jax.eval_shape(make), rows_sharding(mesh))
+    return AbstractStep(config, loss_fn, make_step(loss_fn, optimizer, config), state, still, rows)

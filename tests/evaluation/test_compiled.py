@@ -1,0 +1,63 @@
+"""What a TPU's compiler makes of a block: it fits, keeps its caches in place, and moves no weight and few messages.
+
+Nothing is run. `make compiled` brings libtpu, which the other tests do without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxspec.config import text_config
+from jaxspec.decoding.plan import CHIPS
+from tests.conftest import ROOT
+
+if find_spec("libtpu") is None:
+    pytest.skip("libtpu is not installed (214 MB): run make compiled", allow_module_level=True)
+
+from eval.compiled import with_layers
+from jaxspec.command import load_preset
+
+LAYERS = 4
+"""Decoder layers of either target: the mini pair has so many, and of the 7B they are a slice."""
+
+
+@pytest.fixture(scope="module", params=["mini", "llava7b_68m"])
+def preset(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def rows(preset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """A block of views M and T on one v5e and on four, by the number of chips."""
+    out: Path = tmp_path_factory.mktemp(preset)
+    command = [sys.executable, "-m", "eval.compiled", preset, "--chips", "v5e:1x1", "v5e:2x2", "--programs", "chain"]
+    # Without what the suite sets to compile for CPUs in less time.
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [*command, "--layers", str(LAYERS), "--out", str(out)],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {row["devices"]: row for row in json.loads((out / "results.json").read_text())["rows"]}
+
+
+@pytest.mark.parametrize("chips", [1, 4])
+def test_a_block_fits_in_place(preset: str, rows: dict[int, dict[str, Any]], chips: int) -> None:
+    row = rows[chips]
+    assert row["fits"]
+    assert row["peak_gib"] < CHIPS["v5e"].gib
+    assert row["aliased_gib"] >= row["caches_gib"] > 0
+    # The smallest matrix of a layer of the target, as far as one chip holds it.
+    text = text_config(with_layers(load_preset("latency", preset), LAYERS).target)
+    matrix = 2 * text.hidden_size * text.num_key_value_heads * text.head_dim / chips
+    assert row["copied_in_mib"] * 2**20 < matrix
+    # Two of each layer, and what makes embeddings and logits whole.
+    assert row["collectives"] <= (2 * LAYERS + 2 if chips > 1 else 0)
