@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from eval.page import ASKED, SHOWN, draw_all, write_html
+from eval.lib.command_line import parse_command
+from eval.lib.comparison import GROUP, compare, row_engines
+from eval.lib.config import EvalConfig, by_reason, load_models
+from eval.lib.page import ASKED, SHOWN, draw_all, write_html
+from eval.lib.report import Record, Run, Table, failures, mean, number, percent
+from eval.lib.simulation import measure_regret
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine
-from jaxspec.evaluation.block_efficiency import GROUP, compare, row_engines
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import EvalConfig, by_reason, load_models
-from jaxspec.evaluation.report import Record, Run, Table, failures, mean, number, percent
-from jaxspec.evaluation.simulation import measure_regret
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from eval.page import COLOURS, pyplot, save, stacked_axes
-from eval.quality import MEASURES, quality, rouge_scorer
+from eval.lib.command_line import parse_command
+from eval.lib.config import CollaborativeEvalConfig, data_places
+from eval.lib.page import COLOURS, pyplot, save, stacked_axes
+from eval.lib.pairings import GROUP, SWEEP, measure
+from eval.lib.quality import MEASURES, quality, rouge_scorer
+from eval.lib.report import Record, Run, Table, failures, number, percent
 from jaxspec.command import input_errors, script_name
-from jaxspec.evaluation.collaborative import GROUP, SWEEP, measure
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig, data_places
-from jaxspec.evaluation.report import Record, Run, Table, failures, number, percent
 
 
 @dataclass(frozen=True)

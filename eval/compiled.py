@@ -30,15 +30,15 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 from tqdm import tqdm
 
-from eval.hlo import COLLECTIVES, STAGES, ProgramText
+from eval.lib.hlo import COLLECTIVES, STAGES, ProgramText
+from eval.lib.random_pair import LatencyConfig
+from eval.lib.report import Record, Run, Table, number
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import text_config
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
 from jaxspec.decoding.plan import CHIPS, abstract_program, read_by_pass, sizes_of, split_over, usual_head
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
-from jaxspec.evaluation.latency import LatencyConfig
-from jaxspec.evaluation.report import Record, Run, Table, number
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 

@@ -19,7 +19,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from eval.quality import accuracy, meteor, references, rouge_l, rouge_scorer
+from eval.lib.command_line import parse_command
+from eval.lib.comparison import first_prompt
+from eval.lib.config import EvalConfig, load_models
+from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
+from eval.lib.report import Record, Run, Table, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.picturebook import probe_set
@@ -28,14 +32,10 @@ from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.views import VIEWS, rewrite
 from jaxspec.errors import InputError
-from jaxspec.evaluation.block_efficiency import first_prompt
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import EvalConfig, load_models
-from jaxspec.evaluation.report import Record, Run, Table, mean, percent
 
 METRICS = ("accuracy", "rouge_l", "meteor")
 GROUP = ("dataset", "model")
-"""What is saved together, as `jaxspec.evaluation.block_efficiency.GROUP`."""
+"""What is saved together, as `eval.lib.comparison.GROUP`."""
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,37 @@ Writes results.json, records.jsonl and table.md into --out; the same command goe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from zlib import crc32
 
+import jax
 import numpy as np
+from jax.scipy.special import gammaincc
+from tqdm import tqdm
 
+from eval.lib.command_line import parse_command
+from eval.lib.comparison import each_turn, engine_fields, first_prompt
+from eval.lib.config import EvalConfig, load_models
+from eval.lib.report import Record, Run, Table
+from eval.lib.simulation import whole_row
 from jaxspec.command import input_errors, script_name
+from jaxspec.data.prompts import Prompt
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.metrics import acceptance_metrics
+from jaxspec.decoding.views import Captioner
 from jaxspec.errors import InputError
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import EvalConfig, load_models
-from jaxspec.evaluation.exactness import GROUP, SAMPLING, measure_identity, measure_sampling
-from jaxspec.evaluation.report import Record, Run, Table
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.typing import Array, Params
+
+SAMPLING = "sampling"
+"""In the place of a set in records of `measure_sampling`."""
+GROUP = ("row", "gamma", "batch", "temperature", "top_p")
+"""What is saved together, as `eval.lib.comparison.GROUP`."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +123,196 @@ def sampling_table(rows: Sequence[Record]) -> Table:
         "p-value of the two-sample chi-square test that both are distributed alike.",
     ]
     return Table("Sampled answers against plain decoding", header, cells, notes)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where an answer first leaves the reference."""
+
+    index: int
+    """New tokens before it."""
+    expected: int | None
+    """The reference's token; None if it had ended."""
+    found: int | None
+    logit_gap: float | None
+    """Logit of `expected` less that of `found`, in one full forward pass of the target over all before them."""
+
+
+def measure_identity(
+    config: EvalConfig,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    captioner: Captioner | None,
+    gammas: Sequence[int],
+    batches: Sequence[int],
+    before: Sequence[Record] = (),
+) -> Iterator[tuple[list[Record], list[Record]]]:
+    """Hold greedy answers of every row, for all draft lengths and batch sizes, against plain decoding.
+
+    The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the preset, gamma and batch
+    in turn that has no rows `before`: a row is a set and turn of it; a record one answer, with its `divergence`.
+    """
+    done = {(row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING}
+    plain = Engine(target, None, replace(config.plain(), batch_size=batches[0]))
+    variants = [
+        (row, gamma, batch)
+        for row in config.rows
+        for gamma in gammas
+        for batch in batches
+        if (row.name, gamma, batch) not in done
+    ]
+    asked: list[tuple[Record, list[Prompt], list[Request], list[tuple[int, ...]]]] = []
+    work = len(config.sets) * len(config.turns) * (1 + len(variants))
+    with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
+        for dataset in config.sets if variants else ():
+            bar.set_postfix_str(f"plain {dataset}", refresh=False)
+            for turn, prompts in each_turn(config, plain, dataset):
+                requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
+                place = {"dataset": dataset, "turn": turn, "temperature": 0.0}
+                asked.append((place, prompts, requests, [result.tokens for result in plain.generate(requests)]))
+                bar.update()
+        for row, gamma, batch in variants:
+            bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
+            engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
+            rows: list[Record] = []
+            records: list[Record] = []
+            for place, prompts, requests, answers in asked:
+                results = engine.generate(requests)
+                apart = [
+                    divergence(target, prompt, answer, result.tokens)
+                    for prompt, answer, result in zip(prompts, answers, results, strict=True)
+                ]
+                parted = [found for found in apart if found]
+                gaps = [found.logit_gap for found in parted if found.logit_gap is not None]
+                where = engine_fields(row.name, engine.config, config) | place
+                rows.append(
+                    where
+                    | {
+                        "samples": len(results),
+                        "token_identity_rate": 1 - len(parted) / len(apart),
+                        "first_divergence": min((found.index for found in parted), default=None),
+                        "largest_logit_gap": max(gaps, default=None),
+                    }
+                    | acceptance_metrics([result.stats for result in results])
+                )
+                records += [
+                    where
+                    | {"sample": prompt.sample, "tokens": len(result.tokens)}
+                    | {"divergence": found and vars(found)}
+                    for prompt, result, found in zip(prompts, results, apart, strict=True)
+                ]
+                bar.update()
+            yield rows, records
+
+
+def measure_sampling(
+    config: EvalConfig,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    captioner: Captioner | None,
+    draws: int,
+    tokens: int,
+    batch: int,
+    options: Sequence[tuple[float, float]] = ((1.0, 1.0), (2.0, 1.0), (2.0, 0.9)),
+    before: Sequence[Record] = (),
+) -> Iterator[Record]:
+    """Test that the first `tokens` tokens drawn with and without the draft are distributed alike, by chi-square.
+
+    The prompt is the first sample of the first set. Each row of the preset draws `draws` answers with seeds
+    that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Yields a
+    record a row and option that is not `before`.
+    """
+    done = {(row["row"], row["temperature"], row["top_p"]) for row in before if row["dataset"] == SAMPLING}
+    engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
+    plain = Engine(target, None, replace(config.plain(), batch_size=batch))
+    prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
+    bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
+
+    def drawn(engine: Engine, temperature: float, top_p: float, seed: int) -> list[tuple[int, ...]]:
+        seeds = range(config.seed + seed, config.seed + seed + draws)
+        requests = [Request(prompt, tokens, temperature, top_p=top_p, seed=one) for one in seeds]
+        bar.update()
+        return [result.tokens for result in engine.generate(requests)]
+
+    references: dict[tuple[float, float], list[tuple[int, ...]]] = {}
+    for name, settings in engines.items():
+        engine = Engine(target, draft, settings, captioner)
+        for option in options:
+            if (name, *option) in done:
+                continue
+            if option not in references:
+                references[option] = drawn(plain, *option, seed=draws)
+            place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
+            test = chi_square(drawn(engine, *option, seed=0), references[option])
+            yield engine_fields(name, settings, config) | place | {"samples": draws, "tokens": tokens} | vars(test)
+    bar.close()
+
+
+def divergence(target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]) -> Divergence | None:
+    """Return where `found` first leaves `expected`, and how sure the target is there; None where they are equal."""
+    for i, (ours, theirs) in enumerate(zip(expected, found)):
+        if ours != theirs:
+            logits = forward_logits(target, prompt, expected[:i])
+            return Divergence(i, ours, theirs, float(logits[ours] - logits[theirs]))
+    if len(expected) == len(found):
+        return None
+    i = min(len(expected), len(found))
+    ours, theirs = (tokens[i] if i < len(tokens) else None for tokens in (expected, found))
+    return Divergence(i, ours, theirs, None)
+
+
+def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
+    """Return the target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
+    rows, images, _ = whole_row(target, prompt, answer)
+    return np.asarray(_last_logits(LanguageModel(target.config), target.params, rows, images))
+
+
+@partial(jax.jit, static_argnums=0)
+def _last_logits(model: LanguageModel, params: Params, rows: PromptRows, images: dict[str, Array] | None) -> Array:
+    features = None if images is None else model.encode(params, images)
+    embeds = model.embed(params, rows, features)
+    return model.prefill(params, embeds, rows, rows.tokens.shape[1])[0][0]
+
+
+@dataclass(frozen=True)
+class ChiSquare:
+    """Whether two samples come from one distribution."""
+
+    statistic: float
+    degrees: int
+    """Cells that were compared, less one."""
+    p_value: float
+    """Chance of a statistic at least as large if both samples come from one distribution."""
+
+
+def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable], least: float = 5.0) -> ChiSquare:
+    """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
+
+    An outcome that either sample is expected to hold `least` times is a cell; the others share cells by a hash
+    of what they are, as many as can be filled, so that the test sees something where every outcome is rare.
+    """
+    counts = np.asarray([len(ours), len(theirs)], np.float64)
+    share = counts / counts.sum()
+    seen = Counter(ours) + Counter(theirs)
+    common = {o: i for i, (o, n) in enumerate(seen.most_common()) if n * share.min() >= least}
+    rare = sum(n for o, n in seen.items() if o not in common) * share.min()
+    bins = int(rare / (2 * least))
+    if rare and not bins:  # too few for a cell of their own: they join the least common one
+        bins = int(not common)
+
+    def cell(outcome: Hashable) -> int:
+        if outcome in common:
+            return common[outcome]
+        return len(common) + crc32(repr(outcome).encode()) % bins if bins else len(common) - 1
+
+    cells = np.zeros((2, len(common) + bins))
+    for sample, outcomes in enumerate((ours, theirs)):
+        np.add.at(cells[sample], [cell(outcome) for outcome in outcomes], 1)
+    cells = cells[:, cells.sum(0) > 0]
+    expected = cells.sum(0) * share[:, None]
+    statistic = float((np.square(cells - expected) / expected).sum())
+    degrees = cells.shape[1] - 1
+    return ChiSquare(statistic, degrees, float(gammaincc(degrees / 2, statistic / 2)) if degrees else 1.0)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from eval.lib.command_line import parse_command
+from eval.lib.comparison import GROUP, compare, row_engines
+from eval.lib.config import EvalConfig, Variant, load_model, load_models
+from eval.lib.report import Record, Run, Table, failures, mean, number
+from eval.lib.simulation import predict_heads
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.loading import LoadedHead, LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.evaluation.block_efficiency import GROUP, compare, row_engines
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import EvalConfig, Variant, load_model, load_models
-from jaxspec.evaluation.report import Record, Run, Table, failures, mean, number
-from jaxspec.evaluation.simulation import predict_heads
 
 
 @dataclass(frozen=True)

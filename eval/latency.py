@@ -30,10 +30,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
-from jaxspec.command import load_preset, preset_names, run_script
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.errors import InputError
-from jaxspec.evaluation.latency import (
+from eval.lib.random_pair import (
     LatencyConfig,
     Pair,
     count_flops,
@@ -42,8 +39,11 @@ from jaxspec.evaluation.latency import (
     measure_mixtures,
     measure_passes,
 )
-from jaxspec.evaluation.report import Record, Run, Table, number, percent, results_folder
-from jaxspec.evaluation.timing import measure_roofline
+from eval.lib.report import Record, Run, Table, number, percent, results_folder
+from eval.lib.timing import measure_roofline
+from jaxspec.command import load_preset, preset_names, run_script
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.errors import InputError
 from jaxspec.runtime import setup_runtime
 
 Part = Literal["passes", "images", "forced", "mixtures", "flops", "startup"]

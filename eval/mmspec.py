@@ -18,18 +18,18 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from eval.lib.command_line import parse_command
+from eval.lib.comparison import first_prompt, next_prompt, row_engines
+from eval.lib.config import EvalConfig, load_models
+from eval.lib.report import Run, Table
+from eval.lib.sets import MMSPEC
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.mmspec import Turn, answer_row, summary_csv, summary_rows
 from jaxspec.data.prompts import Prompt
 from jaxspec.data.samples import Sample
-from jaxspec.data.sets import MMSPEC
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.evaluation.block_efficiency import first_prompt, next_prompt, row_engines
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import EvalConfig, load_models
-from jaxspec.evaluation.report import Run, Table
 from jaxspec.files import write_text
 
 BASELINE = "baseline"

@@ -30,15 +30,15 @@ import tyro
 from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
+from eval.lib.comparison import first_prompt
+from eval.lib.report import Run, Table, results_folder
+from eval.lib.sets import evaluation_set
+from eval.lib.synthetic import synthetic_model
 from jaxspec.checkpoints import huggingface
 from jaxspec.command import run_script
 from jaxspec.data.prompts import Prompt
-from jaxspec.data.sets import evaluation_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
-from jaxspec.evaluation.block_efficiency import first_prompt
-from jaxspec.evaluation.report import Run, Table, results_folder
-from jaxspec.evaluation.synthetic import synthetic_model
 from jaxspec.runtime import setup_runtime
 
 GAMMA = 5

@@ -51,7 +51,7 @@ def _programs_of_one_module() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _no_timings() -> None:
     """Where a test times passes, the times mean nothing: one pass will do."""
-    from jaxspec.evaluation import timing
+    from eval.lib import timing
 
     timing.CALL_MS = 0.0
 

@@ -23,7 +23,7 @@ STAGES = (
     {"models"},
     {"checkpoints", "data"},
     {"decoding"},
-    {"training", "evaluation"},
+    {"training"},
     {"cli"},
     {"__main__"},
 )
@@ -84,6 +84,12 @@ def test_imports_run_downhill(path: Path) -> None:
     assert complaints(path.read_text(), parts) == []
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE.parent / "eval" / "lib").glob("*.py")), ids=lambda path: path.name)
+def test_what_scripts_share_imports_none_of_them(path: Path) -> None:
+    names = [name for _, name in imported_names(ast.parse(path.read_text()), "eval.lib")]
+    assert [name for name in names if name.startswith(("eval.", "train.")) and not name.startswith("eval.lib.")] == []
+
+
 @pytest.mark.parametrize(
     ("source", "parts"),
     [
@@ -107,7 +113,7 @@ def test_the_check_sees_wrong_imports(source: str, parts: tuple[str, ...]) -> No
     ("source", "parts"),
     [
         ("from jaxspec.cache import KVCache", ("sampling",)),
-        ("from jaxspec import __version__", ("evaluation", "report")),
+        ("from jaxspec import __version__", ("training", "trainer")),
         ("from .layers import dense", ("models", "__init__")),
         ("from ..cache import KVCache", ("models", "decoder")),
         ("import tensorflow_datasets as tfds", ("data", "sources")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval.mini import config as mini
-from jaxspec.evaluation.config import Variant
+from eval.lib.config import Variant
 
 config = replace(
     mini,

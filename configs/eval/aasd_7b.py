@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from configs.eval.llava15 import config as llava15
 from configs.published import aasd
-from jaxspec.evaluation.config import Variant
+from eval.lib.config import Variant
 
 config = replace(
     llava15,

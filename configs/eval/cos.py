@@ -8,8 +8,8 @@ examples, and for how many tokens, it does not say: 256 tokens are its released 
 
 from __future__ import annotations
 
-from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
-from jaxspec.evaluation.published import Published, read_numbers
+from eval.lib.config import CollaborativeEvalConfig, Pairing
+from eval.lib.published import Published, read_numbers
 
 _QWEN = "Qwen/Qwen2.5-{}{}-Instruct"
 _ENSEMBLES = {

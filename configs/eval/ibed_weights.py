@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.eval import ibed
-from jaxspec.evaluation.config import Variant
+from eval.lib.config import Variant
 
 config = replace(
     ibed.config,

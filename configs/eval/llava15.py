@@ -13,7 +13,7 @@ caption, a summary, a story. After five images the first passes the target's 409
 from __future__ import annotations
 
 from configs.published import tabed
-from jaxspec.evaluation.config import EvalConfig, Variant
+from eval.lib.config import EvalConfig, Variant
 
 config = EvalConfig(
     target=tabed.TARGET,

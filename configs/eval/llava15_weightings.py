@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from configs.eval import llava15
 from configs.published import tabed
-from jaxspec.evaluation.config import Variant
+from eval.lib.config import Variant
 
 config = replace(
     llava15.config,

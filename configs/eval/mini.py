@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from jaxspec.evaluation.config import EvalConfig, Variant
-
-ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
+from configs.models.mini import ASSETS
+from eval.lib.config import EvalConfig, Variant
 
 config = EvalConfig(
     target=str(ASSETS / "target"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxspec.evaluation.config import EvalConfig, Variant
+from eval.lib.config import EvalConfig, Variant
 
 ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "smollm2"
 KINDS = ("gsm8k", "humaneval", "chat", "summary")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.eval.mini import ASSETS
-from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing
+from eval.lib.config import CollaborativeEvalConfig, Pairing
 
 TARGET, DRAFT = str(ASSETS / "target"), str(ASSETS / "draft")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eval.lib.random_pair import LatencyConfig
 from jaxspec.config import LlamaConfig, LlavaConfig
-from jaxspec.evaluation.latency import LatencyConfig
 
 TARGET = LlavaConfig(LlamaConfig(vocab_size=32064, max_position_embeddings=4096))
 

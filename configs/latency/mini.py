@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.models.mini import DRAFT, TARGET
-from jaxspec.evaluation.latency import LatencyConfig
+from eval.lib.random_pair import LatencyConfig
 
 config = LatencyConfig(
     TARGET,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eval.lib.random_pair import LatencyConfig
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.evaluation.latency import LatencyConfig
 
 TOWER = VisionConfig(
     hidden_size=64,

@@ -4,7 +4,7 @@ in milliseconds, where in those of a real pair it is less than they vary."""
 from __future__ import annotations
 
 from configs.latency.pair55m import lvlm
-from jaxspec.evaluation.latency import LatencyConfig
+from eval.lib.random_pair import LatencyConfig
 
 config = LatencyConfig(
     lvlm(64, 128, 1, 2),

@@ -5,7 +5,7 @@ It names neither dtype, length and temperature of the answers, nor the device th
 
 from __future__ import annotations
 
-from jaxspec.evaluation.published import Published, read_numbers
+from eval.lib.published import Published, read_numbers
 
 SETS = ("llava-bench", "coco", "scienceqa")
 

@@ -7,7 +7,7 @@ float16.
 from __future__ import annotations
 
 from configs.published.tabed import CAPTIONER, SETTINGS
-from jaxspec.evaluation.published import Published, read_numbers
+from eval.lib.published import Published, read_numbers
 
 ONE = ("chartqa", "textvqa", "vqav2", "hallusionbench")
 TWO = ("spot-the-diff", "iedit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxspec.evaluation.published import Published, read_numbers
+from eval.lib.published import Published, read_numbers
 
 IN_DOMAIN = ("llava-bench", "docvqa", "pope", "mm-vet", "iedit", "magicbrush", "spot-the-diff")
 OUT_OF_DOMAIN = ("pororosv", "vist")

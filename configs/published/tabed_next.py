@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from configs.published.tabed import CAPTIONER, SETTINGS, both_turns
-from jaxspec.evaluation.published import read_numbers
+from eval.lib.published import read_numbers
 
 TARGET, LARGE = "llava-hf/llava-v1.6-vicuna-7b-hf", "llava-hf/llava-v1.6-vicuna-13b-hf"
 

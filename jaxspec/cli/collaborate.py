@@ -10,7 +10,7 @@ from jaxspec.checkpoints import directories
 from jaxspec.cli.ask import Ask, answer, numbers, progress
 from jaxspec.decoding.engine import CollaborationConfig, Engine, LoadedModel, Result
 from jaxspec.decoding.engine_config import Method, capped_gamma
-from jaxspec.evaluation.metrics import collaboration_metrics
+from jaxspec.decoding.metrics import collaboration_metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
 from jaxspec.decoding.engine_config import capped_gamma
+from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.evaluation.metrics import acceptance_metrics, block_fields
 from jaxspec.sharding import make_mesh
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from eval.lib.sets import evaluation_set
 from jaxspec.data.samples import own_samples
-from jaxspec.data.sets import evaluation_set
 from jaxspec.errors import InputError
 
 LINE = {"id": "a", "image": "red.png", "turns": ["What?", "Why?"], "reference": "A page."}

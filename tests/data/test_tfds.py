@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from jaxspec.data.sets import evaluation_set
+from eval.lib.sets import evaluation_set
 from jaxspec.data.sources import FileFormat, Picturebook, Prepared, prepare
 from jaxspec.errors import InputError
 

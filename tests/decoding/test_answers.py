@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from eval.exactness import forward_logits
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
-from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.models import LanguageModel
 from tests import tiny
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from eval.lib.config import EvalConfig, Variant, load_models
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.images import image_hash
 from jaxspec.data.prompts import PLACEHOLDER
@@ -20,7 +21,6 @@ from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captio
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.views import Caption, caption_ids
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Variant, load_models
 from tests import tiny
 
 MINI = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"

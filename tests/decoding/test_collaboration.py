@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from eval.exactness import forward_logits
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import CollaborationConfig, Engine
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
-from jaxspec.evaluation.exactness import forward_logits
 from jaxspec.models import text_params
 from tests import tiny
 from tests.tiny import loaded

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from eval.hlo import ProgramText
+from eval.lib.hlo import ProgramText
+from eval.lib.timing import time_passes
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding import running
 from jaxspec.decoding.compile_cache import executable
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.running import run_decode
-from jaxspec.evaluation.timing import time_passes
 from jaxspec.sharding import make_mesh
 from tests import tiny
 

@@ -12,9 +12,9 @@ import pytest
 from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
+from eval.lib.config import Pairing
+from eval.lib.report import Table, failures
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import Pairing
-from jaxspec.evaluation.report import Table, failures
 from train import text
 
 ROWS = [
@@ -42,7 +42,7 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2")
     sizes = {"limit": 3, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
     small = replace(preset, pairings=(pairing,), **sizes)
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: small)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: small)
     collaborative.main(["gsm8k", "--data", f"gsm8k={world / 'asked.jsonl'}", "--out", str(world / "out")])
 
     rows = json.loads((world / "out" / "results.json").read_text())["rows"]
@@ -72,7 +72,7 @@ def test_a_stopped_run_goes_on_and_a_pairing_that_fails_costs_only_itself(
     absent = (models[0], str(world / "absent"))
     pairings = (Pairing("first", models, "weighted"), Pairing("lost", absent, "weighted"), Pairing("last", models, "w"))
     small = replace(preset, pairings=pairings, limit=2, held_out=3)
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: small)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: small)
     monkeypatch.setattr(collaborative, "tables", lambda config, run: [Table("", ["models"], [], failures(run.failed))])
     measured: list[str] = []
 
@@ -83,7 +83,7 @@ def test_a_stopped_run_goes_on_and_a_pairing_that_fails_costs_only_itself(
         place = {"pairing": self.pairing.name, "dataset": self.dataset, "row": "CoS"}
         return [place], [place]
 
-    monkeypatch.setattr("jaxspec.evaluation.collaborative._Measurement.rows", rows)
+    monkeypatch.setattr("eval.lib.pairings._Measurement.rows", rows)
     command = ["gsm8k", "--data", f"gsm8k={world / 'data.jsonl'}", "--out", str(tmp_path / "out")]
     with pytest.raises(KeyboardInterrupt):
         collaborative.main(command)

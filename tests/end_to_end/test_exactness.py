@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval.exactness import main
+from eval.exactness import chi_square, divergence, forward_logits, main
+from eval.lib.config import EvalConfig, Variant
 from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Variant
-from jaxspec.evaluation.exactness import chi_square, divergence, forward_logits
 from tests import tiny
 
 
@@ -41,7 +40,7 @@ def test_script_writes_records_and_table(
         prompt_buckets=(384,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
     own = "--gammas 3 --batches 4 --draws 100 --tokens 3"
     main(f"tiny --out {tmp_path / 'out'} {own} --limit 3 --sets facts".split())
     results = json.loads((tmp_path / "out/results.json").read_text())

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from transformers import LlavaNextImageProcessorPil
 
+from eval.lib.simulation import count_blocks, head_agreement
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaNextConfig
 from jaxspec.data.samples import Sample
@@ -17,7 +18,6 @@ from jaxspec.data.sources import prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
-from jaxspec.evaluation.simulation import count_blocks, head_agreement
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage

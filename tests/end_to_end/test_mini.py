@@ -16,14 +16,14 @@ from configs.eval.kv_head import config as config_of_heads
 from configs.eval.mini import ASSETS, config
 from eval import block_efficiency
 from eval.draft_quality import attribute_accuracy
+from eval.exactness import forward_logits
+from eval.lib.comparison import each_turn, first_prompt
+from eval.lib.simulation import count_blocks, head_agreement
 from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import SYNTHETIC_SETS, caption, test_set
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs, same_tower
-from jaxspec.evaluation.block_efficiency import each_turn, first_prompt
-from jaxspec.evaluation.exactness import forward_logits
-from jaxspec.evaluation.simulation import count_blocks, head_agreement
 
 BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
 
@@ -149,9 +149,7 @@ def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.Capt
     block_efficiency.main([*words, *rows])
     assert "MTCP*" in capsys.readouterr().out
     results = json.loads((tmp_path / "results.json").read_text())
-    assert {(r["dataset"], r["turn"], r["row"]) for r in results["rows"]} == {
-        ("read", 1, row) for row in rows
-    }
+    assert {(r["dataset"], r["turn"], r["row"]) for r in results["rows"]} == {("read", 1, row) for row in rows}
     for row in results["rows"]:
         assert row["token_identity_rate"] == 1
         assert row["mean_acceptance_length"] == pytest.approx(

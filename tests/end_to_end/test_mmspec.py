@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from eval import block_efficiency, mmspec
+from eval.lib.config import EvalConfig, Variant
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Variant
 from tests import tiny
 
 
@@ -40,7 +40,7 @@ def test_answers_summary_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         prompt_buckets=(128,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
     mmspec.main(["tiny", "--out", str(tmp_path / "out")])
     plain, fast = (
         [json.loads(line) for line in (tmp_path / f"out/{name}-temperature-0.jsonl").read_text().splitlines()]

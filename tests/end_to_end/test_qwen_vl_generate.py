@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
+from eval.exactness import forward_logits
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.loading import same_tower
 from jaxspec.decoding.memory import abstract_inputs
-from jaxspec.evaluation.exactness import forward_logits
 from tests.tiny import hf, noisy, qwen_vl
 
 NEW, LENGTH, UNITS = 64, 448, 32

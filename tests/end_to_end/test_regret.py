@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from eval import block_efficiency
+from eval.lib.config import EvalConfig, Variant
+from eval.lib.simulation import measure_regret
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Variant
-from jaxspec.evaluation.simulation import measure_regret
 from tests import tiny
 
 
@@ -27,7 +27,7 @@ def test_regret_of_each_rule_and_window(tmp_path: Path, monkeypatch: pytest.Monk
         target=str(target), draft=str(draft), rows=rows, sets=("facts",), turns=(1,), limit=2, gamma=2,
         max_new_tokens=8, batch_size=2,
     )  # fmt: skip
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
     block_efficiency.main(f"tiny --out {tmp_path / 'out'} --regret".split())
     measured, replayed = np.array_split(json.loads((tmp_path / "out/results.json").read_text())["rows"], 2)
     assert [row["weighting"] for row in replayed] == ["static", "em", "em:window=4"]

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from eval import block_efficiency, draft_quality, exactness, mmspec
+from eval.lib.config import EvalConfig, Variant
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Variant
 from tests import tiny
 
 SETS = ("one", "two")
@@ -43,7 +43,7 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvalConfig:
         image_buckets=(1,),
     )
     (tmp_path / "captions.jsonl").write_text('{"image": "a.png", "caption": "red"}\n')
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: config)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: config)
     return config
 
 
@@ -118,7 +118,7 @@ def test_other_scripts_go_on_too(
 ) -> None:
     """Stopped in its last call of an engine, a script makes that call again, and what it needs for it."""
     config = conversations(preset, tmp_path) if script is mmspec else preset
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: config)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: config)
     monkeypatch.setattr(mmspec, "PART", 1)
     generate, calls, last = Engine.generate, 0, 0
 

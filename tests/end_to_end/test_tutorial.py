@@ -13,10 +13,10 @@ import tyro
 from PIL import Image
 
 from eval import block_efficiency
+from eval.lib.command_line import parse_command
 from jaxspec.cli.export import Export
 from jaxspec.command import load_preset
 from jaxspec.data.sources import Prepared
-from jaxspec.evaluation.command_line import parse_command
 from tests.conftest import ROOT
 from train import distill_data, prepare, recipe
 

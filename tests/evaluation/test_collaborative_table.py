@@ -10,11 +10,11 @@ import pytest
 
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
+from eval.lib.command_line import parse_command
+from eval.lib.config import CollaborativeEvalConfig, Point
+from eval.lib.pairings import METHODS
+from eval.lib.report import Record
 from jaxspec.errors import InputError
-from jaxspec.evaluation.collaborative import METHODS
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig, Point
-from jaxspec.evaluation.report import Record
 
 RAW = """
     Llama, Vicuna    22.617 22.054 20.459 20.782

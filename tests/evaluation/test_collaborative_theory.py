@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from jaxspec.evaluation.collaborative_theory import (
+from eval.lib.collaborative_theory import (
     Calls,
     acceptance,
     alternating_calls,

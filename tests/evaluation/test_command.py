@@ -11,10 +11,10 @@ import pytest
 from tqdm import tqdm
 
 from configs.eval.mini import config as MINI
+from eval.lib.command_line import parse_command
+from eval.lib.config import CollaborativeEvalConfig, load_models
 from jaxspec.command import input_errors, load_preset, preset_names
 from jaxspec.errors import InputError
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig, load_models
 
 
 @dataclass(frozen=True)

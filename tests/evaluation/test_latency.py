@@ -12,11 +12,7 @@ import pytest
 
 from eval import latency
 from eval.latency import latency_tables
-from jaxspec.cache import init_cache
-from jaxspec.command import load_preset, preset_names
-from jaxspec.config import LlavaConfig
-from jaxspec.errors import InputError
-from jaxspec.evaluation.latency import (
+from eval.lib.random_pair import (
     LatencyConfig,
     Pair,
     accepted_pattern,
@@ -26,8 +22,12 @@ from jaxspec.evaluation.latency import (
     measure_mixtures,
     measure_passes,
 )
-from jaxspec.evaluation.synthetic import random_params
-from jaxspec.evaluation.timing import Roofline, measure_roofline, pass_work
+from eval.lib.synthetic import random_params
+from eval.lib.timing import Roofline, measure_roofline, pass_work
+from jaxspec.cache import init_cache
+from jaxspec.command import load_preset, preset_names
+from jaxspec.config import LlavaConfig
+from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from tests import tiny
 from tests.tiny import lvlm

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
+from eval.lib.timing import predicted_speedup
+from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 
 
 def row(steps, emitted, drafted, accepted, histogram):

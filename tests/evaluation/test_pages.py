@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval import page as figures
-from eval.page import ASKED, SHOWN, draw_all, token_class, write_html
-from jaxspec.evaluation.config import EvalConfig, Variant
-from jaxspec.evaluation.report import Table
+from eval.lib import page as figures
+from eval.lib.config import EvalConfig, Variant
+from eval.lib.page import ASKED, SHOWN, draw_all, token_class, write_html
+from eval.lib.report import Table
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
 CONFIG = EvalConfig(target="t", draft="d", rows=ROWS, sets=("describe", "saga"))

@@ -14,11 +14,11 @@ import tyro
 from configs import tables
 from configs.tables import PAPERS, commands, with_list
 from eval import block_efficiency, collaborative, draft_quality, kv_head, latency
+from eval.lib import config as evaluation_config
+from eval.lib.command_line import parse_command
+from eval.lib.config import CollaborativeEvalConfig, EvalConfig
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
-from jaxspec.evaluation import config as evaluation_config
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig, EvalConfig
 from tests.conftest import ROOT
 from train import recipe
 

@@ -11,12 +11,12 @@ import pytest
 
 from eval import draft_quality
 from eval.draft_quality import judge
-from eval.programs import passes
-from eval.quality import chosen_letter, final_number, is_right, meteor, quality, rouge_l, rouge_scorer
+from eval.lib.config import EvalConfig, Variant
+from eval.lib.programs import passes
+from eval.lib.quality import chosen_letter, final_number, is_right, meteor, quality, rouge_l, rouge_scorer
 from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import EvalConfig, Variant
 from tests import tiny
 
 pytest.importorskip("rouge_score", reason="ROUGE and METEOR need the `quality` extra")
@@ -185,7 +185,7 @@ def test_the_script_writes_both_models(
         prompt_buckets=(384,),
         image_buckets=(1,),
     )
-    monkeypatch.setattr("jaxspec.evaluation.command_line.load_preset", lambda kind, name: preset)
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
     draft_quality.main(f"tiny --out {tmp_path / 'out'} --limit 2 --text-only".split())
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [(row["dataset"], row["model"]) for row in rows] == [

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from configs.eval.mini import config as mini
+from eval.lib.comparison import each_turn
+from eval.lib.config import Variant
+from eval.lib.simulation import best_fixed, record, replay
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.weighting import parse_weighting
-from jaxspec.evaluation.block_efficiency import each_turn
-from jaxspec.evaluation.config import Variant
-from jaxspec.evaluation.simulation import best_fixed, record, replay
 
 CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt_buckets=(128,), image_buckets=(1,))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from eval.lib.config import Variant
+from eval.lib.report import Run, Table, begin, describe_run, finish, show, write_results
 from jaxspec.errors import InputError
-from jaxspec.evaluation.config import Variant
-from jaxspec.evaluation.report import Run, Table, begin, describe_run, finish, show, write_results
 
 HEADER = ["view", "turn", *(f"set {i}" for i in range(9))]
 ROWS = [[view, turn, *(f"{view}{turn}.{i}0" for i in range(9))] for turn in "12" for view in "MTCP"]

@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from configs.latency import mini
+from eval.lib import synthetic
+from eval.lib.synthetic import RESERVED, follow_cycle, parse_synthetic, synthetic_model
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
-from jaxspec.evaluation import synthetic
-from jaxspec.evaluation.synthetic import RESERVED, follow_cycle, parse_synthetic, synthetic_model
 from jaxspec.models import build
 from tests.tiny import lvlm
 

@@ -14,13 +14,13 @@ from configs.eval.llava15 import config as LLAVA15
 from configs.eval.mini import config as MINI
 from configs.published import ibed, tabed_next
 from eval.block_efficiency import averaged, block_efficiency_table
+from eval.lib import comparison
+from eval.lib.comparison import GROUP, Group, compare
+from eval.lib.config import EvalConfig
+from eval.lib.report import Record, Table
 from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.weighting import PRESETS, Grid, InverseErrorPower, parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.evaluation import block_efficiency
-from jaxspec.evaluation.block_efficiency import GROUP, Group, compare
-from jaxspec.evaluation.config import EvalConfig
-from jaxspec.evaluation.report import Record, Table
 
 
 def made_up(config: EvalConfig) -> list[Record]:
@@ -219,8 +219,8 @@ def test_a_stopped_table_goes_on_behind_its_last_follow_up(monkeypatch: pytest.M
     def measured(config: EvalConfig, plain: Any, engines: Any, where: Record, prompts: Any, *_: Any) -> Group:
         return Group([where | {"gamma": config.gamma, "row": "M", "asked": prompts}], [], [])
 
-    monkeypatch.setattr(block_efficiency, "each_turn", lambda part, plain, name: [(part.turns[0], part.follow_ups)])
-    monkeypatch.setattr(block_efficiency, "_group", measured)
+    monkeypatch.setattr(comparison, "each_turn", lambda part, plain, name: [(part.turns[0], part.follow_ups)])
+    monkeypatch.setattr(comparison, "_group", measured)
     config = replace(LLAVA15, sets=("pope", "vist"), published=())
     rows = [row for group in compare(config, cast("Any", None), {}) for row in group.rows]
     assert [row["asked"] for row in rows[1:5]] == [("question",), ("caption",), ("summary",), ("story",)]

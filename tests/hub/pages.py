@@ -18,10 +18,10 @@ import numpy as np
 import tyro
 from PIL import Image
 
+from eval.lib.command_line import parse_command
+from eval.lib.config import CollaborativeEvalConfig, EvalConfig
 from jaxspec.cli import collaborate, demo, export, generate, inspect, main, plan
 from jaxspec.command import load_preset
-from jaxspec.evaluation.command_line import parse_command
-from jaxspec.evaluation.config import CollaborativeEvalConfig, EvalConfig
 from tests.conftest import ROOT
 from train import distill_data, prepare, prompts, recipe
 

@@ -32,7 +32,7 @@ def test_every_command_is_read_by_its_parser(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("jaxspec.evaluation.command_line.join_cluster", lambda place: None)  # no other host is here
+    monkeypatch.setattr("eval.lib.command_line.join_cluster", lambda place: None)  # no other host is here
     parse(command)
     assert "left out" not in capsys.readouterr().err  # rows of captions
     assert command in (*SHORT, *CHAIN, TABLE) or why_not(command) or re.match("python -m (train|eval)", command.text)

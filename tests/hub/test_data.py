@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from eval.lib.sets import evaluation_set
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.sets import evaluation_set
 from jaxspec.errors import InputError
 from tests.hub import build
 from tests.hub.conftest import cached_at

@@ -24,8 +24,8 @@ from jaxspec.models.inputs import ImageInputs, Pool
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
+from eval.exactness import forward_logits  # noqa: E402
 from jaxspec.checkpoints import huggingface  # noqa: E402
-from jaxspec.evaluation.exactness import forward_logits  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402
 
 SIZES = st.tuples(st.integers(9, 400), st.integers(9, 400))

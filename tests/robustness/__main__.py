@@ -22,11 +22,11 @@ import tyro
 from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
+from eval.lib.report import Run, Table
 from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
-from jaxspec.evaluation.report import Run, Table
 from jaxspec.runtime import human_bytes
 from tests.robustness.damage import Outcome
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from eval.lib.report import Table, begin, finish, markdown, write_results
 from jaxspec.data.sources import Picturebook, Prepared, prepare
-from jaxspec.evaluation.report import Table, begin, finish, markdown, write_results
 from tests.tiny import training
 from tests.training import child
 

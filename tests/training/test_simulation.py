@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jaxspec.data.picturebook import test_set as picturebook_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
+from jaxspec.decoding.metrics import acceptance_metrics
 from jaxspec.decoding.views import rewrite, stack_rows
-from jaxspec.evaluation.metrics import acceptance_metrics
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.losses import count_blocks
 from jaxspec.training.objectives import simulated

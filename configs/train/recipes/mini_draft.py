@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from configs.models.mini import DRAFT
+from configs.models.mini import ASSETS, DRAFT
 from configs.train.recipes.mini_target import TOWER
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
 
-ASSETS = Path(__file__).resolve().parents[3] / "jaxspec" / "assets" / "mini"
 TARGET = str(ASSETS / "target")
 
 KINDS = (

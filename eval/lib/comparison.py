@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from eval.lib.config import EvalConfig
+from eval.lib.report import Record
+from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.cluster import process
 from jaxspec.data.prompts import PLACEHOLDER, Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
-from jaxspec.evaluation.config import EvalConfig
-from jaxspec.evaluation.metrics import acceptance_metrics, block_fields, predicted_speedup
-from jaxspec.evaluation.report import Record
-from jaxspec.evaluation.timing import PassTimes, interleaved, time_passes
 
 GROUP = ("dataset", "turn", "follow_up", "gamma")
 """What rows that were measured by turns have in common: they are saved together, and a stopped run goes on behind."""

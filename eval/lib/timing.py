@@ -166,6 +166,20 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     return PassTimes(**time_loops(calls, repeats))
 
 
+def predicted_speedup(
+    mean_acceptance_length: float, gamma: int, draft_ms: float, target_ms: float, verify_ms: float | None = None
+) -> float:
+    """Return Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
+
+    Args:
+      draft_ms: T_q, one draft pass.
+      target_ms: T_p, one target pass over one token.
+      verify_ms: T_p(J+1), the pass over a block; the papers take it as T_p, which None does too.
+    """
+    verify_ms = target_ms if verify_ms is None else verify_ms
+    return mean_acceptance_length / (gamma * draft_ms / target_ms + verify_ms / target_ms)
+
+
 def time_members(engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10) -> dict[int, list[float]]:
     """Time a pass of each model over so many tokens, after the request's prompt, in milliseconds."""
     state = engine.prefill([request])

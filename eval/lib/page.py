@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from eval.lib.config import EvalConfig
+from eval.lib.report import Record, Table, mean
 from jaxspec.data.images import to_rgb
-from jaxspec.evaluation.config import EvalConfig
-from jaxspec.evaluation.report import Record, Table, mean
 from jaxspec.files import whole, write_text
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")

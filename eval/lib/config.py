@@ -12,13 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from eval.lib.published import Published
+from eval.lib.sets import MMSPEC, SETS, check_names, evaluation_set
+from eval.lib.synthetic import PREFIX as SYNTHETIC
+from eval.lib.synthetic import parse_synthetic, synthetic_model
 from jaxspec.checkpoints.directories import locate, read_config
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.cluster import process
 from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
-from jaxspec.data.sets import MMSPEC, SETS, check_names, evaluation_set
 from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_captioner
 from jaxspec.decoding.engine_config import (
     IMAGE_BUCKETS,
@@ -33,9 +36,6 @@ from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts, nearest
-from jaxspec.evaluation.published import Published
-from jaxspec.evaluation.synthetic import PREFIX as SYNTHETIC
-from jaxspec.evaluation.synthetic import parse_synthetic, synthetic_model
 from jaxspec.sharding import Placement, shardings
 
 

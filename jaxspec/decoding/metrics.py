@@ -1,4 +1,4 @@
-"""Acceptance metrics in vLLM's names, pooled over all blocks of all rows; and the papers' predicted speed-up.
+"""Acceptance metrics in vLLM's names, pooled over all blocks of all rows.
 
 `mean_acceptance_length` (block efficiency, tau) is tokens per target pass of the loop, the correction or bonus token
 counted, the token that prefill gives not. A block cut short by EOS or the row's limit counts what it emitted; places
@@ -47,20 +47,6 @@ def acceptance_metrics(rows: Sequence[DecodeStats]) -> dict[str, Any]:
         "num_draft_tokens": int(drafted.sum()),
         "num_accepted_draft_tokens": int(accepted.sum()),
     }
-
-
-def predicted_speedup(
-    mean_acceptance_length: float, gamma: int, draft_ms: float, target_ms: float, verify_ms: float | None = None
-) -> float:
-    """Return Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
-
-    Args:
-      draft_ms: T_q, one draft pass.
-      target_ms: T_p, one target pass over one token.
-      verify_ms: T_p(J+1), the pass over a block; the papers take it as T_p, which None does too.
-    """
-    verify_ms = target_ms if verify_ms is None else verify_ms
-    return mean_acceptance_length / (gamma * draft_ms / target_ms + verify_ms / target_ms)
 
 
 def collaboration_metrics(rows: Sequence[CollaborationStats]) -> dict[str, Any]:

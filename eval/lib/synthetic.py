@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from configs.models.mini import ASSETS
 from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.decoding.loading import LoadedModel
@@ -27,7 +27,6 @@ PREFIX = "synthetic:"
 ROLES = ("target", "partner", "draft")
 RESERVED = 300
 """Ids below belong to no cycle: a tokeniser's special tokens and bytes."""
-MINI = Path(__file__).resolve().parents[1] / "assets" / "mini" / "target"
 
 
 def parse_synthetic(name: str) -> tuple[str, float]:
@@ -52,7 +51,7 @@ def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
     role, share = parse_synthetic(name)
     preset = load_preset("latency", "pair55m")
     config: LlavaConfig = preset.draft if role == "draft" else preset.target
-    mini = LoadedModel.load(MINI)
+    mini = LoadedModel.load(ASSETS / "target")
     assert isinstance(mini.config, LlavaConfig)
     config = replace(config, image_token_index=mini.config.image_token_index)
     side = config.vision_config.image_size

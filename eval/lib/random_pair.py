@@ -16,6 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from eval.lib.report import Record
+from eval.lib.synthetic import random_params
+from eval.lib.timing import Passes, Roofline, pass_work, predicted_speedup, time_loops
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafters import ChainDrafter
@@ -25,10 +28,6 @@ from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
 from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting import Static, parse_weighting
-from jaxspec.evaluation.metrics import predicted_speedup
-from jaxspec.evaluation.report import Record
-from jaxspec.evaluation.synthetic import random_params
-from jaxspec.evaluation.timing import Passes, Roofline, pass_work, time_loops
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.sampling import Sampling

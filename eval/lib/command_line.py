@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import tyro
 
+from eval.lib.config import EvalConfig, measurable, set_places
+from eval.lib.report import results_folder
+from eval.lib.sets import SETS, check_names
 from jaxspec.cluster import join_cluster
 from jaxspec.command import load_preset, preset_names, script_name
-from jaxspec.data.sets import SETS, check_names
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.errors import InputError, nearest
-from jaxspec.evaluation.config import EvalConfig, measurable, set_places
-from jaxspec.evaluation.report import results_folder
 
 Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)

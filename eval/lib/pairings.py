@@ -18,6 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from eval.lib.collaborative_theory import (
+    Calls,
+    acceptance,
+    alternating_calls,
+    best_schedule,
+    one_proposer_calls,
+    parallel_speedup,
+    speedup,
+)
+from eval.lib.comparison import Group, first_prompt, told
+from eval.lib.config import CollaborativeEvalConfig, Pairing, load_model
+from eval.lib.report import Record, mean
+from eval.lib.timing import interleaved, time_members
 from jaxspec.cache import KVCache
 from jaxspec.cluster import process
 from jaxspec.data.prompts import pad_rows
@@ -27,22 +40,9 @@ from jaxspec.decoding.combination import Combination, greedy_token, parse_combin
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.engine_config import Method
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.decoding.metrics import collaboration_metrics
 from jaxspec.decoding.requests import Request, Result, encode, prompt_row
 from jaxspec.errors import InputError
-from jaxspec.evaluation.block_efficiency import Group, first_prompt, told
-from jaxspec.evaluation.collaborative_theory import (
-    Calls,
-    acceptance,
-    alternating_calls,
-    best_schedule,
-    one_proposer_calls,
-    parallel_speedup,
-    speedup,
-)
-from jaxspec.evaluation.config import CollaborativeEvalConfig, Pairing, load_model
-from jaxspec.evaluation.metrics import collaboration_metrics
-from jaxspec.evaluation.report import Record, mean
-from jaxspec.evaluation.timing import interleaved, time_members
 from jaxspec.sampling import tempered
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -63,7 +63,7 @@ JUDGED = ("standard", "CoS")
 Judge = Callable[[Sample, str], float | None]
 """How good an answer is, from 0 to 1; None where nothing tells."""
 GROUP = ("pairing", "dataset")
-"""What rows that were measured by turns have in common, as `jaxspec.evaluation.block_efficiency.GROUP`."""
+"""What rows that were measured by turns have in common, as `eval.lib.comparison.GROUP`."""
 
 
 def measure(config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Record] = ()) -> Iterator[Group]:

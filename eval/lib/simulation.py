@@ -17,21 +17,21 @@ import numpy as np
 from flax import struct
 from tqdm import tqdm
 
-from jaxspec.config import KVHeadConfig
+from eval.lib.comparison import GROUP, each_turn
+from eval.lib.config import EvalConfig, Variant
+from eval.lib.report import Record
+from jaxspec.config import KVHeadConfig, LvlmConfig
+from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.loading import LoadedHead
+from jaxspec.decoding.loading import LoadedHead, image_inputs
 from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
 from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
-from jaxspec.decoding.views import Captioner
+from jaxspec.decoding.views import Captioner, rewrite, stack_rows, which_image
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.evaluation.block_efficiency import GROUP, each_turn
-from jaxspec.evaluation.config import EvalConfig, Variant
-from jaxspec.evaluation.exactness import whole_row
-from jaxspec.evaluation.report import Record
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, states_before
@@ -45,6 +45,10 @@ a greedy draft is. The first two at temperature 1."""
 
 HINDSIGHT_STEPS = {2: 50, 3: 20, 4: 10}
 """Grid of the best fixed weights, by the number of views; 10 for more."""
+
+
+PASS = 128
+"""Token counts of the divergences' forward passes are rounded up to a multiple of this."""
 
 
 class Recording(struct.PyTreeNode):
@@ -286,3 +290,20 @@ def _agreement(
     own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
     steps = jax.lax.map(lambda x: drafts.logits(own, x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
     return jnp.moveaxis(steps, 0, 2) == tokens[..., 1:]
+
+
+def whole_row(
+    target: LoadedModel, prompt: Prompt, answer: Sequence[int]
+) -> tuple[PromptRows, dict[str, Any] | None, np.ndarray]:
+    """Return a prompt with its answer as inputs of one pass (B = 1), padded to a multiple of `PASS`, and which image
+    each slot shows."""
+    reader, config = target.images, target.config
+    assert reader is not None
+    assert isinstance(config, LvlmConfig)
+    sizes = [(image.height, image.width) for image in map(to_rgb, prompt.images)]
+    shown = [reader.slots(size, None, len(sizes)) for size in sizes]
+    whole = rewrite(prompt.tokens, config.image_token_index, shown).followed_by(answer)
+    (rows,) = stack_rows([[whole]], -(-len(whole) // PASS) * PASS)
+    tiles = sum(reader.tiles(size, len(sizes)) for size in sizes)
+    images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], tiles)
+    return rows, images, which_image(whole, [len(part.sources) for part in shown])

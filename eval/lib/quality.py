@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from eval.programs import passes
+from eval.lib.programs import passes
 from jaxspec.data.benchmarks import BENCHMARKS
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError

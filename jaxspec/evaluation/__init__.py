@@ -1,1 +1,0 @@
-"""Metrics, tables and figures from decode statistics."""
