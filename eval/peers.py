@@ -2,10 +2,12 @@
 
     python -m eval.peers mini --out runs/peers_mini
     python -m eval.peers pair55m --new 128
+    python -m eval.peers smollm2 --compiled
 
-`mini` are the shipped models on picturebook; `pair55m` a synthetic pair, of random weights and given agreement. Both
-libraries read the same files. All methods run warm and in turns; a method's time is the least of its runs, summed
-over prompts. Needs torch (the `parity` extra). Writes results.json and table.md into --out.
+`mini` are the shipped models on picturebook; `pair55m` a synthetic pair, of random weights and given agreement;
+`smollm2` is SmolLM2-135M with the shipped KV head, on the demo's prompts. Both libraries read the same files. All
+methods run warm and in turns; a method's time is the least of its runs, summed over prompts. Needs torch (the `parity`
+extra). Writes results.json and table.md into --out.
 
 On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that torch's threads
 do not wait for each other.
@@ -13,11 +15,12 @@ do not wait for each other.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +38,11 @@ from eval.lib.report import Run, Table, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
 from jaxspec.checkpoints import huggingface
+from jaxspec.checkpoints.directories import locate
+from jaxspec.checkpoints.gguf_files import SMOLLM2
+from jaxspec.cli.demo import CONTESTS
 from jaxspec.command import run_script
+from jaxspec.config import text_config
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
@@ -66,7 +73,7 @@ Method = Callable[[Prompt], Timed]
 
 
 def main(
-    preset: Annotated[Literal["mini", "pair55m"], tyro.conf.Positional],
+    preset: Annotated[Literal["mini", "pair55m", "smollm2"], tyro.conf.Positional],
     out: Path = Path("runs/peers/PRESET"),
     new: int = 96,
     prompts: int = 4,
@@ -79,7 +86,7 @@ def main(
     """Times jaxspec and transformers on one pair.
 
     Args:
-      preset: mini or pair55m, see above.
+      preset: mini, pair55m or smollm2, see above.
       out: directory for results.json and table.md.
       new: most new tokens of an answer.
       prompts: prompts, one after the other, batch 1.
@@ -98,27 +105,39 @@ def main(
     with Run(preset, given, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
-            paths = (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
-            target, draft = (LoadedModel.load(path, jnp.dtype("float32")) for path in paths)
-            asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
-            text_draft = Path(folder) / "text_draft"
-            huggingface.save(text_draft, draft.model.text, draft.params["language_model"], tokenizer=draft.tokenizer)
-            methods = ours(target, draft, new) | theirs(target, paths, text_draft, new, compiled, threads)
+            assistants: dict[str, Path] = {}
+            if preset == "smollm2":
+                path, draft = locate(SMOLLM2), None
+                target = LoadedModel.load(path, jnp.dtype("float32")).with_head(ASSETS.parent / preset / "kv_head")
+                asked = [Engine(target).encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:prompts]]
+            else:
+                pair = (
+                    (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
+                )
+                target, draft = (LoadedModel.load(each, jnp.dtype("float32")) for each in pair)
+                asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
+                path, assistants = pair[0], {"LLaVA": pair[1], "text": Path(folder) / "text_draft"}
+                own = draft.params["language_model"]
+                huggingface.save(assistants["text"], draft.model.text, own, tokenizer=draft.tokenizer)
+            methods = ours(target, draft, new) | theirs(target, path, assistants, new, compiled, threads)
             found = measure(methods, asked, repeats)
         run.rows = [summary(name, answers, found.get(PLAIN)) for name, answers in found.items()]
         notes = [
-            f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, {jax.devices()[0].device_kind}; "
-            f"least of {repeats} runs; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; threads of torch: "
-            f"{threads or 'its own choice'}.",
+            f"{len(asked)} prompts, batch 1, at most {new} new tokens, greedy, float32, "
+            f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} on "
+            f"{os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
             f"x: tokens/s over transformers' eager, and over its assisted generation with {GAMMA} drafted tokens. "
             "tok/s: of whole calls, from prepared inputs to the last token. decode: without the first token and the "
             "target's prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in "
             "assisted generation.",
             "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain "
-            "decoding gives. -: what it is compared to failed.",
-            "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the "
-            "assistant).",
+            "decoding gives. -: what it is compared to failed, or needs a draft that is not there.",
         ]
+        if draft is not None:
+            notes.append(
+                "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the "
+                "assistant)."
+            )
         if preset == "pair55m":
             notes.append(f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens.")
         run.write(Table(f"Peers on {preset}", HEADER, cells(run.rows), notes))
@@ -168,8 +187,8 @@ def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
     return prompts
 
 
-def ours(target: LoadedModel, draft: LoadedModel, new: int) -> dict[str, Method]:
-    """Return jaxspec's methods, with and without the draft."""
+def ours(target: LoadedModel, draft: LoadedModel | None, new: int) -> dict[str, Method]:
+    """Return jaxspec's methods: plain, and with the draft, or else with the target's KV head."""
 
     def method(engine: Engine) -> Method:
         def run(prompt: Prompt) -> Timed:
@@ -180,15 +199,19 @@ def ours(target: LoadedModel, draft: LoadedModel, new: int) -> dict[str, Method]
 
         return run
 
-    buckets = {"new_buckets": (new,), "prompt_buckets": (32, 64, 128, 648 + 32)}
-    return {
-        PLAIN: method(Engine(target, None, EngineConfig(**buckets))),
-        "jaxspec speculative, view M": method(Engine(target, draft, EngineConfig(gamma=GAMMA, **buckets))),
-    }
+    config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
+    methods = {PLAIN: method(Engine(target, None, config))}
+    if draft is not None:
+        methods["jaxspec speculative, view M"] = method(Engine(target, draft, replace(config, gamma=GAMMA)))
+        return methods
+    for gamma in (2, 3, GAMMA):
+        head = replace(config, views=("kv",), gamma=gamma)
+        methods[f"jaxspec speculative, KV head, J = {gamma}"] = method(Engine(target, None, head))
+    return methods
 
 
 def theirs(
-    target: LoadedModel, paths: tuple[Path, Path], text_draft: Path, new: int, compiled: bool, threads: int | None
+    target: LoadedModel, path: Path, assistants: Mapping[str, Path], new: int, compiled: bool, threads: int | None
 ) -> dict[str, Method]:
     """Return transformers' own ways to decode faster, each with what it is compared to."""
     import torch
@@ -196,13 +219,17 @@ def theirs(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    kind = transformers.LlavaForConditionalGeneration
-    model, llava = (kind.from_pretrained(path, trust_remote_code=False).eval() for path in paths)
-    text = transformers.LlamaForCausalLM.from_pretrained(text_draft, trust_remote_code=False).eval()
+
+    def loaded(path: Path) -> Any:
+        sees = "vision_config" in json.loads((path / "config.json").read_text())
+        kind = transformers.LlavaForConditionalGeneration if sees else transformers.AutoModelForCausalLM
+        return kind.from_pretrained(path, trust_remote_code=False).eval()
+
+    model = loaded(path)
+    drafts = {name: loaded(path) for name, path in assistants.items()}
     calls = [0]
     model.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     config: Any = target.config
-    assert target.images is not None
 
     def method(assistant: Any = None, schedule: str = "constant", **options: Any) -> Method:
         def run(prompt: Prompt) -> Timed:
@@ -211,15 +238,15 @@ def theirs(
                 assistant.generation_config.num_assistant_tokens_schedule = schedule
                 assistant.generation_config.assistant_confidence_threshold = 0.0 if schedule == "constant" else 0.4
                 options["assistant_model"] = assistant
-            ids, pixels = expanded(prompt)
-            given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
-            given |= options | {"do_sample": False, "pad_token_id": 3, "eos_token_id": config.text_config.eos_token_id}
+            given = expanded(prompt)
+            length = given["input_ids"].shape[1]
+            given |= options | {"do_sample": False, "pad_token_id": 3, "eos_token_id": text_config(config).eos_token_id}
             with torch.inference_mode():
                 start = time.perf_counter()
                 model.generate(**given, max_new_tokens=1) if assistant is None and not options else None
                 first, used = time.perf_counter(), time.process_time()
                 calls[0] = 0
-                tokens = model.generate(**given, max_new_tokens=new)[0, ids.shape[1] :]
+                tokens = model.generate(**given, max_new_tokens=new)[0, length:]
                 end, used = time.perf_counter(), time.process_time() - used
             if first - start > 1e-3:
                 prefill[prompt.tokens.tobytes()] = first - start
@@ -230,19 +257,22 @@ def theirs(
 
     prefill: dict[bytes, float] = {}
 
-    def expanded(prompt: Prompt) -> tuple[Any, Any]:
-        repeats = np.where(prompt.tokens == config.image_token_index, config.image_tokens, 1)
-        ids = torch.tensor(np.repeat(prompt.tokens, repeats).astype(np.int64))[None]
-        pages = [target.image_processor(images=image, return_tensors="pt")["pixel_values"] for image in prompt.images]
-        return ids, torch.cat(pages)
+    def expanded(prompt: Prompt) -> dict[str, Any]:
+        tokens, pixels = prompt.tokens, {}
+        if prompt.images:
+            assert target.image_processor is not None
+            tokens = np.repeat(tokens, np.where(tokens == config.image_token_index, config.image_tokens, 1))
+            pages = [target.image_processor(images=image, return_tensors="pt") for image in prompt.images]
+            pixels = {"pixel_values": torch.cat([page["pixel_values"] for page in pages])}
+        ids = torch.tensor(tokens.astype(np.int64))[None]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
 
-    methods = {
-        EAGER: method(),
-        ASSISTED: method(llava),
-        "transformers assisted, LLaVA draft, heuristic": method(llava, "heuristic"),
-        "transformers assisted, text draft, constant": method(text),
-        "transformers prompt lookup": method(prompt_lookup_num_tokens=GAMMA),
-    }
+    methods = {EAGER: method()}
+    if "LLaVA" in drafts:
+        methods[ASSISTED] = method(drafts["LLaVA"])
+        methods["transformers assisted, LLaVA draft, heuristic"] = method(drafts["LLaVA"], "heuristic")
+        methods["transformers assisted, text draft, constant"] = method(drafts["text"])
+    methods["transformers prompt lookup"] = method(prompt_lookup_num_tokens=GAMMA)
     if compiled:
         whole = transformers.CompileConfig(fullgraph=False)
         whole._compile_all_devices = True  # CPUs are left out otherwise
