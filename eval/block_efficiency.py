@@ -22,10 +22,10 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import GROUP, compare, row_engines
 from eval.lib.config import EvalConfig, by_reason, load_models
 from eval.lib.page import ASKED, SHOWN, draw_all, write_html
+from eval.lib.replay import engine_of
 from eval.lib.report import Record, Run, Table, failures, mean, number, percent
 from eval.lib.simulation import measure_regret
 from jaxspec.command import input_errors, script_name
-from jaxspec.decoding.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, captioner = load_models(config)
-        plain, engines = Engine(target, None, config.plain()), row_engines(config, target, draft, captioner)
+        plain, engines = engine_of(target, None, config.plain()), row_engines(config, target, draft, captioner)
         run.restore(GROUP)
         # What --regret added is measured again.
         run.rows, run.records = ([r for r in found if "batch" in r] for found in (run.rows, run.records))

@@ -23,6 +23,7 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt
 from eval.lib.config import EvalConfig, load_models
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
+from eval.lib.replay import engine_of
 from eval.lib.report import Record, Run, Table, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
@@ -61,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> None:
         models = {"target": target, "draft": draft}
         if options.attributes:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
-            engines = {name: Engine(model, None, how) for name, model in models.items()}
+            engines = {name: engine_of(model, None, how) for name, model in models.items()}
             found = {name: attribute_accuracy(engine, options.attributes) for name, engine in engines.items()}
             run.rows = [{"model": name} | accuracy for name, accuracy in found.items()]
             kinds = list(found["target"])
@@ -104,7 +105,7 @@ def measure_quality(
     """
     rouge_scorer()  # where it is not installed, that is told before anything is decoded
     context = text_config(next(iter(models.values())).config).max_position_embeddings
-    engines = {name: Engine(_with_context(model, context), None, config.plain()) for name, model in models.items()}
+    engines = {name: engine_of(_with_context(model, context), None, config.plain()) for name, model in models.items()}
     asked = [(name, engine, blind) for name, engine in engines.items() for blind in (False, True)[: 1 + text_only]]
     done = {(row["dataset"], row["model"]) for row in before}
     bar = tqdm(total=len(config.sets) * len(asked), unit="run", desc="quality", initial=len(done), delay=1)

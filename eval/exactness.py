@@ -26,6 +26,7 @@ from tqdm import tqdm
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import each_turn, engine_fields, first_prompt
 from eval.lib.config import EvalConfig, load_models
+from eval.lib.replay import engine_of
 from eval.lib.report import Record, Run, Table
 from eval.lib.simulation import whole_row
 from jaxspec.command import input_errors, script_name
@@ -153,7 +154,7 @@ def measure_identity(
     in turn that has no rows `before`: a row is a set and turn of it; a record one answer, with its `divergence`.
     """
     done = {(row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING}
-    plain = Engine(target, None, replace(config.plain(), batch_size=batches[0]))
+    plain = engine_of(target, None, replace(config.plain(), batch_size=batches[0]))
     variants = [
         (row, gamma, batch)
         for row in config.rows
@@ -173,7 +174,7 @@ def measure_identity(
                 bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
-            engine = Engine(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
+            engine = engine_of(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
             rows: list[Record] = []
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
@@ -224,7 +225,7 @@ def measure_sampling(
     """
     done = {(row["row"], row["temperature"], row["top_p"]) for row in before if row["dataset"] == SAMPLING}
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
-    plain = Engine(target, None, replace(config.plain(), batch_size=batch))
+    plain = engine_of(target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
     bar = tqdm(total=len(options) * (1 + len(engines)), unit="run", desc="sampling", delay=1)
 
@@ -236,7 +237,7 @@ def measure_sampling(
 
     references: dict[tuple[float, float], list[tuple[int, ...]]] = {}
     for name, settings in engines.items():
-        engine = Engine(target, draft, settings, captioner)
+        engine = engine_of(target, draft, settings, captioner)
         for option in options:
             if (name, *option) in done:
                 continue

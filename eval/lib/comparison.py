@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from eval.lib.config import EvalConfig
+from eval.lib.replay import RecordedTarget, engine_of
 from eval.lib.report import Record
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.cluster import process
@@ -22,7 +23,6 @@ from jaxspec.data.prompts import PLACEHOLDER, Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
-from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
@@ -46,7 +46,7 @@ def row_engines(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, captioner: Captioner | None = None
 ) -> dict[str, Engine]:
     """Return what decodes the config's rows, by their names."""
-    return {row.name: Engine(target, draft, config.engine(row), captioner) for row in config.rows}
+    return {row.name: engine_of(target, draft, config.engine(row), captioner) for row in config.rows}
 
 
 def compare(

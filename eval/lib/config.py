@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from eval.lib.published import Published
+from eval.lib.replay import PREFIX as REPLAY
+from eval.lib.replay import RecordedTarget
 from eval.lib.sets import MMSPEC, SETS, check_names, evaluation_set
 from eval.lib.synthetic import PREFIX as SYNTHETIC
 from eval.lib.synthetic import parse_synthetic, synthetic_model
@@ -31,8 +33,6 @@ from jaxspec.decoding.engine_config import (
     Method,
 )
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.replay import PREFIX as REPLAY
-from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts, nearest

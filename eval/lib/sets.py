@@ -7,15 +7,15 @@ bring a question of NQ and of GSM8K. Where TABED's wording is not printed in the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.mmspec import read_prompts
 from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS, test_set
-from jaxspec.data.samples import Sample, own_samples
+from jaxspec.data.rows import local_rows
+from jaxspec.data.samples import Sample, own_sample, own_samples
 from jaxspec.errors import InputError, nearest
 
 MMSPEC = "mmspec"
@@ -77,6 +77,13 @@ def evaluation_set(
         if kind in kinds
     }
     return add_follow_ups(samples, kinds, borrowed)
+
+
+def read_prompts(path: Path) -> Iterator[Sample]:
+    """Yield the conversations of an MMSpec file: lines {id, image, turns, category, topic}, without answers."""
+    for row in local_rows(path):
+        labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
+        yield replace(own_sample("mmspec", row), labels=labels)
 
 
 def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) -> list[Sample]:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from eval.lib.comparison import GROUP, each_turn
 from eval.lib.config import EvalConfig, Variant
+from eval.lib.replay import RecordedTarget
 from eval.lib.report import Record
 from jaxspec.config import KVHeadConfig, LvlmConfig
 from jaxspec.data.images import to_rgb
@@ -26,7 +27,6 @@ from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.loading import LoadedHead, image_inputs
 from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
-from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
 from jaxspec.decoding.views import Captioner, rewrite, stack_rows, which_image

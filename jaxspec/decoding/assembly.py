@@ -12,7 +12,6 @@ from jaxspec.decoding.collaborative import Alternating, Member, OneProposer, Pro
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
 from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, check_words, same_tower
-from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.requests import EncodedRequest
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
@@ -107,11 +106,8 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     if tree is not None and tree.width > scored:
         raise InputError(f"tree: {config.tree!r} branches {tree.width} times, and there are {scored} tokens")
     drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head and head.config)
-    weighting = parse_weighting(config.weighting)
-    if isinstance(target, RecordedTarget) and not weighting.hard_labels:
-        raise InputError(f"weighting {weighting}: learns from probabilities, and recorded answers have none")
     gammas = gammas_up_to(config.gamma) if config.adaptive_gamma else ()
-    program = Speculator(target.model, drafter, weighting, shares, gammas, config.trace)
+    program = Speculator(target.model, drafter, parse_weighting(config.weighting), shares, gammas, config.trace)
     return Assembly(program, params, tuple(forms), (target, draft), target)
 
 

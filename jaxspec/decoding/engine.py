@@ -24,7 +24,6 @@ from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.decoding.loading import LoadedModel, image_inputs
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
-from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.requests import (
     EncodedRequest,
     Request,
@@ -65,7 +64,6 @@ from jaxspec.errors import InputError, check_counts
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh
-from jaxspec.typing import Params
 
 __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
 
@@ -163,8 +161,6 @@ class Engine:
 
         Of several models, those of their combination.
         """
-        if self._recorded is not None:
-            raise InputError("logprobs: recorded answers have no probabilities; give a target that is loaded")
         (read,) = self._read([replace(Request(request) if isinstance(request, str) else request, max_new_tokens=1)])
         alone = isinstance(self.program, Autoregressive | Speculator)  # then drafts have no say
         rows = read.rows[:1] if alone else read.rows
@@ -189,8 +185,7 @@ class Engine:
         buckets."""
         read = self._read(requests)
         sizes = self._largest(read)
-        held = Held(self.program, self.mesh, self._params(read))
-        return timed(run_prefill, held, *self._inputs(read, sizes), static=(sizes.new,))[0]
+        return timed(run_prefill, self._held(read), *self._inputs(read, sizes), static=(sizes.new,))[0]
 
     def warmup(self, requests: Sequence[Request | str]) -> None:
         """Compile all that requests like these need, so that none of their kind waits for it later.
@@ -231,10 +226,6 @@ class Engine:
         smaller = max(self._rooms(sizes)[:-1], default=0)
         return plan_memory(self.program, self.params, batch, sizes, fresh, smaller)
 
-    @property
-    def _recorded(self) -> RecordedTarget | None:
-        return self.target if isinstance(self.target, RecordedTarget) else None
-
     def _batches(self, read: list[EncodedRequest]) -> list[list[int]]:
         """Return which requests run together, or take each other's places."""
         most = len(read) if self._refills else self.config.batch_size
@@ -242,15 +233,14 @@ class Engine:
 
     @property
     def _refills(self) -> bool:
-        """Whether rows take other requests; those of recorded answers cannot."""
-        return self.config.refill and self._recorded is None
+        """Whether rows take other requests."""
+        return self.config.refill
 
     @property
     def _grows(self) -> bool:
         """Whether caches begin with room for few new tokens."""
         config = self.config
-        fixed = config.refill or getattr(config, "adaptive_gamma", False) or self._recorded is not None
-        return config.grow and not fixed
+        return config.grow and not (config.refill or getattr(config, "adaptive_gamma", False))
 
     def _rooms(self, sizes: Sizes) -> list[int]:
         """Return room for new tokens that caches begin with, and those that they grow to."""
@@ -284,7 +274,7 @@ class Engine:
 
     def _read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
         """Return the requests as they will be decoded: with captions, their prompts in each form, and sizes."""
-        read = each(self._limited, encode(self.encoder, requests))
+        read = encode(self.encoder, requests)
         images = [image for request in read for image in request.prompt.images]
         if self._captioned:
             assert self.captioner is not None
@@ -297,15 +287,6 @@ class Engine:
             return read
         new = max((request.sizes.new for request in read), default=0)
         return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
-
-    def _limited(self, request: EncodedRequest) -> EncodedRequest:
-        """Return the request; to a recorded target, for no more tokens than the recorded answer has."""
-        if self._recorded is None:
-            return request
-        if request.temperature > 0:
-            raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
-        known = len(self._recorded.answer(request.prompt))
-        return replace(request, max_new_tokens=min(request.max_new_tokens, known))
 
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
         """Return the request with its prompt in each form, and the bucket that all of them fit in."""
@@ -343,18 +324,10 @@ class Engine:
         return which_image(request.rows[0], [len(part.sources) for part in slots])
 
     def _held(self, requests: list[EncodedRequest]) -> Held:
-        """Return the program with its parameters."""
-        params = self._params(requests)
-        if self._known is None or self._known.params is not params:
-            self._known = Held(self.program, self.mesh, params)
+        """Return the program with its parameters, which are the same for all requests."""
+        if self._known is None or self._known.params is not self.params:
+            self._known = Held(self.program, self.mesh, self.params)
         return self._known
-
-    def _params(self, requests: list[EncodedRequest]) -> Params:
-        """Return the parameters; those of a recorded target are the answers to these requests."""
-        if self._recorded is None:
-            return self.params
-        batch = bucket(len(requests), BATCH_BUCKETS, "batch")
-        return {**self.params, "target": self._recorded.table([request.prompt for request in requests], batch)}
 
     def _start(
         self,

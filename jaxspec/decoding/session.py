@@ -11,7 +11,6 @@ from jaxspec.cache import KVCache
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.decoding.requests import Request, Result
 from jaxspec.decoding.views import PromptRow
 from jaxspec.errors import InputError
@@ -28,7 +27,7 @@ class Session:
     """
 
     def __init__(self, engine: Engine) -> None:
-        if not isinstance(engine.target, LoadedModel) or isinstance(engine.target, RecordedTarget):
+        if type(engine.target) is not LoadedModel:
             raise InputError("session: has one target that is loaded; give several models, or answers, to generate")
         self.engine = engine
         self._prompt: Prompt | None = None

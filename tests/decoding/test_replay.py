@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eval.lib.replay import RecordedEngine, RecordedTarget
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.decoding.replay import RecordedTarget
 from jaxspec.errors import InputError
 from tests import tiny
 
@@ -58,7 +58,7 @@ def test_tokens_and_counts_are_those_of_the_target_itself(
     assert any(result.stats.accepted_at.sum() for result in results)
     longer = [replace(request, max_new_tokens=16) for request in requests]  # ends where the record does
     for given in (requests, longer):
-        for ours, theirs in zip(Engine(recorded, draft, CONFIG).generate(given), results, strict=True):
+        for ours, theirs in zip(RecordedEngine(recorded, draft, CONFIG).generate(given), results, strict=True):
             assert ours.tokens == theirs.tokens
             for name, counts in vars(theirs.stats).items():
                 np.testing.assert_array_equal(getattr(ours.stats, name), counts, err_msg=name)
@@ -67,14 +67,14 @@ def test_tokens_and_counts_are_those_of_the_target_itself(
 def test_plain_decoding_says_the_record(
     recorded: RecordedTarget, requests: list[Request], results: list[Result]
 ) -> None:
-    plain = Engine(recorded, None, CONFIG).generate([replace(requests[0], max_new_tokens=7), *requests[1:]])
+    plain = RecordedEngine(recorded, None, CONFIG).generate([replace(requests[0], max_new_tokens=7), *requests[1:]])
     assert [r.tokens for r in plain] == [results[0].tokens[:7], *(r.tokens for r in results[1:])]
 
 
 def test_what_needs_probabilities_is_refused(
     recorded: RecordedTarget, draft: LoadedModel, requests: list[Request]
 ) -> None:
-    engine = Engine(recorded, draft, CONFIG)
+    engine = RecordedEngine(recorded, draft, CONFIG)
     with pytest.raises(InputError, match=r"temperature 0\.5: recorded answers are greedy"):
         engine.generate([replace(requests[0], temperature=0.5)])
     unknown = replace(requests[0], prompt=replace(requests[0].prompt, turn=2))
@@ -82,7 +82,7 @@ def test_what_needs_probabilities_is_refused(
         engine.generate([unknown])
     for rule in ("grid", "inverse_error_power:measure=tvd", "mt-release", "em"):
         with pytest.raises(InputError, match="learns from probabilities"):
-            Engine(recorded, draft, replace(CONFIG, weighting=rule))
+            RecordedEngine(recorded, draft, replace(CONFIG, weighting=rule))
 
 
 def test_a_kv_head_is_refused(recorded: RecordedTarget, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from eval.lib.sets import evaluation_set
-from jaxspec.data import mmspec
-from jaxspec.data.mmspec import Turn, answer_row, answers_of, read_prompts, summary_csv, summary_rows
+from eval import mmspec
+from eval.lib.replay import answers_of
+from eval.lib.sets import evaluation_set, read_prompts
+from eval.mmspec import Turn, answer_row, summary_csv, summary_rows
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
 

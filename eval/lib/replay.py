@@ -19,10 +19,15 @@ import numpy as np
 
 from jaxspec.cache import KVCache, TreeMask
 from jaxspec.config import LlavaConfig, text_config
-from jaxspec.data.mmspec import answers_of
-from jaxspec.data.prompts import Prompt
+from jaxspec.data.prompts import Prompt, bucket
 from jaxspec.data.rows import DataRow, local_rows
-from jaxspec.decoding.loading import LoadedModel
+from jaxspec.data.samples import text_of
+from jaxspec.decoding.compile_cache import Held
+from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.engine_config import BATCH_BUCKETS, EngineConfig
+from jaxspec.decoding.requests import EncodedRequest, each, encode
+from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.views import Captioner
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
@@ -134,6 +139,54 @@ class RecordedTarget(LoadedModel):
         return {"answers": jnp.asarray(out)}
 
 
+class RecordedEngine(Engine):
+    """An engine whose target is a `RecordedTarget`: each batch is decoded against its own recorded answers."""
+
+    target: RecordedTarget
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.program, Speculator) and not self.program.weighting.hard_labels:
+            rule = self.program.weighting
+            raise InputError(f"weighting {rule}: learns from probabilities, and recorded answers have none")
+
+    @property
+    def _refills(self) -> bool:
+        return False
+
+    @property
+    def _grows(self) -> bool:
+        return False
+
+    def _read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
+        return super()._read(each(self._limited, encode(self.encoder, requests)))
+
+    def _limited(self, request: EncodedRequest) -> EncodedRequest:
+        """Return the request, for no more tokens than the recorded answer has."""
+        if request.temperature > 0:
+            raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
+        known = len(self.target.answer(request.prompt))
+        return replace(request, max_new_tokens=min(request.max_new_tokens, known))
+
+    def _held(self, requests: list[EncodedRequest]) -> Held:
+        """Return the program with the answers to these requests in the place of the target's parameters."""
+        batch = bucket(len(requests), BATCH_BUCKETS, "batch")
+        answers = self.target.table([request.prompt for request in requests], batch)
+        return Held(self.program, self.mesh, {**self.params, "target": answers})
+
+    def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
+        """Raise InputError: there are no probabilities."""
+        raise InputError("logprobs: recorded answers have no probabilities; give a target that is loaded")
+
+
+def engine_of(
+    target: LoadedModel, draft: LoadedModel | None, config: EngineConfig, captioner: Captioner | None = None
+) -> Engine:
+    """Return the engine of a target that is loaded, or recorded."""
+    kind = RecordedEngine if isinstance(target, RecordedTarget) else Engine
+    return kind(target, draft, config, captioner)
+
+
 def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, tuple[int, ...]]]:
     """Yield row, sample, turn and tokens of every recorded answer."""
     for row in local_rows(path):
@@ -151,6 +204,26 @@ def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, t
             answers = [(row.values.get("text"), row.values.get("token_ids"), None)]
         for number, answer in enumerate(answers, 1 if "choices" in row.values else turn):
             yield row, str(sample), number, _tokens(row, *answer, draft)
+
+
+def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int | None]]]:
+    """Return the id of a line of answers, and (text, token ids, number of tokens) by turn; the first choice counts.
+
+    Token ids and numbers are None where the line does not tell them.
+    """
+    name = text_of(row, ("question_id", "id"))
+    try:
+        choice = row.values["choices"][0]
+        texts = choice["turns"]
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise TypeError
+        told = [choice.get(key) or [None] * len(texts) for key in ("token_ids", "new_tokens")]
+        return name, list(zip(texts, *told, strict=True))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another length; "
+            "use MMSpec's output format"
+        ) from error
 
 
 def _counts(value: Any) -> bool:
