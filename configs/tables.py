@@ -197,10 +197,28 @@ IBED = (
 )
 
 
-def _baselines(size: str) -> str:
-    """Return AASD's drafts besides the preset's own; those of text alone are the same for both targets."""
-    places = {"DT-LLaVA": f"dt_llava{size}", "FT-LLaMA": "ft_llama", "DT-LLaMA": "dt_llama"}
-    return " ".join(f"{name}=runs/train/{place}/hf" for name, place in places.items())
+def _head(size: str = "") -> str:
+    """Return the commands of AASD's tables for a target, the 7B or `13b`: the head, the other drafts, the table."""
+    end, target = (f"_{size}", f"llava-hf/llava-1.5-{size}-hf") if size else ("", "llava-hf/llava-1.5-7b-hf")
+    answers = [f"llava_v1_5_mix665k{end}_t{temperature}" for temperature in (0, 1)]
+    asked = f"python -m train.distill_data --target {target} --data runs/data/llava_v1_5_mix665k"
+    learned = f" --data {' '.join(f'runs/data/{name}' for name in answers)}"
+    runs = {name: f"runs/train/{name}{end}" for name in ("ft_llava", "dt_llama", "dt_llava")}
+    own = {name: f" --target {target} --runs {place}" if size else "" for name, place in runs.items()}
+    start = f" --start {runs['ft_llava']}/hf" if size else ""
+    return "\n".join(
+        [
+            f"{TRAIN} kv_llava15_{size or '7b'}_paper",
+            *([] if size else [f"{TRAIN} ft_llama"]),
+            f"{TRAIN} ft_llava{own['ft_llava']}",
+            f"{asked} --name {answers[0]}",
+            f"{asked} --temperature 1 --name {answers[1]}",
+            f"{TRAIN} dt_llama{own['dt_llama']}{learned if size else ''}",
+            f"{TRAIN} dt_llava{own['dt_llava']}{start}{learned if size else ''}",
+            f"{HEAD} aasd_{size or '7b'} --baselines FT-LLaMA=runs/train/ft_llama/hf DT-LLaMA={runs['dt_llama']}/hf "
+            f"DT-LLaVA={runs['dt_llava']}/hf",
+        ]
+    )
 
 
 AASD = (
@@ -208,18 +226,9 @@ AASD = (
         tables=(1, 2),
         figures=(3, 4),
         what="the KV head, also without projector, image keys, text keys or all of the target's keys, against separate "
-        "drafts, finetuned (FT) and distilled on the target's answers (DT); of the 7B, then of the 13B",
-        command="\n".join([
-            f"{TRAIN} kv_llava15_7b_paper",
-            *(f"{TRAIN} {name}" for name in ("ft_llava", "ft_llama", "dt_llava", "dt_llama")),
-            f"{HEAD} aasd_7b --baselines {_baselines('')}",
-            f"{TRAIN} kv_llava15_13b_paper",
-            *(
-                f"{TRAIN} {name} --target llava-hf/llava-1.5-13b-hf --runs runs/train/{name}_13b"
-                for name in ("ft_llava", "dt_llava")
-            ),
-            f"{HEAD} aasd_13b --baselines {_baselines('_13b')}",
-        ]),
+        "drafts, finetuned (FT) and distilled on the target's answers (DT), [from scratch](training.md#aasds-drafts); "
+        "of the 7B, then of the 13B",
+        command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd",
     ),
     Line(figures=(1, 2), what=DRAWN, why="the method"),

@@ -40,7 +40,7 @@ class Llava:
     """Conversations about images: LLaVA's JSON, JSONL or parquet, and a folder of images; text too."""
 
     data: Path
-    """The file, or a folder of parquet or JSONL files."""
+    """The file, or a folder of parquet or JSONL files, or hub:OWNER/NAME/FILE, a file of a data set on the hub."""
     name: str
     """Name of the prepared data set: lower-case words joined by _."""
     images: Path | None = None
@@ -66,7 +66,8 @@ class Text:
     """Text without images: JSONL or parquet of questions and answers, messages, or plain text."""
 
     data: Path
-    """The file, or a folder of parquet or JSONL files."""
+    """The file, or a folder of parquet or JSONL files; or hub:OWNER/NAME, a data set on the hub, or
+    hub:OWNER/NAME/FILE."""
     name: str
     """Name of the prepared data set: lower-case words joined by _."""
     skip: int = 100

@@ -24,7 +24,8 @@ import tyro
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.kv_head import save_kv_head
-from jaxspec.cluster import join_cluster
+from jaxspec.checkpoints.orbax import forget
+from jaxspec.cluster import join_cluster, on_first
 from jaxspec.command import input_errors, load_preset, preset_names, script_name
 from jaxspec.config.kv_head import Feature, Pooling
 from jaxspec.errors import InputError, nearest
@@ -63,7 +64,7 @@ class Options:
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
     debug: bool = False
     """Try the recipe out: two steps a stage, of as few samples as its mesh takes. All else is as it would be, but that
-    it goes to runs/debug, and in place of --STAGE.checkpoints to CHECKPOINTS.debug."""
+    it goes to runs/debug, and in place of --STAGE.checkpoints to CHECKPOINTS.debug, which is removed at the end."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def main(args: Sequence[str] | None = None) -> Path:
     join_cluster(options.cluster)
     setup_runtime()
     directories.check_output(out, *(runs / stage.name for stage in stages))
+    tried = [stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints]
+    on_first(lambda: [forget(place) for place in tried])  # what a trial that was killed has left
     if isinstance(recipe, HeadRecipe):
         write = partial(save_kv_head, out, *train_kv_head(recipe, runs, places), overwrite=True)
     else:
@@ -131,6 +134,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     if jax.process_index() == 0:
         write()
         print(f"wrote {out}")
+    on_first(lambda: [forget(place) for place in tried])
     return out
 
 

@@ -162,6 +162,12 @@ class Checkpoints:
         return f"start again ({left})"
 
 
+def forget(directory: str) -> None:
+    """Remove all that is saved there, and the directory. Raises WriteError where that cannot be done."""
+    with writing(directory):
+        epath.Path(directory).rmtree(missing_ok=True)
+
+
 def _check(found: Any) -> None:
     """Raise ValueError where what was read is not what was written."""
     told = dict(found["data"])

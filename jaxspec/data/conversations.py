@@ -1,13 +1,15 @@
 """Conversations to train on, from files: LLaVA's JSON and its relatives, and text.
 
-Read are a `.json` list, `.jsonl`, and parquet. A row is one of
+Read are a `.json` list, `.jsonl`, also packed as `.jsonl.gz`, and parquet. A row is one of
 
 | columns | as in |
 |---|---|
 | `conversations` of {from, value}, `image` or `images` | LLaVA, LLaVA-OneVision |
 | `messages` of {role, content} | chat data |
 | question and answer, under the names of `ASKED` and `TOLD` | GSM8K, Alpaca |
-| `text` | plain text, learned as it is, without roles |
+| `text`, with `<human>:` and `<bot>:` before what each says | OIG |
+| `text` else | plain text, learned as it is, without roles: RedPajama |
+| `prompt` of {role, text, replies}, the best ranked reply counts | OpenAssistant's trees |
 
 `image` is a path, or a list of them, or the hub's {bytes, path}; `video` a folder of frames, or a list of their paths.
 Frames are images: `<video>` stands for as many placeholders as there are frames. What cannot be read is an InputError
@@ -17,7 +19,9 @@ of its row, and `readable` counts, logs and skips such rows.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,12 +31,18 @@ from typing import Any
 
 from jaxspec.data.images import StoredImage
 from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_in_turns
-from jaxspec.data.rows import DataRow, json_list, rows_and_errors
+from jaxspec.data.rows import DataRow, json_list, on_disk, rows_and_errors
 from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import writing
 
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+ROLES = {
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "bot"), "assistant"),
+    "system": "system",
+}
+SPEAKER = re.compile(r"(?:^|\n)<(human|bot)>:")
+"""What stands before each message in texts of the Open Instruction Generalist."""
 ASKED = ("question", "instruction", "prompt")
 TOLD = ("answer", "output", "response", "completion")
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -72,6 +82,7 @@ def readable(
     """Yield the conversations of a file, or of all parquet or JSONL files of a folder, in their order.
 
     Args:
+      path: `hub:OWNER/NAME/FILE` too.
       skipped: receives the rows that cannot be read; raises InputError when they are too many.
       images: the folder that image paths are relative to; None: the file's own folder, or `images/` in it.
       frames: most frames of a video, spread evenly over those there are.
@@ -82,6 +93,7 @@ def readable(
     check_counts(frames=frames)
     if images is not None and not images.is_dir():
         raise InputError(f"images {images}: no such folder; check the path")
+    path = on_disk(path)
     skipped.start()
     rows = json_list(path) if path.suffix == ".json" and os.path.isfile(path) else rows_and_errors(path)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -151,6 +163,8 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
 
 def _turns(row: DataRow) -> list[tuple[str, str]]:
     """Return (question, answer) of every answered turn; plain text is the answer to an empty question."""
+    if isinstance(row.values.get("prompt"), Mapping):
+        return _pairs(row, _best_path(row.values["prompt"]), "role", "text")
     for column, speaker, words in (("conversations", "from", "value"), ("messages", "role", "content")):
         if column in row.values:
             return _pairs(row, row.values[column], speaker, words)
@@ -159,12 +173,29 @@ def _turns(row: DataRow) -> list[tuple[str, str]]:
     text = row.values.get("text")
     if isinstance(asked, str) and isinstance(told, str):
         return [(asked.strip(), told.strip())]
+    if isinstance(text, str) and text.lstrip().startswith("<human>:"):
+        _, *said = SPEAKER.split(text.lstrip())
+        messages = [{"from": who, "value": words} for who, words in zip(said[::2], said[1::2], strict=True)]
+        return _pairs(row, messages, "from", "value")
     if isinstance(text, str):
         return [("", text.strip())]
     raise InputError(
         f"{row.place}: columns {list(row.values)!r:.200} hold no conversation; give conversations, messages, text, "
         f"or one of {', '.join(ASKED)} with one of {', '.join(TOLD)}"
     )
+
+
+def _best_path(prompt: Any) -> list[Any]:
+    """Return the messages of an OpenAssistant tree along the replies that people ranked first."""
+
+    def rank(reply: Any) -> float:
+        told = reply.get("rank") if isinstance(reply, Mapping) else None
+        return told if isinstance(told, int | float) else math.inf
+
+    path = [prompt]
+    while isinstance(path[-1], Mapping) and isinstance(replies := path[-1].get("replies"), list) and replies:
+        path.append(min(replies, key=rank))
+    return path
 
 
 def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Rows of a data set, streamed: parquet, JSONL, JSON lists and TFDS on disk, and parquet on the Hugging Face hub.
+"""Rows of a data set, streamed: parquet, JSONL, JSON lists and TFDS on disk, and sets and files of the hub.
 
 A row is a dict by column names, wherever it lies; with it comes its place, for errors. Parquet is read a few rows at
 a time and only in the columns asked for; row groups that a filter leaves empty are not read. Strangers write such
@@ -7,9 +7,11 @@ files: a row that is none is an InputError in its place, and the rows behind it 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +21,9 @@ from typing import Any
 from jaxspec.data.images import as_png
 from jaxspec.errors import InputError, first_line, nearest
 
-SUFFIXES = (".parquet", ".jsonl")
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 TFDS = "tfds:"
+HUB = "hub:"
 _NAME_AND_SPLIT = re.compile(r"(.*?)(?:@([^@/]+))?")
 BATCH = 8
 """Rows of a parquet file in memory at a time: images make them large."""
@@ -76,13 +79,16 @@ def rows_and_errors(
         yield from (row for row in found if only is None or isinstance(row, InputError) or _kept(row, only))
         return
     for file in _files(path):
+        packed = file.suffix == ".gz"
         try:
-            with file.open("rb") as handle:
-                if file.suffix == ".jsonl":
+            with gzip.open(file) if packed else file.open("rb") as handle:
+                if packed or file.suffix == ".jsonl":
                     rows = _lines(handle, file)
                     yield from (r for r in rows if only is None or isinstance(r, InputError) or _kept(r, only))
                 else:
                     yield from _parquet_rows(handle, str(file), file.parent, columns, only)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise InputError(f"data {file}: cannot be read as gzip ({first_line(error)}); fetch it again") from error
         except OSError as error:
             raise InputError(f"data {file}: cannot be read ({error.strerror}); check its permissions") from error
 
@@ -96,6 +102,32 @@ def _raised(rows: Iterator[DataRow | InputError]) -> Iterator[DataRow]:
 
 def _kept(row: DataRow, only: tuple[str, str]) -> bool:
     return row.values.get(only[0]) == only[1]
+
+
+def on_disk(path: Path) -> Path:
+    """Return where data lie: `path` itself, or that of `hub:OWNER/NAME/FILE`, a file of a data set on the hub.
+
+    `hub:OWNER/NAME` is the folder of all its files that have rows. They are fetched as their repository holds them, and
+    kept in the hub's cache, from which they are read where there is no network.
+    """
+    place = str(path)
+    if not place.startswith(HUB):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    owner, name, file = (*place.removeprefix(HUB).split("/", 2), "", "")[:3]
+    fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset"
+    wanted = [file] if file else [f"*{suffix}" for suffix in SUFFIXES]
+    unreachable: Any = (OSError, ValueError, *HfHubHTTPError.__bases__)
+    try:
+        folder = Path(snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted))
+    except unreachable as error:
+        told = f"not to be had from the hub ({first_line(error)}); check the id, or fetch it elsewhere ({fetch})"
+        raise InputError(f"data {place}: {told}") from error
+    if not (folder / file).exists():
+        raise InputError(f"data {place}: there is no such file; check its name, or fetch it elsewhere ({fetch})")
+    return folder / file
 
 
 def hub_rows(
@@ -225,13 +257,13 @@ def _plain(value: Any) -> Any:
 
 def _files(path: Path) -> list[Path]:
     if os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
-        if path.suffix not in SUFFIXES:
+        if not path.name.endswith(SUFFIXES):
             raise InputError(f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it to one of these")
         return [path]
     if not os.path.isdir(path):
         raise InputError(f"data {path}: no such file or folder; check the path")
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    kinds = {file.suffix for file in files}
+    files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    kinds = {file.suffix == ".parquet" for file in files}
     if len(kinds) != 1:
         found = "both .parquet and .jsonl files" if kinds else "neither .parquet nor .jsonl files"
         raise InputError(f"data {path}: the folder holds {found}; name one file, or leave one kind in it")

@@ -118,7 +118,10 @@ class TrainConfig:
             raise InputError(f"dtype: {self.dtype!r}; use 'float32' or 'bfloat16'")
 
     def shortened(self) -> TrainConfig:
-        """Return the options of a trial: two steps of as few samples as the mesh and the parts of a batch take."""
+        """Return the options of a trial: two steps of as few samples as the mesh and the parts of a batch take.
+
+        Its checkpoints lie beside the run's, to show that they can be written there; who runs it removes them.
+        """
         few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
         own = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
         shorter = {"steps": min(self.steps, 2), "batch": min(self.batch, few), "warmup": min(self.warmup, 1)}

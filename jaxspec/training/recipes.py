@@ -73,6 +73,10 @@ class StagedRecipe:
     """Tokens that the draft scores: so many that the answers have most often, see `jaxspec.models.vocabulary`; 0: all,
     or those that `start` does."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.unlearned <= 1:
+            raise InputError(f"unlearned: {self.unlearned}; give the share of rows that may teach nothing, 0 to 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(StagedRecipe):
@@ -89,6 +93,7 @@ class Recipe(StagedRecipe):
     """Processes that decode images, on each host; 0: two threads."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
             raise InputError(f"held_out {self.held_out}: no stage evaluates, each has evaluate_every 0; give {names}")

@@ -66,6 +66,12 @@ def read(values: dict[str, Any], folder: Path | None = None) -> Any:
         ({"question": "1+1?", "answer": "2"}, (("1+1?", "2"),)),
         ({"instruction": "Add", "output": "Done"}, (("Add", "Done"),)),
         ({"text": "Once upon a time."}, (("", "Once upon a time."),)),
+        ({"text": "\n<human>: 1+1?\n<bot>: 2\n<human>: Why?\n<bot>: So <bot>: it is."},
+         (("1+1?", "2"), ("Why?", "So <bot>: it is."))),
+        ({"prompt": {"role": "prompter", "text": "Hi", "replies": [
+            {"role": "assistant", "text": "Bad", "rank": 1, "replies": []},
+            {"role": "assistant", "text": "Ho", "rank": 0, "replies": [
+                {"role": "prompter", "text": "So?", "rank": None, "replies": []}]}]}}, (("Hi", "Ho"),)),
     ],
 )  # fmt: skip
 def test_rows(values: dict[str, Any], turns: tuple[tuple[str, str], ...], photos: Path) -> None:
@@ -98,6 +104,8 @@ def test_sizes_are_those_of_upright_images(photos: Path) -> None:
         ({"conversations": said(("Hi", "Ho")), "image": "9.png"}, "no such image file"),
         ({"conversations": said(("Hi", "Ho")), "video": "1.png"}, "no folder of frames"),
         ({"caption": "A cup."}, "hold no conversation"),
+        ({"text": "<human>: Hi"}, "no question with an answer"),
+        ({"prompt": {"role": "prompter", "text": "Hi", "replies": [7]}}, "no message"),
     ],
 )
 def test_rows_that_cannot_be_read(values: dict[str, Any], reason: str, photos: Path) -> None:

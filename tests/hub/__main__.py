@@ -1,7 +1,7 @@
 """Runs commands of README and docs against the twins, one after the other, each as its page has it, with --debug.
 
 python -m tests.hub                       # all that are about models of the hub: an hour or more
-python -m tests.hub "collaborative cos"   # those that hold this text
+python -m tests.hub "collaborative cos" ibed   # those that hold one of these texts
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from train import prepare
 from train.recipe import KIND
 
 
-def main(text: str = "") -> int:
+def main(*texts: str) -> int:
     """Run the commands in one new folder; return how many did not come to their end."""
     home, failed = Path(tempfile.mkdtemp(prefix="hub_of_twins_")), 0
     os.environ["XDG_CACHE_HOME"] = str(home / "cache")
@@ -34,7 +34,9 @@ def main(text: str = "") -> int:
     for name in {name for recipe in recipes for stage in recipe.stages for name, _ in stage.data} | {"my_mix_t0"}:
         if not name.startswith("picturebook"):
             prepare.main(prepare.Llava(Path("mix.json"), name, Path("photos")))
-    asked = dict.fromkeys(command._replace(page="") for command in commands() if text in command.text)
+    asked = dict.fromkeys(
+        command._replace(page="") for command in commands() if any(text in command.text for text in texts or [""])
+    )
     with cached_at(home / "hub"):
         for command in asked:
             if why_not(command):

@@ -1,4 +1,4 @@
-"""Every data set that an evaluation reads from the hub, as its repository holds it, with three rows or so in each file.
+"""Every data set that is read from the hub, as its repository holds it, with three rows or so in each file.
 
 A twin has the configurations, splits, files and columns of its original, and images as `datasets` stores them. What no
 public material showed is marked `UNSEEN`, and is as the other sets of its maker have it.
@@ -6,6 +6,7 @@ public material showed is marked `UNSEEN`, and is as the other sets of its maker
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from dataclasses import dataclass, field
@@ -45,8 +46,10 @@ class DataTwin:
 
     source: str
     """Where its files and columns were seen."""
-    parts: dict[tuple[str, str], Part]
+    parts: dict[tuple[str, str], Part] = field(default_factory=dict)
     """By configuration and split."""
+    lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Rows of JSONL files by their names, packed where these end in `.gz`."""
 
 
 _TEXTVQA = (
@@ -79,6 +82,26 @@ _INTERLEAVED = {
 }
 _MMLU = {"subject": [*["law"] * 5, *["art"] * 5], "choices": ["no", "yes", "both", "none"], "answer": 1}
 _SUMS = {"question": "How many are 1 and 2?", "answer": "They are <<1+2=3>>3.\n#### 3"}
+_PAJAMAS = (
+    "arxiv",
+    "book",
+    "c4",
+    *(f"cc_20{part}" for part in ("19-30", "20-05", "21-04", "22-05", "23-06")),
+    "github",
+)
+_SAID = "\n<human>: How many are 1 and 2?\n<bot>: They are 3."
+
+
+def _message(role: str, text: str, rank: int | None, *replies: dict[str, Any]) -> dict[str, Any]:
+    known = {"review_count": 3, "review_result": True, "deleted": False, "synthetic": False, "lang": "en"}
+    return {"message_id": text[:4], "text": text, "role": role, **known, "rank": rank, "replies": list(replies)}
+
+
+_TREE = _message(
+    *("prompter", "Which animal barks?", None),
+    _message("assistant", "A cat does.", 1),
+    _message("assistant", "A dog does.", 0, _message("prompter", "And which one purrs?", None)),
+)
 
 
 DATA: dict[str, DataTwin] = {
@@ -198,11 +221,34 @@ DATA: dict[str, DataTwin] = {
             )
         },
     ),
+    "togethercomputer/RedPajama-Data-1T-Sample": DataTwin(
+        f"{TREE}; columns: its RedPajama-Data-1T-Sample.py",
+        lines={
+            f"{name}_sample.jsonl": [{"text": f"A text of {name}, to be read.\n" * 9, "meta": "{}"}]
+            for name in (*_PAJAMAS, "stackexchange", "wikipedia")
+        },
+    ),
+    "laion/OIG": DataTwin(
+        f"{TREE}; its card on the texts' form",
+        lines={
+            "unified_chip2.jsonl": [{"text": _SAID, "metadata": {"source": "unified_chip2"}}] * 3,
+            "unified_basic.jsonl": [{"text": "not asked for"}],
+        },
+    ),
+    "OpenAssistant/oasst1": DataTwin(
+        f"{TREE}; {CARD}, with an example of a tree",
+        lines={
+            "2023-04-12_oasst_ready.trees.jsonl.gz": [
+                {"message_tree_id": str(i), "tree_state": "ready_for_export", "prompt": _TREE} for i in range(3)
+            ],
+            "2023-04-12_oasst_ready.messages.jsonl.gz": [{"message_id": "1", "text": "not asked for"}],
+        },
+    ),
 }  # fmt: skip
 
 
 def write(folder: Path, twin: DataTwin) -> None:
-    """Write a twin's files: its card, and parquet."""
+    """Write a twin's files: its card, parquet, and JSONL."""
     import pyarrow
     from pyarrow import parquet
 
@@ -216,6 +262,9 @@ def write(folder: Path, twin: DataTwin) -> None:
             file = folder / f"{part.files}-{shard:05d}-of-{part.shards:05d}.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
             parquet.write_table(pyarrow.Table.from_pylist(rows, schema), file, row_group_size=2)
+    for name, rows in twin.lines.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     configs = [{"config_name": config, "data_files": files} for config, files in cards.items()]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n\n# A twin\n")
 

@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 _ID = r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*\w"
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _WITHIN = re.compile(rf"(?<![\w./$:~-])(?:\w+:)?({_ID})(?![\w/{{*-])")
+_DATA = re.compile(rf"hub:(?!OWNER)({_ID})")
 _PLACES = {"path", "runs", "photos", "mini", "mini_llava", "llava15_68m", "tower", "venv", "shared", "BUCKET", "HOME"}
 """What folders of a reader's own are called in the docs."""
 
@@ -34,14 +35,17 @@ def preset_ids() -> set[str]:
 
 def page_ids() -> set[str]:
     """Return the hub ids in the code of README and docs."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    code = "\n".join(part for page in pages for part in _CODE.findall(page.read_text(encoding="utf-8")))
-    return {name for name in _WITHIN.findall(code) if not _is_path(name)}
+    return {name for name in _WITHIN.findall(_code()) if not _is_path(name)}
 
 
 def data_ids() -> set[str]:
-    """Return the hub ids of the papers' sets."""
-    return {benchmark.hub for benchmark in BENCHMARKS.values()}
+    """Return the hub ids of the papers' sets: to measure on, and to train on (`hub:`)."""
+    return {benchmark.hub for benchmark in BENCHMARKS.values()} | set(_DATA.findall(_code()))
+
+
+def _code() -> str:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return "\n".join(part for page in pages for part in _CODE.findall(page.read_text(encoding="utf-8")))
 
 
 def _is_path(name: str) -> bool:

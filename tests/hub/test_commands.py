@@ -7,23 +7,28 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from configs.train.recipes import dt_llama, ft_llama
 from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.data.sources import open_source
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.loading import LoadedModel
 from tests.hub import build
 from tests.hub.pages import PAGES, Command, commands, keep_trial, lay_out, parse, run, shell_blocks, why_not
 from tests.hub.table import CAPTIONERS, TWINS
+from train import prepare
 
 COMMANDS = commands()
 HERE = (*TWINS, "jaxspec/assets/mini/target --draft")
 SHORT = [c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in HERE)]
 CHAIN = [c for c in COMMANDS if c.page == "training.md" and re.search("my_mix|mine=|export runs/train/llava15", c.text)]
+TEXTS = [c for c in COMMANDS if c.script == "train.prepare" and "hub:" in c.text]
 TABLE = next(c for c in COMMANDS if "ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base" in c.text)
 
 
@@ -95,6 +100,26 @@ def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(folder: Path
     (table,) = folder.glob("runs/eval/**/table.md")
     assert "mine" in table.read_text()
     assert is_kv_head(folder / "runs" / "train" / "kv_llava15_7b" / "hf")
+
+
+def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of docs/training.md, `AASD's drafts`, and the recipes, of a narrower draft that is quick to make."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    monkeypatch.setattr(ft_llama, "config", replace(ft_llama.config, start=replace(ft_llama.DRAFT, **sizes)))
+    for command in TEXTS:
+        run(command)
+        keep_trial(folder / "runs")
+    found = {name: open_source(f"runs/data/{name}")[0] for name in ("redpajama_1t_sample", "oig_small_chip2", "oasst1")}
+    assert [len(sample.turns) for sample in found.values()] == [1, 1, 1]
+    assert found["redpajama_1t_sample"].turns[0][0] == ""
+    assert found["oig_small_chip2"].turns == (("How many are 1 and 2?", "They are 3."),)
+    assert found["oasst1"].turns == (("Which animal barks?", "A dog does."),)
+    for name in ("blip_laion_cc_sbu_558k", *(name for name, _ in dt_llama.SETS), "llava_v1_5_mix665k"):
+        prepare.main(prepare.Llava(Path("mix.json"), name, Path("photos")))
+    for name in ("ft_llama", "ft_llava", "dt_llama", "dt_llava"):
+        run(Command("", f"python -m train.recipe {name}"))
+        keep_trial(folder / "runs")
+        assert LoadedModel.load(folder / "runs" / "train" / name / "hf").model.has_vision == name.endswith("llava")
 
 
 def test_a_table_with_captions_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

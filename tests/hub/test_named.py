@@ -19,7 +19,7 @@ def test_every_model_that_a_preset_or_a_page_names_has_a_twin() -> None:
     assert {"llava-hf/llava-1.5-7b-hf", "mjbooo/lvlm68m", "Qwen/Qwen2.5-Math-1.5B-Instruct"} <= named
 
 
-def test_every_data_set_that_an_evaluation_reads_has_a_twin() -> None:
+def test_every_data_set_that_is_read_has_a_twin() -> None:
     assert data_ids() == set(DATA)
     parts = {(name, *part) for name, twin in DATA.items() for part in twin.parts}
     for known in BENCHMARKS.values():

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from configs.train.recipes import ft_llama
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import prepare
 from jaxspec.decoding.loading import LoadedModel
@@ -113,6 +114,18 @@ def test_the_command_writes_a_draft_that_loads(
     assert [entry["step"] for entry in log(tmp_path / "tune")] == [1]
 
 
+def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shared" / "run.debug" / "2").mkdir(parents=True)  # a killed trial's
+    (tmp_path / "shared" / "run").mkdir()
+    words = ["mini_text", "--target", str(folder / "target"), "--data", str(folder / "talk"), "--debug"]
+    out = script.main([*words, "--tune.checkpoints", "shared/run/"])
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["run"]
+    assert [entry["step"] for entry in log(out.parent / "tune")] == [2]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -126,6 +139,8 @@ def test_the_command_writes_a_draft_that_loads(
         (["kv_mini", "--data", "typo=/nowhere"], "--data typo: no stage reads it"),
         (["kv_mini", "--loss", "ce"], "--loss: no such option; "),
         (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
+        (["mini_text", "--unlearned", "2"], "unlearned: 2.0; give the share of rows"),
+        (["kv_mini", "--unlearned", "-0.1"], "unlearned: -0.1; give the share of rows"),
     ],
 )
 def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,6 +175,11 @@ def test_options_of_a_head() -> None:
     assert made.anchoring == Anchoring(anchors=32, loss="ce")
     assert made.stages[0].train.steps == 7
     assert made.target == "there"
+
+
+def test_aasds_text_draft_has_the_papers_size() -> None:
+    sizes = [leaf.size for leaf in jax.tree.leaves(abstract_params(ft_llama.DRAFT))]
+    assert round(sum(sizes) / 1e6) == 112
 
 
 DRAFTS = [name for name in preset_names("train.recipes") if isinstance(load_preset("train.recipes", name), Recipe)]

@@ -1,4 +1,4 @@
-"""AASD's DT-LLaVA (Table 1): as FT-LLaVA, with a second stage on answers that the target wrote."""
+"""AASD's DT-LLaVA (Table 1): FT-LLaVA, trained on with answers that the target wrote, as DT-LLaMA."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ from dataclasses import replace
 
 from configs.train.recipes.dt_llama import SETS
 from configs.train.recipes.ft_llava import config as ft_llava
+from configs.train.recipes.llava15_68m import TUNE
+from jaxspec.training.recipes import Stage
 
-config = replace(ft_llava, stages=(ft_llava.stages[0], replace(ft_llava.stages[1], data=SETS)))
+config = replace(ft_llava, start="runs/train/ft_llava/hf", stages=(Stage("distill", TUNE, SETS),))

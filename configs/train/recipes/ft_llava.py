@@ -1,7 +1,9 @@
-"""AASD's FT-LLaVA (Table 1): a draft that sees, fine-tuned on the corpus's own answers; as FT-LLaMA in all else."""
+"""AASD's FT-LLaVA (Table 1): FT-LLaMA behind the target's tower, trained as LLaVA-1.5 is; the paper names no set."""
 
 from __future__ import annotations
 
-from configs.train.recipes.llava15_160m import config as llava15_160m
+from dataclasses import replace
 
-config = llava15_160m
+from configs.train.recipes.llava15_68m import config as llava15_68m
+
+config = replace(llava15_68m, start="runs/train/ft_llama/hf")
