@@ -98,7 +98,11 @@ def remember(
     """
     if cache is None:
         return k.swapaxes(1, 2), v.swapaxes(1, 2), None
-    cache = write(cache[0], k, positions), write(cache[1], v, positions), *cache[2:]
+    if live == k.shape[1]:  # whole rows lie where a scatter would write them, one slot after another
+        keys, values = (leaf.at[:, :, :live].set(new.swapaxes(1, 2)) for leaf, new in zip(cache, (k, v)))
+    else:
+        keys, values = write(cache[0], k, positions), write(cache[1], v, positions)
+    cache = keys, values, *cache[2:]
     return cache[0][:, :, :live], cache[1][:, :, :live], cache
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.cache import init_cache, write
+from jaxspec.cache import init_cache, remember, write
 from jaxspec.config import LlamaConfig
 from jaxspec.models import build
 from tests import tiny
@@ -115,3 +115,13 @@ def test_a_pass_in_a_loop_copies_no_cache(tokens: int) -> None:
     assert f"[1,2,{slots},16]" in program
     copied = re.findall(r"= f32\[([\d,]+)\]\S* (?:copy|transpose)\(", program)
     assert not shapes & set(copied)
+
+
+def test_whole_rows_are_written_as_entry_by_entry() -> None:
+    """A prompt that fills the first slots in order needs no scatter, and leaves what lies behind as it was."""
+    leaf, new = (jnp.asarray(entries(seed, S)).swapaxes(1, 2) for seed in (0, 1)), jnp.asarray(entries(2, T))
+    cache, positions = tuple(leaf), jnp.broadcast_to(jnp.arange(T), (B, T))
+    scattered = remember(cache, new, 2 * new, positions, None)[2]
+    *read, placed = remember(cache, new, 2 * new, positions, T)
+    jax.tree.map(np.testing.assert_array_equal, placed, scattered)
+    jax.tree.map(np.testing.assert_array_equal, read, [new.swapaxes(1, 2), 2 * new.swapaxes(1, 2)])

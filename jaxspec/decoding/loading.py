@@ -78,8 +78,8 @@ class LoadedModel:
         """
         setup_runtime()
         path = directories.locate(path_or_id, revision)
-        platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-        if dtype is None and platform == "cpu":
+        (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
+        if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")
         places = None
         if mesh is not None:

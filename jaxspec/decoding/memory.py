@@ -20,9 +20,10 @@ from jaxspec.decoding.collaborative import Program
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts, map_caches
 from jaxspec.models import LanguageModel, image_zeros
+from jaxspec.models.attention import BLOCK
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.kv_head import no_rows
-from jaxspec.models.layers import QUERY_BLOCK
+from jaxspec.models.qwen_vl import full_block
 from jaxspec.models.vision import TILE_BLOCK
 from jaxspec.runtime import human_bytes
 from jaxspec.sampling import Sampling
@@ -236,10 +237,10 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
 
 def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: int) -> int:
     """Return bytes of a few residual streams and one MLP of the whole prompt, and the scores (float32, before and after
-    softmax) of one block of queries."""
-    queries = QUERY_BLOCK if length >= 2 * QUERY_BLOCK else length
+    softmax) of the prompt, or of one block of queries and keys."""
+    queries, keys = (BLOCK, BLOCK) if length >= 2 * BLOCK else (length, slots)
     streams = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
-    return streams + 2 * batch * text.num_attention_heads * queries * slots * 4
+    return streams + 2 * batch * text.num_attention_heads * queries * keys * 4
 
 
 def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
@@ -251,7 +252,8 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
         c = config.vision_config
         patches = tiles * c.window_patches
         streams = batch * patches * (4 * c.hidden_size + 3 * c.intermediate_size) * itemsize
-        return streams + 2 * batch * c.num_heads * patches * max(c.window_patches, min(QUERY_BLOCK, patches)) * 4
+        queries = max(c.window_patches, full_block(tiles, c.window_patches))
+        return streams + 2 * batch * c.num_heads * patches * queries * 4
     c, count = config.vision_config, batch * tiles
     patches = c.side**2 + c.class_token
     streams = count * patches * (4 * c.hidden_size + c.intermediate_size) * itemsize

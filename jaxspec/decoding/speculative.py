@@ -214,7 +214,7 @@ class Speculator:
             return match(argmax(logits), draft)
         p = by_place(lambda place: distribution(place, options))(logits)
         return verify(p, draft, step_keys(options, state.count, self.drafter.reads), options.temperature == 0)
-        return jax.lax.cond(jnp.all(greedy), lambda: match(argmax(logits), draft), drawn)
+
 
 def prefill_target(
     model: LanguageModel, params: Params, batch: PromptBatch, slots: int, keep_hidden: bool = False

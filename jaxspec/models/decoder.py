@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, write
 from jaxspec.config import RotaryConfig
+from jaxspec.models.attention import attend
 from jaxspec.models.inputs import in_order, merge
 from jaxspec.models.layers import (
     INIT,
@@ -21,7 +22,6 @@ from jaxspec.models.layers import (
     Embed,
     GatedMLP,
     RMSNorm,
-    attend,
     call_layer,
     rotary_frequencies,
     rotate,
@@ -40,7 +40,8 @@ class Places(NamedTuple):
     seen: Bool[Array, "#B T tree"] | None = None
     """Makes the tokens nodes of a tree, see `attend`."""
     live: int | None = None
-    """No token's slot reaches it, so that only so many slots are read. Static."""
+    """No token's slot reaches it, so that only so many slots are read: as many as tokens where these are whole rows, in
+    order. Static."""
 
 
 class Attention(nn.Module):

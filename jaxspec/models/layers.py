@@ -1,6 +1,6 @@
-"""Norms, rotary embedding, grouped attention over a cache, and the Llama MLP.
+"""Products, norms, rotary embedding and the Llama MLP.
 
-Activations keep the parameters' dtype; norms, rotary angles, attention scores and their softmax are float32.
+Activations keep the parameters' dtype; norms and rotary angles are float32.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ import numpy as np
 
 from jaxspec.config import RotaryConfig
 from jaxspec.sharding import constrain, row_major, shard_count
-from jaxspec.typing import Array, Bool, Float, Int, Params
-
-QUERY_BLOCK = 512
-"""Queries whose scores exist at once: a 4k prompt never holds an S x S matrix."""
+from jaxspec.typing import Array, Float, Int, Params
 
 INIT = jax.jit(nn.initializers.normal(0.02), static_argnums=(1, 2))
 
@@ -230,83 +227,6 @@ def rotate(
     cos, sin = scale * jnp.cos(angles)[:, :, None], scale * jnp.sin(angles)[:, :, None]
     a, b = jnp.split(x.astype(angles.dtype), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-
-
-def attend(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B K S H"],
-    v: Float[Array, "B K S H"],
-    positions: Int[Array, "B T"],
-    seen: Bool[Array, "#B T tree"] | None = None,
-    bias: Float[Array, "B S"] | None = None,
-) -> Float[Array, "B T N H"]:
-    """Return grouped attention in which the query at position p reads the slots 0..p.
-
-    With `seen`, the queries are the last T of the A nodes of a token tree: they read all slots before the tree,
-    and of the tree those that `seen` marks. `bias` is added to the scores of each slot.
-
-    Long runs of queries go in blocks of `QUERY_BLOCK`, so that scores take O(QUERY_BLOCK * S), not O(T * S).
-    """
-    batch, count, heads, width = q.shape
-    if count < 2 * QUERY_BLOCK or seen is not None:
-        return _attend_block(q, k, v, positions, seen, bias)
-    whole = count - count % QUERY_BLOCK
-
-    def split(x: Array) -> Array:
-        return jnp.moveaxis(x[:, :whole].reshape(batch, -1, QUERY_BLOCK, *x.shape[2:]), 1, 0)
-
-    out = jax.lax.map(lambda block: _attend_block(block[0], k, v, block[1], None, bias), (split(q), split(positions)))
-    out = jnp.moveaxis(out, 0, 1).reshape(batch, whole, heads, width)
-    if whole == count:
-        return out
-    return jnp.concatenate([out, _attend_block(q[:, whole:], k, v, positions[:, whole:], None, bias)], axis=1)
-
-
-def _attend_block(
-    q: Array, k: Array, v: Array, positions: Array, seen: Array | None = None, bias: Array | None = None
-) -> Array:
-    batch, count, heads, width = q.shape
-    kv_heads = k.shape[1]
-    # One matrix a key-value head, as the cache has them: XLA would transpose all slots for any other order.
-    rows = q.reshape(batch, count, kv_heads, -1, width).transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, width)
-
-    def scored(rows: Array) -> Array:
-        return jnp.einsum("BKQH,BKSH->BKQS", rows, k, preferred_element_type=jnp.float32)
-
-    scores = never_alone(scored, rows, 2) * width**-0.5
-    if bias is not None:
-        scores += bias[:, None, None]
-    scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
-    slots = jnp.arange(k.shape[2])
-    visible = slots <= positions[..., None] if seen is None else _visible(slots, positions, seen)
-    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
-    probs = probs.reshape(batch, kv_heads, -1, k.shape[2])
-    out = never_alone(lambda rows: jnp.einsum("BKQS,BKSH->BKQH", rows, v), probs, 2)
-    return out.reshape(batch, heads, count, width).swapaxes(1, 2)
-
-
-def _visible(
-    slots: Int[Array, " S"], positions: Int[Array, "B T"], seen: Bool[Array, "#B T tree"]
-) -> Bool[Array, "B T S"]:
-    """Mark the slots that each node of a tree reads; the tree ends with the last of `positions`."""
-    size = seen.shape[-1]
-    node = (slots - (positions[:, -1:] + 1 - size))[:, None]
-    inside = jnp.take_along_axis(seen, jnp.clip(node, 0, size - 1), axis=-1)
-    return (node < 0) | (inside & (node < size))
-
-
-def attend_freely(
-    q: Float[Array, "... Q N H"],
-    k: Float[Array, "... P N H"],
-    v: Float[Array, "... P N H"],
-    seen: Bool[Array, "... Q P"] | None = None,
-) -> Float[Array, "... Q N H"]:
-    """Return attention that knows no order, as in towers: to all keys, or to those that `seen` marks."""
-    scores = jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-    if seen is not None:
-        scores = jnp.where(seen[..., None, :, :], scores, -jnp.inf)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("...NQP,...PNH->...QNH", probs, v)
 
 
 class GatedMLP(nn.Module):

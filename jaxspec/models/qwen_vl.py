@@ -21,9 +21,10 @@ import numpy as np
 
 from jaxspec.config import QwenVisionConfig, QwenVLConfig
 from jaxspec.errors import InputError
+from jaxspec.models.attention import BLOCK, attend_freely, splash
 from jaxspec.models.decoder import CausalLM, Lvlm
 from jaxspec.models.inputs import Pool, Shapes, Size, Slots
-from jaxspec.models.layers import INIT, QUERY_BLOCK, Dense, GatedMLP, RMSNorm, attend_freely, call_layer, rotate
+from jaxspec.models.layers import INIT, Dense, GatedMLP, RMSNorm, call_layer, rotate
 from jaxspec.typing import Array, Bool, Float, Int
 
 MOST_STRETCHED = 200
@@ -89,15 +90,33 @@ class VisionAttention(nn.Module):
 
     @staticmethod
     def _within_images(q: Array, k: Array, v: Array, image: Array) -> Array:
-        """Attend within images. Queries go in blocks of about `QUERY_BLOCK`: five large images never hold a square of
-        scores."""
-        keys, values, owners = (part.reshape(part.shape[0], -1, *part.shape[3:]) for part in (k, v, image))
-        block = max(1, QUERY_BLOCK // q.shape[2])
-        tiles = jnp.moveaxis(q, 1, 0), jnp.moveaxis(image, 1, 0)
-        out = jax.lax.map(
-            lambda tile: attend_freely(tile[0], keys, values, _same(tile[1], owners)), tiles, batch_size=block
-        )
-        return jnp.moveaxis(out, 0, 1)
+        """Attend within images. Queries go in blocks of `full_block`: photographs never hold a square of scores."""
+
+        def flat(part: Array) -> Array:
+            return part.reshape(part.shape[0], -1, *part.shape[3:])
+
+        def fused(q: Array, k: Array, v: Array, image: Array) -> Array:
+            return splash(flat(q), flat(k).swapaxes(1, 2), flat(v).swapaxes(1, 2), flat(image)).reshape(q.shape)
+
+        def blocked(q: Array, k: Array, v: Array, image: Array) -> Array:
+            keys, values, owners = flat(k), flat(v), flat(image)
+            tiles = jnp.moveaxis(q, 1, 0), jnp.moveaxis(image, 1, 0)
+            out = jax.lax.map(
+                lambda tile: attend_freely(tile[0], keys, values, _same(tile[1], owners)),
+                tiles,
+                batch_size=full_block(*q.shape[1:3]) // q.shape[2],
+            )
+            return jnp.moveaxis(out, 0, 1)
+
+        if q.shape[1] * q.shape[2] < 2 * BLOCK:
+            return blocked(q, k, v, image)
+        return jax.lax.platform_dependent(q, k, v, image, tpu=fused, default=blocked)
+
+
+def full_block(tiles: int, patches: int) -> int:
+    """Return the patches of whole tiles, one or more, whose scores exist at once in layers that read whole images:
+    about `BLOCK`, and fewer where a photograph has over 8,192."""
+    return max(1, min(BLOCK, 2**22 // (tiles * patches)) // patches) * patches
 
 
 def _same(mine: Int[Array, "... Q"], theirs: Int[Array, "... P"]) -> Bool[Array, "... Q P"]:

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.config import VisionConfig
-from jaxspec.models.layers import INIT, Dense, LayerNorm, attend_freely, call_layer
+from jaxspec.models.attention import attend_freely
+from jaxspec.models.layers import INIT, Dense, LayerNorm, call_layer
 from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 

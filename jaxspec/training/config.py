@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh
@@ -23,18 +25,21 @@ class MeshConfig:
     model: int = 1
     """Devices that heads, MLPs and the vocabulary are split over."""
 
-    def make(self, batch: int) -> Mesh:
-        """Return the mesh for batches of so many samples. Raises InputError where the devices or the batch do not fit.
+    def make(self, batch: int, devices: Sequence[Any] | None = None) -> Mesh:
+        """Return the mesh for batches of so many samples, of all devices or of those given.
+
+        Raises InputError where the devices or the batch do not fit.
         """
-        data = self.data
+        devices, data = jax.devices() if devices is None else devices, self.data
         if data is None:
-            left = len(jax.devices()) // (self.fsdp * self.model)
+            left = len(devices) // (self.fsdp * self.model)
             data = max(1, math.gcd(batch // self.fsdp if batch % self.fsdp == 0 else 1, left))
-        mesh = make_mesh(self.model, self.fsdp, data)
+        mesh = make_mesh(self.model, self.fsdp, data, devices)
         check_batch(batch, mesh)
-        if jax.process_count() > 1 and mesh.size < len(jax.devices()):
+        processes = len({device.process_index for device in devices})
+        if processes > 1 and mesh.size < len(devices):
             raise InputError(
-                f"mesh: {mesh.size} of the {len(jax.devices())} devices of {jax.process_count()} processes; "
+                f"mesh: {mesh.size} of the {len(devices)} devices of {processes} processes; "
                 "give a mesh and a batch that use all"
             )
         return mesh

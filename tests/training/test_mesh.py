@@ -81,6 +81,8 @@ def test_mesh_of_a_batch():
     assert dict(MeshConfig().make(12).shape) == {"data": 4, "fsdp": 1, "model": 1}  # of eight devices, what divides
     assert dict(MeshConfig(fsdp=2).make(12).shape) == {"data": 2, "fsdp": 2, "model": 1}
     assert dict(MeshConfig(model=2).make(1).shape) == {"data": 1, "fsdp": 1, "model": 2}
+    given = MeshConfig().make(12, jax.devices()[5:])
+    assert list(given.devices.flat) == jax.devices()[5:]
     with pytest.raises(InputError, match="a batch of 6 does not divide over 2 data x 2 fsdp"):
         MeshConfig(data=2, fsdp=2).make(6)
     with pytest.raises(InputError, match="4 data x 4 fsdp x 1 model devices asked for"):

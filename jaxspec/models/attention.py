@@ -1,0 +1,209 @@
+"""Attention: of new tokens over a cache, of long prompts in blocks, and of tiles that know no order.
+
+Scores and their softmax are float32. Nothing here holds the scores of all pairs of a long prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.models.layers import never_alone
+from jaxspec.sharding import CACHE_AXES, partition
+from jaxspec.typing import Array, Bool, Float, Int
+
+BLOCK = 512
+"""Queries, and keys, whose scores exist at once where a prompt is long: of twice as many tokens, or more."""
+
+
+def attend(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B K S H"],
+    v: Float[Array, "B K S H"],
+    positions: Int[Array, "B T"],
+    seen: Bool[Array, "#B T tree"] | None = None,
+    bias: Float[Array, "B S"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Return grouped attention in which the query at position p reads the slots 0..p.
+
+    With `seen`, the queries are the last T of the A nodes of a token tree: they read all slots before the tree,
+    and of the tree those that `seen` marks. `bias` is added to the scores of each slot.
+
+    Long runs of queries go in blocks. Where there are as many slots as queries these are whole rows, from position 0.
+    """
+    count = q.shape[1]
+    if count < 2 * BLOCK or seen is not None or bias is not None:
+        return _attend_whole(q, k, v, positions, seen, bias)
+    if count < k.shape[2]:
+        return _attend_blocks(q, k, v, positions)
+    return jax.lax.platform_dependent(
+        q, k, v, positions, tpu=lambda q, k, v, _: splash(q, k, v), default=_attend_blocks
+    )
+
+
+def _attend_whole(
+    q: Array, k: Array, v: Array, positions: Array, seen: Array | None = None, bias: Array | None = None
+) -> Array:
+    batch, count, heads, width = q.shape
+    kv_heads = k.shape[1]
+    rows = _by_head(q, kv_heads)
+
+    def scored(rows: Array) -> Array:
+        return jnp.einsum("BKQH,BKSH->BKQS", rows, k, preferred_element_type=jnp.float32)
+
+    scores = never_alone(scored, rows, 2) * width**-0.5
+    if bias is not None:
+        scores += bias[:, None, None]
+    scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
+    slots = jnp.arange(k.shape[2])
+    visible = slots <= positions[..., None] if seen is None else _visible(slots, positions, seen)
+    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
+    probs = probs.reshape(batch, kv_heads, -1, k.shape[2])
+    out = never_alone(lambda rows: jnp.einsum("BKQS,BKSH->BKQH", rows, v), probs, 2)
+    return out.reshape(batch, heads, count, width).swapaxes(1, 2)
+
+
+def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K GT H"]:
+    """Return one matrix a key-value head, as the cache has them: XLA would transpose all slots for any other order."""
+    batch, count, _, width = q.shape
+    rows = q.reshape(batch, count, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
+    return rows.reshape(batch, kv_heads, -1, width)
+
+
+def _visible(
+    slots: Int[Array, " S"], positions: Int[Array, "B T"], seen: Bool[Array, "#B T tree"]
+) -> Bool[Array, "B T S"]:
+    """Mark the slots that each node of a tree reads; the tree ends with the last of `positions`."""
+    size = seen.shape[-1]
+    node = (slots - (positions[:, -1:] + 1 - size))[:, None]
+    inside = jnp.take_along_axis(seen, jnp.clip(node, 0, size - 1), axis=-1)
+    return (node < 0) | (inside & (node < size))
+
+
+@jax.custom_vjp
+def _attend_blocks(q: Array, k: Array, v: Array, positions: Array) -> Array:
+    """Attend block by block of queries, to the blocks of keys up to the last that one of them reads.
+
+    Sums and largest scores are carried from block to block (Dao et al. 2022, "FlashAttention", algorithm 1).
+    """
+    return _map_blocks(partial(_read_blocks, k, v), q, positions)
+
+
+def _read_blocks(k: Array, v: Array, q: Array, positions: Array) -> Array:
+    """Return what a block of queries reads of all keys."""
+    batch, count, heads, width = q.shape
+    rows, slots = _by_head(q, k.shape[1]), k.shape[2]
+
+    def read(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        most, total, out = carry
+        first = jnp.minimum(block * BLOCK, slots - BLOCK)  # the last block begins before its place, but counts from it
+        keys, values = (jax.lax.dynamic_slice_in_dim(leaf, first, BLOCK, axis=2) for leaf in (k, v))
+        slot = first + jnp.arange(BLOCK)
+        visible = (block * BLOCK <= slot) & (slot <= positions[..., None])
+        scores = jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32) * width**-0.5
+        scores = jnp.where(visible[:, None, None], scores.reshape(batch, k.shape[1], -1, count, BLOCK), -jnp.inf)
+        scores = scores.reshape(*rows.shape[:-1], BLOCK)
+        larger = jnp.maximum(most, scores.max(axis=-1))
+        shrunk, probs = jnp.exp(most - larger), jnp.exp(scores - larger[..., None])
+        read = jnp.einsum("BKQS,BKSH->BKQH", probs.astype(v.dtype), values, preferred_element_type=jnp.float32)
+        return larger, shrunk * total + probs.sum(axis=-1), shrunk[..., None] * out + read
+
+    nothing = jnp.zeros(rows.shape[:-1], jnp.float32)
+    start = nothing - jnp.inf, nothing, jnp.zeros(rows.shape, jnp.float32)
+    blocks = jnp.minimum(positions.max(), slots - 1) // BLOCK + 1
+    _, total, out = jax.lax.fori_loop(0, blocks, read, start)
+    out = (out / total[..., None]).astype(v.dtype)
+    return out.reshape(batch, heads, count, width).swapaxes(1, 2)
+
+
+def _map_blocks(attention: Callable[[Array, Array], Array], q: Array, positions: Array) -> Array:
+    """Return attention(q, positions), a block of queries after another."""
+    count = q.shape[1]
+
+    def split(x: Array) -> Array:
+        padded = jnp.pad(x, ((0, 0), (0, -count % BLOCK), *((0, 0),) * (x.ndim - 2)))
+        return jnp.moveaxis(padded.reshape(len(x), -1, BLOCK, *x.shape[2:]), 1, 0)
+
+    out = jax.lax.map(lambda block: attention(*block), (split(q), split(positions)))
+    return jnp.moveaxis(out, 0, 1).reshape(len(q), -1, *q.shape[2:])[:, :count]
+
+
+def _keep_inputs(q: Array, k: Array, v: Array, positions: Array) -> tuple[Array, tuple[Array, ...]]:
+    return _attend_blocks(q, k, v, positions), (q, k, v, positions)
+
+
+def _pull_back(kept: tuple[Array, ...], gradient: Array) -> tuple[Array | None, ...]:
+    """Return the gradients by way of each block's whole scores: a loop that ends where it must has none of its own."""
+    q, k, v, positions = kept
+
+    def again(q: Array, k: Array, v: Array) -> Array:
+        return _map_blocks(lambda q, positions: _attend_whole(q, k, v, positions), q, positions)
+
+    return *jax.vjp(again, q, k, v)[1](gradient), None
+
+
+_attend_blocks.defvjp(_keep_inputs, _pull_back)
+
+
+def splash(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B K T H"],
+    v: Float[Array, "B K T H"],
+    owner: Int[Array, "B T"] | None = None,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """Return attention of whole rows by JAX's kernel for TPUs, whose scores never leave the chip's fast memory.
+
+    Each reads what is before it; with `owner`, all that has the same owner. On a mesh each device runs its own rows
+    and heads.
+    """
+    # A quarter of a second, which only long prompts take.
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+    count, lanes = q.shape[1], 128
+    size = count + -count % lanes
+    block = math.gcd(size, 4 * lanes)
+    backward = ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq")
+    blocks = kernels.BlockSizes(block, block, **dict.fromkeys(backward, block))
+    mask = (kernels.CausalMask if owner is None else kernels.FullMask)((size, size))
+
+    def kernel(q: Array, k: Array, v: Array, *owner: Array) -> Any:
+        heads = kernels.MultiHeadMask([mask] * q.shape[1])
+        run = kernels.make_splash_mha(heads, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=interpret)
+        return jax.vmap(run)(q, k, v, *(kernels.SegmentIds(part, part) for part in owner))
+
+    def padded(x: Array, axis: int, value: int = 0) -> Array:
+        room = [(0, 0)] * x.ndim
+        room[axis] = (0, size - count)
+        return jnp.pad(x, room, constant_values=value)
+
+    args = [padded(x, 2) for x in ((q * q.shape[-1] ** -0.5).swapaxes(1, 2), k, v)]
+    if owner is not None:
+        args.append(padded(owner, 1, -2))
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        places = [partition(mesh, CACHE_AXES[: x.ndim], k.shape[: x.ndim]) for x in args]
+        kernel = jax.shard_map(kernel, in_specs=tuple(places), out_specs=places[0], check_vma=False)
+    # The kernel takes no more bits than bfloat16 has, were all products of the process to be exact.
+    with nullcontext() if q.dtype == jnp.float32 else jax.default_matmul_precision("default"):
+        return kernel(*args)[:, :, :count].swapaxes(1, 2)
+
+
+def attend_freely(
+    q: Float[Array, "... Q N H"],
+    k: Float[Array, "... P N H"],
+    v: Float[Array, "... P N H"],
+    seen: Bool[Array, "... Q P"] | None = None,
+) -> Float[Array, "... Q N H"]:
+    """Return attention that knows no order, as in towers: to all keys, or to those that `seen` marks."""
+    scores = jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    if seen is not None:
+        scores = jnp.where(seen[..., None, :, :], scores, -jnp.inf)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("...NQP,...PNH->...QNH", probs, v)

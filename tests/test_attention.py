@@ -1,0 +1,110 @@
+"""Long prompts are attended to in blocks, and on TPUs by a kernel: what they read is what whole scores say."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.models import attention
+from jaxspec.models.attention import BLOCK, _attend_whole, attend, attend_freely, splash
+from jaxspec.models.qwen_vl import VisionAttention, full_block
+from jaxspec.sharding import make_mesh, on_mesh
+from jaxspec.typing import Array
+
+B, N, K, H = 2, 4, 2, 8
+close = partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5)
+
+
+def drawn(queries: int, slots: int, kv_heads: int = K) -> tuple[Array, Array, Array]:
+    shapes = (B, queries, N, H), (B, kv_heads, slots, H), (B, kv_heads, slots, H)
+    return tuple(jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("queries", "slots", "first"), [(20, 20, 0), (19, 33, (0, 14)), (16, 37, (5, 21))])
+def test_blocks_read_what_whole_scores_do(
+    monkeypatch: pytest.MonkeyPatch, queries: int, slots: int, first: int | tuple[int, int]
+) -> None:
+    """Of whole rows, and of rows behind others, with blocks that end before the queries and slots do, or with them."""
+    monkeypatch.setattr(attention, "BLOCK", 8)
+    args = drawn(queries, slots)
+    positions = jnp.broadcast_to(jnp.asarray(first), B)[:, None] + jnp.arange(queries)
+    close(attend(*args, positions), _attend_whole(*args, positions))
+
+    def loss(attention, *args: Array) -> Array:
+        return jnp.sum(jnp.sin(attention(*args, positions)))
+
+    ours, theirs = (jax.grad(partial(loss, f), argnums=(0, 1, 2))(*args) for f in (attend, _attend_whole))
+    jax.tree.map(close, ours, theirs)
+
+
+def test_what_follows_is_not_read() -> None:
+    """Rows are padded at their ends: what stands there, were it no number, changes no token before it."""
+    q, k, v = drawn(2 * BLOCK, 2 * BLOCK)
+    positions = jnp.broadcast_to(jnp.arange(2 * BLOCK), (B, 2 * BLOCK))
+    clean = attend(q, k, v, positions)
+    dirty = attend(q, k.at[:, :, BLOCK:].set(jnp.nan), v, positions)
+    np.testing.assert_array_equal(clean[:, :BLOCK], dirty[:, :BLOCK])
+
+
+def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
+    """Nor does short prompts' program know of blocks."""
+
+    def arrays(count: int) -> list[int]:
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.eval_shape(lambda: drawn(count, count))]
+        places = jax.ShapeDtypeStruct((B, count), jnp.int32)
+        text = jax.jit(attend).lower(*shapes, places).as_text()
+        return [int(np.prod([int(n) for n in shape.split("x")])) for shape in re.findall(r"tensor<([\dx]+)xf32>", text)]
+
+    assert max(arrays(4 * BLOCK)) <= max(B * N * BLOCK**2, B * N * 4 * BLOCK * H)
+    assert max(arrays(BLOCK)) == B * N * BLOCK**2
+
+
+@pytest.mark.parametrize("count", [256, 130])
+@pytest.mark.parametrize("split", [False, True])
+def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool) -> None:
+    """As JAX interprets it, with heads that share keys, alone and with rows and heads split over a mesh."""
+    args, positions = drawn(count, count), jnp.broadcast_to(jnp.arange(count), (B, count))
+    run = jax.jit(partial(splash, interpret=True))
+    with on_mesh(make_mesh(model=2, data=2) if split else None):
+        found = run(*args)
+    close(found, _attend_whole(*args, positions))
+
+
+def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
+    args, positions = drawn(256, 256), jnp.broadcast_to(jnp.arange(256), (B, 256))
+
+    def loss(attention, *args: Array) -> Array:
+        return jnp.sum(jnp.sin(attention(*args)))
+
+    ours = jax.jit(jax.grad(partial(loss, partial(splash, interpret=True)), argnums=(0, 1, 2)))(*args)
+    theirs = jax.grad(partial(loss, partial(_attend_whole, positions=positions)), argnums=(0, 1, 2))(*args)
+    jax.tree.map(close, ours, theirs)
+
+
+@pytest.mark.parametrize("count", [256, 130])
+def test_the_kernel_reads_within_owners(count: int) -> None:
+    """As the tower of Qwen2.5-VL reads within images."""
+    q, k, v = drawn(count, count, kv_heads=N)
+    owner = jnp.stack([jnp.arange(count) // 50, jnp.where(jnp.arange(count) < 100, 0, -1)])
+    same = owner[:, :, None] == owner[:, None]
+    expected = attend_freely(q, k.swapaxes(1, 2), v.swapaxes(1, 2), same)
+    close(jax.jit(partial(splash, interpret=True))(q, k, v, owner), expected)
+
+
+def test_photographs_are_read_in_blocks_of_whole_tiles() -> None:
+    assert [full_block(tiles, 64) for tiles in (1, 64, 128, 256, 1024, 4096)] == [512, 512, 512, 256, 64, 64]
+    tiles, patches = 20, 64
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, tiles, patches, 2, 4)) for i in range(3))
+    image = jnp.where(jnp.arange(tiles) < 12, 0, 1)[None, :, None] + jnp.zeros((1, 1, patches), jnp.int32)
+
+    def flat(part: Array) -> Array:
+        return part.reshape(1, -1, *part.shape[3:])
+
+    owner = flat(image)
+    expected = attend_freely(flat(q), flat(k), flat(v), owner[:, :, None] == owner[:, None])
+    close(flat(jax.jit(VisionAttention._within_images)(q, k, v, image)), expected)
