@@ -2,6 +2,7 @@
 
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled mini --chips v5e:2x2 --programs plain chain
+    python -m eval.compiled qwen7b --chips v5e:2x2 --programs prompt --prompt 16640 --tiles 1024
 
 Needs libtpu (`pip install 'jaxspec[tpu]'`, or `make compiled`), and no TPU: nothing is run. Every figure is an estimate
 of the compiler's. A block is one turn of the decode loop: a token of plain decoding, or draft, target pass,
@@ -36,13 +37,14 @@ from eval.lib.report import Record, Run, Table, number
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import text_config
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
-from jaxspec.decoding.plan import CHIPS, abstract_program, read_by_pass, sizes_of, split_over, usual_head
+from jaxspec.decoding.plan import CHIPS, abstract_program, chip_of, read_by_pass, sizes_of, split_over, usual_head
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill"]
+Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill", "prompt"]
+PREFILLS = ("prefill", "prompt")
 GIB = 2**30
 CYCLES = {"v4": 1.05, "v5e": 1.5, "v5p": 1.75}
 """Clock of the matrix units in GHz: the peak of a chip's data sheet over the operations of one cycle. For v6e neither
@@ -57,6 +59,7 @@ def main(
     batches: tuple[int, ...] = (1,),
     prompt: int = 1024,
     new: int = 128,
+    tiles: int = 1,
     layers: int | None = None,
 ) -> None:
     """Compiles what the preset under configs/latency names.
@@ -66,10 +69,11 @@ def main(
       out: directory for results.json and table.md.
       chips: kind and topology as libtpu knows them, such as v5e:2x2; the target is split over all chips.
       programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV head, a chain of
-        adaptive length; and prefill of the chain.
+        adaptive length; prefill of the chain, and of plain decoding (prompt).
       batches: rows.
       prompt: slots for prompt tokens.
       new: slots for new tokens.
+      tiles: image tiles of a row, as its tower counts them: five an image of LLaVA-NeXT, Qwen2.5-VL's windows.
       layers: of the target, in place of its own number, for a quick look.
     """
     given = dict(locals())
@@ -82,8 +86,8 @@ def main(
             for batch in batches:
                 for name in tqdm(programs, f"{chip}, batch {batch}", unit="program"):
                     row = {"chips": chip, "devices": len(devices), "batch": batch, "program": name}
-                    run.rows.append(row | compiled(config, name, devices, batch, prompt, new))
-                    run.write(compiled_table(preset, prompt, new, run.rows))
+                    run.rows.append(row | compiled(config, name, devices, batch, prompt, new, tiles))
+                    run.write(compiled_table(preset, prompt, new, tiles, run.rows))
 
 
 def described(chip: str) -> list[Any]:
@@ -110,7 +114,7 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
 
 def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
     """Return the program of a name, and its parameters as shapes."""
-    views = {"plain": (), "kv": ("kv",)}.get(name, ("M", "T"))
+    views = {"plain": (), "prompt": (), "kv": ("kv",)}.get(name, ("M", "T"))
     head = usual_head(config.target) if name == "kv" else None
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
@@ -119,16 +123,19 @@ def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
     )
 
 
-def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int) -> Record:
+def compiled(
+    config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int, tiles: int = 1
+) -> Record:
     """Return what the compiler says of one program; `peak` alone where it does not fit."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
+    kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
     program, params = assembled(config, name)
     params = split_over(program, params, mesh) if mesh else at_place(params, SingleDeviceSharding(devices[0]))
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
-    inputs, options = at_place(abstract_inputs(program, batch, sizes_of(program, prompt, 1, new)), whole)
+    inputs, options = at_place(abstract_inputs(program, batch, sizes_of(program, prompt, tiles, new)), whole)
     options = options.replace(greedy=True)
     with on_mesh(mesh):
-        if name == "prefill":
+        if name in PREFILLS:
             step: Any = run_prefill.lower(program, params, inputs, options, new)
             caches = 0
         else:
@@ -145,8 +152,9 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
             return {"fits": False, "peak_gib": float(needs[1])}
     spent = time.process_time() - begun
     memory, text = done.memory_analysis(), ProgramText(done.as_text())
-    cost = text.whole() if name == "prefill" else text.block()
-    before, behind = (0, 0) if name == "prefill" else text.around()
+    cost = text.whole() if name in PREFILLS else text.block()
+    read = bytes_held([read_by_pass(part) for part in params.values()]) / GIB
+    before, behind = (0, 0) if name in PREFILLS else text.around()
     return {
         "fits": True,
         "peak_gib": memory.peak_memory_in_bytes / GIB,
@@ -161,20 +169,31 @@ def compiled(config: LatencyConfig, name: Name, devices: list[Any], batch: int, 
         "collectives_by_stage": dict(cost.collectives),
         "cycles": cost.cycles.total(),
         "cycles_by_stage": dict(cost.cycles),
-        "read_gib": bytes_held([read_by_pass(part) for part in params.values()]) / GIB,
+        "read_gib": read,
         "compile_cpu_seconds": spent,
+        "least_ms": max(computing_ms(kind, cost.cycles.total()) or 0, reading_ms(kind, read)),
     }
 
 
-def compiled_table(preset: str, prompt: int, new: int, rows: list[Record]) -> Table:
+def computing_ms(kind: str, cycles: float) -> float | None:
+    """Return the milliseconds of so many cycles of a chip; None where its clock is not known."""
+    clock = CYCLES.get(kind)
+    return clock and cycles / clock / 1e6
+
+
+def reading_ms(kind: str, gib: float) -> float:
+    """Return the milliseconds that a chip takes at least to read so much."""
+    return gib * GIB / CHIPS[kind].gbps / 1e6
+
+
+def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Record]) -> Table:
     """Return a line per program."""
 
-    def time_of(row: Record, cycles: float) -> str:
-        clock = CYCLES.get(row["chips"].partition(":")[0])
-        return number(clock and cycles / clock / 1e6)
+    def kind(row: Record) -> str:
+        return row["chips"].partition(":")[0]
 
-    def bound(row: Record) -> str:
-        return number(row["read_gib"] * GIB / CHIPS[row["chips"].partition(":")[0]].gbps / 1e6)
+    def time_of(row: Record, cycles: float) -> str:
+        return number(computing_ms(kind(row), cycles))
 
     columns: Mapping[str, Callable[[Record], str]] = {
         "program": lambda row: row["program"],
@@ -187,17 +206,19 @@ def compiled_table(preset: str, prompt: int, new: int, rows: list[Record]) -> Ta
         "messages": lambda row: str(row["collectives"]),
         "ms": lambda row: time_of(row, row["cycles"]),
         **{stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0)) for stage in STAGES},
-        "weights ms": bound,
+        "weights ms": lambda row: number(reading_ms(kind(row), row["read_gib"])),
         "program MiB": lambda row: number(row["program_mib"], 0),
         "compile s": lambda row: number(row["compile_cpu_seconds"], 0),
     }
     told = {"program", "chips", "B", "peak GiB"}
     cells = [[cell(row) if row["fits"] or name in told else "-" for name, cell in columns.items()] for row in rows]
     notes = [
-        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots. Memory is one chip's. copied: arrays "
-        f"written again around the loop, and in one block. messages: {', '.join(COLLECTIVES)} of one block.",
-        "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from memory out; weights ms: "
-        "what reading the weights once takes at the chip's bandwidth. The larger of the two is the least time.",
+        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image tiles. Memory is one "
+        "chip's. copied: arrays written again around the loop, and in one block. messages: "
+        f"{', '.join(COLLECTIVES)} of one block.",
+        "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from memory out, and the "
+        "kernels that attend to long prompts; weights ms: what reading the weights once takes at the chip's bandwidth. "
+        "The larger of the two is the least time.",
     ]
     return Table(f"Compiled for TPUs: {preset}", list(columns), cells, notes)
 
