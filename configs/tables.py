@@ -7,15 +7,12 @@ They are written between the page's two markers, `<!-- tables: ... -->` and `<!-
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxspec.errors import InputError
-
-BETWEEN = re.compile(r"(<!-- tables: [^\n]*-->\n).*?(<!-- /tables -->)", re.DOTALL)
+from eval.lib.report import put_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,14 +290,6 @@ def list_of_tables() -> str:
     return "\n\n".join(parts)
 
 
-def with_list(text: str) -> str:
-    """Return the page with the list between its markers. Raises InputError where it has none."""
-    made, count = BETWEEN.subn(lambda found: f"{found[1]}\n{list_of_tables()}\n\n{found[2]}", text)
-    if count != 1:
-        raise InputError(f"page: {count} pairs of markers <!-- tables: --> ... <!-- /tables -->; put in one")
-    return made
-
-
 if __name__ == "__main__":
     for page in map(Path, sys.argv[1:]):
-        page.write_text(with_list(page.read_text(encoding="utf-8")), encoding="utf-8")
+        put_between(page, "tables", list_of_tables())

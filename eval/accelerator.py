@@ -1,24 +1,35 @@
 """Every figure that needs an accelerator, in one go: passes and forced loops of LLaVA-1.5 with its drafts.
 
-    python -m eval.accelerator --out results/accelerator
+    python -m eval.accelerator --out results/accelerator --page docs/performance.md
+    python -m eval.accelerator --out results/accelerator --page docs/performance.md --parts
 
 Weights are random and made on the device; nothing is fetched. The parts run one after the other, each a process of
 its own, so that one that fails or runs out of time leaves the others' results; what is done lies in --out already.
 Where one was not done the exit code is 1.
+
+What was measured is told in --out's table.md; on a TPU beside what its compiler estimates, which is asked when the
+parts are done. The second command measures nothing, and writes that table anew.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from eval.lib.report import Record, Table, markdown, percent, put_between, show
 from jaxspec.command import run_script
+from jaxspec.decoding.plan import CHIPS
 from jaxspec.errors import InputError, nearest
+from jaxspec.files import trial_of, write_text
 
 PARTS: dict[str, tuple[str, ...]] = {
-    "llava7b_68m": ("eval.latency", "llava7b_68m", "--parts", "passes", "forced"),
+    "llava7b_68m": ("eval.latency", "llava7b_68m", "--parts", "passes", "forced", "--views", "2", "4"),
     "llava7b_160m": ("eval.latency", "llava7b_160m", "--parts", "passes", "forced", "--views", "1"),
     "startup": ("eval.latency", "mini", "--parts", "startup"),
     "llava7b_images": ("eval.latency", "llava7b_68m", "--parts", "images"),
@@ -27,12 +38,15 @@ PARTS: dict[str, tuple[str, ...]] = {
     "throughput": ("eval.latency", "llava7b_68m", "--parts", "forced", "--batches", "4", "16", "--views", "1"),
 }
 """The most wanted first."""
+ESTIMATED = ("--programs", "plain", "chain", "--batches", "1", "4", "--prompt", "1024", "--new", "128")
+SLOTS = 1024
 
 
 def main(
     out: Path = Path("runs/accelerator"),
     minutes: float = 9.5,
     parts: tuple[str, ...] = tuple(PARTS),
+    page: Path | None = None,
     debug: bool = False,
 ) -> None:
     """Runs the parts until the time is spent.
@@ -40,8 +54,9 @@ def main(
     Args:
       out: a directory for each part is made in it.
       minutes: the part that runs when they are over is ended, and the rest left out.
-      parts: which of them.
-      debug: try the parts out, each with its own --debug.
+      parts: which of them; none measures nothing, and tells what lies in --out.
+      page: put the table between this page's markers, <!-- accelerator: --> and <!-- /accelerator -->.
+      debug: try the parts out on a pair of no use, in runs/debug, each with its own --debug.
     """
     for name in parts:
         if name not in PARTS:
@@ -49,18 +64,94 @@ def main(
     end = time.monotonic() + 60 * minutes
     failed = []
     for name in parts:
-        script, *options = PARTS[name]
-        command = [sys.executable, "-m", script, *options, "--out", str(out / name), *(["--debug"] if debug else [])]
+        script, preset, *options = PARTS[name]
+        command = [script, *(["tiny", *options, "--debug"] if debug else [preset, *options]), "--out", str(out / name)]
         begun = time.monotonic()
-        try:
-            code = subprocess.run(command, timeout=max(end - begun, 1), check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = "out of time"
+        code = run_module(command, end - begun)
         if code != 0:
             failed.append(name)
         print(f"{name}: {code}, {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    found = trial_of(out) if debug else out
+    if parts:
+        failed += [f"{preset}'s estimate" for preset in estimate(found) if debug is False]
+    table = summary(found)
+    show(table)
+    if table.cells:
+        write_text(found / "table.md", markdown(table))
+        if page is not None:
+            put_between(page, "accelerator", markdown(table).partition("\n")[2].strip())
     if failed:
         sys.exit(f"accelerator: not done: {', '.join(failed)}")
+
+
+def run_module(command: list[str], seconds: float, **environment: str) -> int | str:
+    """Return the exit code of `python -m` with these words, or that it was out of time."""
+    words = [sys.executable, "-m", *command]
+    try:
+        return subprocess.run(words, timeout=max(seconds, 1), check=False, env=os.environ | environment).returncode
+    except subprocess.TimeoutExpired:
+        return "out of time"
+
+
+def results(out: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield part, preset and what it wrote, of those that are done."""
+    for name, (_, preset, *_) in PARTS.items():
+        file = out / name / "results.json"
+        if file.exists():
+            yield name, preset, json.loads(file.read_text(encoding="utf-8"))
+
+
+def estimate(out: Path) -> list[str]:
+    """Ask the compiler of the TPU that was measured about each preset, once; return those that it did not tell of."""
+    failed = []
+    for _, preset, found in results(out):
+        device = found["run"]["device"]
+        kind = next((name for name, chip in CHIPS.items() if chip.kind in device and name.startswith("v")), None)
+        folder = out / "estimated" / preset
+        if kind is not None and preset != "mini" and not (folder / "results.json").exists() and preset not in failed:
+            words = ["eval.compiled", preset, "--chips", f"{kind}:1x1", *ESTIMATED, "--out", str(folder)]
+            if run_module(words, 1200, JAX_PLATFORMS="cpu") != 0:
+                failed.append(preset)
+    return failed
+
+
+def summary(out: Path) -> Table:
+    """Return a line per figure, beside what the compiler says where it was asked."""
+    cells, devices = [], []
+    for _, preset, found in results(out):
+        devices.append(found["run"]["device"])
+        file = out / "estimated" / preset / "results.json"
+        rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
+        least = {(row["program"], row["batch"]): row["least_ms"] for row in rows if row["fits"]}
+        cells += [[preset, *told(row, least)] for row in found["rows"]]
+    notes = [
+        f"Measured on {', '.join(dict.fromkeys(devices))}, with random weights. Loops are at forced acceptance: the "
+        f"number of accepted tokens is given. Estimated by the compiler, for {SLOTS:,} + 128 slots: the larger of its "
+        "cycles and of reading the weights once.",
+    ]
+    return Table("On an accelerator", ["pair", "what", "measured", "estimated ms"], cells, notes)
+
+
+def told(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
+    """Return what a row is about, its figure, and the compiler's."""
+
+    def expected(program: str, same: bool) -> str:
+        found = least.get((program, row["batch"])) if same else None
+        return "-" if found is None else f"{found:.3g}"
+
+    if row["kind"] == "passes":
+        what = f"a pass, B={row['batch']}, {row['slots']} slots"
+        share = f"{row['target_ms']:.3g} ms, {percent(row['read_share'])} of bandwidth"
+        return [what, share, expected("plain", row["slots"] == SLOTS)]
+    if row["kind"] == "forced":
+        what = f"{row['forced_acceptance_length']:g} tokens a block, B={row['batch']}, {row['views']} views"
+        speed = f"{row['speedup_measured']:.2f} x plain, {row['block_ms']:.3g} ms a block"
+        return [what, speed, expected("chain", row["views"] == 2)]
+    if row["kind"] == "images":
+        fields = ("target_tower_ms", "target_prefill_ms")
+        times = " + ".join("-" if row.get(field) is None else f"{row[field]:.3g}" for field in fields)
+        return [f"tower and prefill, {row['images']} images", f"{times} ms", "-"]
+    return [row["what"], f"{row['seconds']:.3g} s", "-"]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import reprlib
 import shutil
 import subprocess
@@ -238,6 +239,15 @@ def failures(failed: Sequence[Record]) -> list[str]:
         places.setdefault(record["row"], []).append(f"{record['dataset']} (turn {record['turn']})")
     errors = {record["row"]: record["error"] for record in reversed(failed)}
     return [f"{row} failed on {', '.join(dict.fromkeys(where))}: {errors[row]}" for row, where in places.items()]
+
+
+def put_between(page: Path, name: str, made: str) -> None:
+    """Replace what stands between the markers of this name in a page. Raises InputError where it has none."""
+    between = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    text, count = between.subn(lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text(encoding="utf-8"))
+    if count != 1:
+        raise InputError(f"{page}: {count} pairs of markers <!-- {name}: --> ... <!-- /{name} -->; put in one")
+    write_text(page, text)
 
 
 def markdown(table: Table) -> str:

@@ -69,7 +69,7 @@ def _attend_whole(
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
 
 
-def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K GT H"]:
+def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K rows H"]:
     """Return one matrix a key-value head, as the cache has them: XLA would transpose all slots for any other order."""
     batch, count, _, width = q.shape
     rows = q.reshape(batch, count, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)

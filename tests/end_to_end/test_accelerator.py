@@ -1,7 +1,8 @@
-"""What eval/accelerator.py runs: every part is a script with options that it takes."""
+"""What eval/accelerator.py runs: every part, in miniature, from start to a table on a page."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import tyro
 from eval import accelerator, latency
 from jaxspec.command import preset_names
 from jaxspec.errors import InputError
+from tests.conftest import ROOT
+
+PAGE = "# A page\n\n<!-- accelerator: made -->\nold\n<!-- /accelerator -->\n\nThe rest.\n"
 
 
 @pytest.mark.parametrize("name", accelerator.PARTS)
@@ -20,6 +24,41 @@ def test_parts_are_commands_of_their_scripts(name: str) -> None:
     assert options[0] in preset_names("latency")
 
 
+def test_every_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    page = tmp_path / "page.md"
+    page.write_text(PAGE, encoding="utf-8")
+    accelerator.main(page=page, debug=True, minutes=60)  # were the machine busy
+    out = tmp_path / "runs" / "debug" / "accelerator"
+    assert {file.parent.name for file in out.glob("*/results.json")} == set(accelerator.PARTS)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# A page\n\n<!-- accelerator: made -->\n\n| pair | what |")
+    assert text.endswith("<!-- /accelerator -->\n\nThe rest.\n")
+    for figure in ("a pass, B=1, 15 slots", "2 tokens a block, B=16, 1 views", "prefill, 1 images", "start to answer"):
+        assert figure in text
+    assert "old" not in text
+
+
+def test_estimates_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    def write(folder: str, device: str, rows: list[dict[str, object]]) -> None:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "results.json").write_text(json.dumps({"run": {"device": device}, "rows": rows}))
+
+    forced = {"kind": "forced", "batch": 1, "forced_acceptance_length": 2.29, "speedup_measured": 1.5, "block_ms": 20.0}
+    passes = {"kind": "passes", "batch": 1, "slots": 1024, "target_ms": 18.0, "read_share": 0.9}
+    rows = [passes, passes | {"slots": 512}, passes | {"batch": 8}, forced | {"views": 2}, forced | {"views": 4}]
+    write("llava7b_68m", "TPU v5 lite (tpu)", rows)
+    write("llava7b_160m", "TPU v5 lite (tpu)", [passes])
+    least = {"fits": True, "batch": 1}
+    plain, chain = least | {"program": "plain", "least_ms": 16.2}, least | {"program": "chain", "least_ms": 16.9}
+    write("estimated/llava7b_68m", "cpu (cpu)", [plain, chain, {"program": "plain", "batch": 8, "fits": False}])
+    table = accelerator.summary(tmp_path)
+    assert [row[-1] for row in table.cells] == ["16.2", "-", "-", "16.9", "-", "-"]
+    assert table.cells[0] == ["llava7b_68m", "a pass, B=1, 1024 slots", "18 ms, 90% of bandwidth", "16.2"]
+    assert "TPU v5 lite (tpu)" in table.notes[0]
+
+
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="parts: no part 'start'; did you mean 'startup'"):
         accelerator.main(tmp_path, parts=("start",))
@@ -27,6 +66,6 @@ def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
 
 def test_parts_that_fail_are_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "other"):
-        monkeypatch.setitem(accelerator.PARTS, name, (f"eval.no_{name}",))
+        monkeypatch.setitem(accelerator.PARTS, name, (f"eval.no_{name}", "mini"))
     with pytest.raises(SystemExit, match="not done: one, other"):
         accelerator.main(tmp_path, parts=("one", "other"))

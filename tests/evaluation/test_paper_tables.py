@@ -7,16 +7,18 @@ import re
 import shlex
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 
 import pytest
 import tyro
 
 from configs import tables
-from configs.tables import PAPERS, commands, with_list
+from configs.tables import PAPERS, commands, list_of_tables
 from eval import block_efficiency, collaborative, draft_quality, kv_head, latency
 from eval.lib import config as evaluation_config
 from eval.lib.command_line import parse_command
 from eval.lib.config import CollaborativeEvalConfig, EvalConfig
+from eval.lib.report import put_between
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from tests.conftest import ROOT
@@ -27,11 +29,14 @@ COUNTS = {"TABED": (22, 9), "IbED": (13, 11), "AASD": (2, 4), "CoS": (10, 8)}
 """Tables and figures of each paper."""
 
 
-def test_the_page_holds_the_list() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_list(text) == text, "run: python -m configs.tables docs/tables.md"
+def test_the_page_holds_the_list(tmp_path: Path) -> None:
+    text, copy = PAGE.read_text(encoding="utf-8"), tmp_path / "page.md"
+    copy.write_text(text, encoding="utf-8")
+    put_between(copy, "tables", list_of_tables())
+    assert copy.read_text(encoding="utf-8") == text, "run: python -m configs.tables docs/tables.md"
+    copy.write_text("# a page\n", encoding="utf-8")
     with pytest.raises(InputError, match="0 pairs of markers"):
-        with_list("# a page\n")
+        put_between(copy, "tables", "a list")
 
 
 @pytest.mark.parametrize("paper", COUNTS)
