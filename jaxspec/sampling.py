@@ -79,10 +79,9 @@ def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Floa
     """Return what an ensemble of views says, sum_r w_r q_r (IbED, TABED Eq. 2), normalised.
 
     Tokens are drawn from it and accepted against it, so that it has to be one distribution to the last bit: it is no
-    product of matrices, which accelerators round to fewer bits. Where weights are negative (AdaBoost's may be, if
-    asked for), it is the positive part.
+    product of matrices, which accelerators round to fewer bits.
     """
-    mixed = jnp.maximum((view_probs * weights.T[..., None]).sum(0), 0.0)
+    mixed = (view_probs * weights.T[..., None]).sum(0)
     return mixed / mixed.sum(-1, keepdims=True)
 
 

@@ -37,7 +37,6 @@ def export(
     source: str | Path,
     destination: str | Path,
     *,
-    revision: str | None = None,
     dtype: jnp.dtype | None = None,
     max_shard_bytes: int = 5 << 30,
     target: Target | None = None,
@@ -61,7 +60,7 @@ def export(
       InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger than the target's; or
         the text of a text model.
     """
-    path = locate(source, revision)
+    path = locate(source)
     check_destination(destination, overwrite, path)
     if is_kv_head(path):
         if target is not None or text_only:

@@ -22,19 +22,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from jaxspec.cli import collaborate, demo, export, generate, inspect, plan
     from jaxspec.decoding.captioners import runs_torch
-    from jaxspec.errors import printable
 
+    commands: dict[str, tuple[Any, Any]] = {
+        "demo": (demo.Demo, demo.run),
+        "generate": (generate.Generate, generate.run),
+        "collaborate": (collaborate.Collaborate, collaborate.run),
+        "export": (export.Export, export.run),
+        "import": (export.Import, export.run_import),
+        "inspect": (inspect.Inspect, inspect.run),
+        "plan": (plan.Plans, plan.run),
+    }
     with input_errors("jaxspec"):
         command: Any = tyro.extras.subcommand_cli_from_dict(
-            {
-                "demo": demo.Demo,
-                "generate": generate.Generate,
-                "collaborate": collaborate.Collaborate,
-                "export": export.Export,
-                "import": export.Import,
-                "inspect": inspect.Inspect,
-                "plan": plan.Plans,
-            },
+            {name: kind for name, (kind, _) in commands.items()},
             prog="jaxspec",
             description="Lossless speculative decoding of vision-language models. --version prints the version.",
             args=argv,
@@ -43,20 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             hide_torch()
         if not getattr(command, "cache", True):
             jax.config.update("jax_enable_compilation_cache", False)
-        if isinstance(command, generate.Generate):
-            generate.run(command)
-        elif isinstance(command, collaborate.Collaborate):
-            collaborate.run(command)
-        elif isinstance(command, demo.Demo):
-            demo.run(command)
-        elif isinstance(command, export.Export):
-            print(printable(export.run(command)))
-        elif isinstance(command, export.Import):
-            print(printable(export.run_import(command)))
-        elif isinstance(command, plan.Plans):
-            plan.run(command)
-        elif not inspect.run(command):
-            sys.exit(2)
+        dict(commands.values())[type(command)](command)
 
 
 def hide_torch() -> None:

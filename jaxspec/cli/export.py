@@ -19,7 +19,7 @@ from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.ask import progress
 from jaxspec.config import text_config
 from jaxspec.decoding.loading import check_words
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, printable
 from jaxspec.runtime import human_bytes, setup_runtime
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -65,17 +65,17 @@ class Import:
     """What the tensors are stored as; float32 holds whatever the file does."""
 
 
-def run_import(args: Import) -> str:
-    """Does it; a line about what was written."""
+def run_import(args: Import) -> None:
+    """Write the directory, and print a line about it."""
     setup_runtime()
     if not args.source.is_file():
         raise InputError(f"{args.source}: no such file; give one that ends in .gguf")
     progress(f"importing {args.source}")
-    return _written(args.destination, convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite))
+    _tell(args.destination, convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite))
 
 
-def run(args: Export) -> str:
-    """Does it; a line about what was written."""
+def run(args: Export) -> None:
+    """Write the directory, and print a line about it."""
     size = _bytes(args.max_shard_size)
     setup_runtime()
     source = directories.locate(args.source, args.revision)
@@ -96,13 +96,13 @@ def run(args: Export) -> str:
         draft_vocabulary=args.draft_vocabulary,
         overwrite=args.overwrite,
     )
-    return _written(args.destination, config)
+    _tell(args.destination, config)
 
 
-def _written(path: Path, config: Any) -> str:
+def _tell(path: Path, config: Any) -> None:
     files = list(path.glob("*.safetensors"))
     held = human_bytes(sum(file.stat().st_size for file in files))
-    return f"{path}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"
+    print(printable(f"{path}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"))
 
 
 def _bytes(size: str) -> int:

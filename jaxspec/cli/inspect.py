@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,15 +40,16 @@ class Inspect:
     """Print one JSON object instead of the table."""
 
 
-def run(args: Inspect) -> bool:
-    """Prints the facts; whether the checkpoint would load."""
+def run(args: Inspect) -> None:
+    """Print the facts; exit code 2 where the checkpoint would not load."""
     setup_runtime()
     found = inspect(directories.locate(args.path, args.revision))
     if args.json:
         print(json.dumps(asdict(found)))
     else:
         Console().print(_table(found))
-    return not found.problems
+    if found.problems:
+        sys.exit(2)
 
 
 def _table(found: Inspection) -> Table:

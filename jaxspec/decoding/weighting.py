@@ -51,8 +51,8 @@ RANGES = {
 }
 """Least and largest values of fields. At rates over 1 an EM step could make weights negative."""
 
-WORDS = {"all": None, "true": True, "false": False}
-"""How values that are neither numbers nor a choice are written in text."""
+ALL = "all"
+"""How None is written in text."""
 
 
 def _mend(value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: float = math.inf) -> str:
@@ -60,8 +60,7 @@ def _mend(value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: fl
     if isinstance(kinds[0], str):
         return "" if value in kinds else f" is unknown; {nearest(str(value), kinds)}"
     if type(value) not in (*kinds, *([int] if float in kinds else [])):
-        names = {int: "a number", float: "a number", bool: "true or false", type(None): "all"}
-        return f"; give {' or '.join(names[kind] for kind in kinds)}"
+        return "; give a number or all" if type(None) in kinds else "; give a number"
     if value is None or (least <= value <= most and not 0 < abs(value) < 1 / LARGEST):
         return ""
     return f"; give {least:g} or more, up to {most:g}" if most == LARGEST else f"; give from {least:g} to {most:g}"
@@ -309,13 +308,11 @@ class HardMatch(Adaptive):
 class AdaBoost(HardMatch):
     """SAMME's log-odds: w_r proportional to ln(a_r / (1 - a_r)) + constant * ln(V - 1), a_r its share of matches.
 
-    Views worse than chance get weight 0, or with `negative`, as in the released code, a negative one: the drafter
-    then draws from the positive part of the mixture. At constant 1 the second term (10.4 at 32064 tokens)
-    outweighs the first, and weights are near uniform.
+    Views worse than chance get weight 0 (in the released code a negative one, of which no mixture is made). At constant
+    1 the second term (10.4 at 32064 tokens) outweighs the first, and weights are near uniform.
     """
 
     constant: float = 1.0
-    negative: bool = False
 
     name = "adaboost"
 
@@ -323,9 +320,8 @@ class AdaBoost(HardMatch):
         hits, misses = scores[:, 0], places[:, None] - scores[:, 0]
         odds = jnp.log(jnp.maximum(hits, 1)) - jnp.log(jnp.maximum(misses, 1))
         value = odds + self.constant * jnp.log(float(max(vocabulary - 1, 1)))
-        value = jnp.where(misses <= 0, CERTAIN, jnp.where(hits <= 0, -CERTAIN, value))
-        hopeless = (hits <= 0).all(-1, keepdims=True)
-        return jnp.where(hopeless, initial, _normalised(value if self.negative else jnp.maximum(value, 0), initial))
+        value = jnp.where(misses <= 0, CERTAIN, jnp.where(hits <= 0, 0.0, value))
+        return _normalised(jnp.maximum(value, 0), initial)
 
 
 @dataclass(frozen=True)
@@ -392,9 +388,9 @@ def parse_weighting(text: str) -> Weighting:
 
 
 def _read(text: str) -> Any:
-    """Return a field's value from its text: one of `WORDS`, a number, or a choice."""
-    if text in WORDS:
-        return WORDS[text]
+    """Return a field's value from its text: `ALL`, a number, or a choice."""
+    if text == ALL:
+        return None
     for number in (int, float):
         with suppress(ValueError):
             return number(text)
@@ -403,12 +399,10 @@ def _read(text: str) -> Any:
 
 def _write(value: Any) -> str:
     """Return what `_read` reads as this value."""
-    words = [word for word, known in WORDS.items() if known is value]
-    return words[0] if words else f"{value:g}" if isinstance(value, float) else str(value)
+    return ALL if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _normalised(values: Float[Array, "B R"], initial: Float[Array, "B R"]) -> Float[Array, "B R"]:
-    """Return values divided by their sum; the initial weights where that is 0, or is but for rounding."""
+    """Return values, 0 or more, divided by their sum; the initial weights where that is 0."""
     total = values.sum(-1, keepdims=True)
-    nothing = jnp.abs(total) <= 1e-6 * jnp.abs(values).sum(-1, keepdims=True)
-    return jnp.where(nothing, initial, values / jnp.where(nothing, 1.0, total))
+    return jnp.where(total > 0, values / jnp.where(total > 0, total, 1.0), initial)

@@ -109,7 +109,7 @@ def test_speculation_writes_the_targets_tokens(views: tuple[str, ...], gamma: in
 
 @pytest.mark.parametrize(
     "weighting",
-    ["mt-release", "grid:window=4", "mtcp-release", "em", "adaboost:constant=0,negative=true", "random"],
+    ["mt-release", "grid:window=4", "mtcp-release", "em", "adaboost:constant=0", "random"],
 )
 def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     options = tiny.sampling(B, new=NEW, eos=NOBODY)

@@ -34,7 +34,7 @@ RULE_CASES: dict[str, Any] = {
     "inverse_error_softmax:tau=2": reference.inverse_error_softmax("kl", 2.0),
     "hard_match": reference.hard_match,
     "adaboost": reference.adaboost(),
-    "adaboost:constant=0,negative=true": reference.adaboost(0.0, True),
+    "adaboost:constant=0": reference.adaboost(0.0),
     "adaboost:constant=0.1": reference.adaboost(0.1),
     "em": reference.em_step(),
     "em:rate=1": reference.em_step(1.0),
@@ -213,7 +213,7 @@ def test_text_forms() -> None:
     assert str(parse_weighting("grid")) == "grid"
     assert str(parse_weighting("mt-release")) == "grid:measure=matches_kl"
     assert str(parse_weighting("mtcp-paper")) == "inverse_error_softmax"
-    assert str(parse_weighting("adaboost:negative=true,window=all,constant=2")) == "adaboost:constant=2,negative=true"
+    assert str(parse_weighting("adaboost:window=all,constant=2")) == "adaboost:constant=2"
     assert str(parse_weighting("em:window=16,rate=0.25")) == "em:window=16,rate=0.25"
 
 
@@ -232,7 +232,6 @@ def test_text_forms() -> None:
         ("em:rate=2", "rate 2; give from 0 to 1"),
         ("em:rate=nan", "rate nan; give from 0 to 1"),
         ("inverse_error_power:tau=-1", "tau -1; give 0 or more"),
-        ("adaboost:negative=yes", "negative 'yes'; give true or false"),
         ("random:draw=even", "draw 'even' is unknown; use one of dirichlet, uniform"),
     ],
 )

@@ -93,7 +93,7 @@ def hard_match(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
     return right / right.sum() if right.any() else initial
 
 
-def adaboost(constant: float = 1.0, negative: bool = False) -> Callable[..., np.ndarray]:
+def adaboost(constant: float = 1.0) -> Callable[..., np.ndarray]:
     def weights(p: np.ndarray, q: np.ndarray, initial: np.ndarray) -> np.ndarray:
         value = []
         for accuracy in hits(p, q) / len(p):
@@ -101,9 +101,8 @@ def adaboost(constant: float = 1.0, negative: bool = False) -> Callable[..., np.
                 value.append(1e5 if accuracy else -1e5)
             else:
                 value.append(np.log(accuracy / (1 - accuracy)) + constant * np.log(p.shape[1] - 1))
-        kept = np.asarray(value) if negative else np.maximum(value, 0)
-        hopeless = (np.asarray(value) == -1e5).all() or abs(kept.sum()) <= 1e-6 * np.abs(kept).sum()
-        return initial if hopeless else kept / kept.sum()
+        kept = np.maximum(value, 0)
+        return kept / kept.sum() if kept.any() else initial
 
     return weights
 
