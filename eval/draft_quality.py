@@ -62,18 +62,26 @@ def main(args: Sequence[str] | None = None) -> None:
         models = {"target": target, "draft": draft}
         if options.attributes:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
-            engines = {name: engine_of(model, None, how) for name, model in models.items()}
-            found = {name: attribute_accuracy(engine, options.attributes) for name, engine in engines.items()}
-            run.rows = [{"model": name} | accuracy for name, accuracy in found.items()]
-            kinds = list(found["target"])
-            cells = [[name, *(percent(accuracy[kind], 1) for kind in kinds)] for name, accuracy in found.items()]
-            run.write(Table(f"Attribute questions, {options.attributes} of each kind", ["model", *kinds], cells))
+            run.restore(("model",))
+            done = {row["model"] for row in run.rows}
+            for name in (name for name in models if name not in done):
+                found = attribute_accuracy(engine_of(models[name], None, how), options.attributes)
+                run.add([{"model": name} | found], [])
+                run.write(attributes_table(options.attributes, run.rows))
+            run.write(attributes_table(options.attributes, run.rows))
         else:
             run.restore(GROUP)
             for rows, records in measure_quality(config, models, options.text_only, run.rows):
                 run.add(rows, records)
                 run.write(quality_table(config, run.rows))
             run.write(quality_table(config, run.rows))
+
+
+def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
+    """Return a line a model, a column a kind of question."""
+    kinds = [field for field in rows[0] if field != "model"]
+    cells = [[row["model"], *(percent(row[kind], 1) for kind in kinds)] for row in rows]
+    return Table(f"Attribute questions, {per_kind} of each kind", ["model", *kinds], cells)
 
 
 def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:

@@ -5,9 +5,10 @@
     python -m eval.latency llava7b_68m --parts flops
     python -m eval.latency mini --parts startup
 
-No weights are read: they are made on the device. The part `startup` is of the shipped pair instead, whatever the
-preset: `jaxspec generate` as a process of its own, cold and with its programs cached on disk, and what the host adds
-to a call. Writes results.json and table.md into --out.
+No weights are read: they are made on one device. Passes on a mesh are timed by block_efficiency, with --model-parallel;
+more hosts would time no more than one. The part `startup` is of the shipped pair instead, whatever the preset: `jaxspec
+generate` as a process of its own, cold and with its programs cached on disk, and what the host adds to a call. Writes
+results.json and table.md into --out, part for part; the same command goes on where one was stopped.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,7 +42,6 @@ from eval.lib.random_pair import (
     measure_passes,
 )
 from eval.lib.report import Record, Run, Table, number, percent, results_folder
-from eval.lib.timing import measure_roofline
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
@@ -76,29 +77,39 @@ def main(
     starts, calls = STARTS, CALLS
     if debug:
         config, starts, calls = replace(config, repeats=1, new=min(8, config.new)), 1, 1
-    models = str(ASSETS / "target"), str(ASSETS / "draft")
     with Run(preset, given, results_folder(out, preset, debug)) as run:
-        if "startup" in parts:  # before this process takes the device's memory
-            run.rows += measure_starts(*models, starts)
         setup_runtime()
-        pair = Pair(config)
-        about = {}
-        if "passes" in parts:
-            roofline = measure_roofline(jnp.dtype(config.dtype), config.probe_megabytes, config.probe_side)
-            about["roofline"] = vars(roofline)
-            run.rows += measure_passes(pair, roofline)
-        if "images" in parts:
-            run.rows += measure_images(pair)
-        if "forced" in parts:
-            run.rows += [row for batch in batches for r in views for row in measure_forced(pair, batch, r)]
-        if "mixtures" in parts:
-            run.rows += [row for batch in batches for row in measure_mixtures(pair, rules, batch)]
-        if "flops" in parts:
-            run.rows += count_flops(config)
-        if "startup" in parts:
-            run.rows += measure_host(*models, calls)
-        tables = latency_tables(preset, run.rows, about, config.papers)
-        run.write(*tables, **about, load=os.getloadavg()[0])
+        run.restore(("part",))
+        done = {row["part"] for row in run.rows}
+        for name, measure in measures(config, parts, batches, views, rules, starts, calls).items():
+            if name not in done:
+                run.add([{"part": name} | row for row in measure()], [])
+            run.write(*latency_tables(preset, run.rows, config.papers), load=os.getloadavg()[0])
+
+
+def measures(
+    config: LatencyConfig,
+    parts: Sequence[Part],
+    batches: Sequence[int],
+    views: Sequence[int],
+    rules: Sequence[str],
+    starts: int,
+    calls: int,
+) -> dict[str, Callable[[], Sequence[Record]]]:
+    """Return what is timed apart, by name, in its order: rows of one are saved together."""
+    models = str(ASSETS / "target"), str(ASSETS / "draft")
+    pair = Pair(config)
+    found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
+        "passes": {"passes": partial(measure_passes, pair)},
+        "images": {"images": partial(measure_images, pair)},
+        "forced": {f"forced, B={b}, R={r}": partial(measure_forced, pair, b, r) for b in batches for r in views},
+        "mixtures": {f"mixtures, B={b}": partial(measure_mixtures, pair, rules, b) for b in batches},
+        "flops": {"flops": partial(count_flops, config)},
+        "startup": {"host": partial(measure_host, *models, calls)},
+    }
+    # Before this process takes the device's memory.
+    first = {"starts": partial(measure_starts, *models, starts)} if "startup" in parts else {}
+    return first | {name: measure for part in found if part in parts for name, measure in found[part].items()}
 
 
 def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
@@ -149,16 +160,10 @@ def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
     return rows
 
 
-def latency_tables(
-    name: str, rows: Sequence[Record], about: Record, papers: Mapping[str, str] | None = None
-) -> list[Table]:
-    """Return a table for each kind of rows that there are, and below it what papers print.
-
-    Args:
-      about: with the `roofline`, where there are passes.
-    """
+def latency_tables(name: str, rows: Sequence[Record], papers: Mapping[str, str] | None = None) -> list[Table]:
+    """Return a table for each kind of rows that there are, and below it what papers print."""
     makers = {
-        "passes": lambda rows: passes_table(name, rows, about["roofline"]),
+        "passes": lambda rows: passes_table(name, rows),
         "images": lambda rows: images_table(name, rows),
         "forced": lambda rows: forced_table(name, rows),
         "mixtures": lambda rows: mixtures_table(name, rows),
@@ -173,8 +178,9 @@ def latency_tables(
     return tables
 
 
-def passes_table(name: str, rows: Sequence[Record], roofline: Record) -> Table:
+def passes_table(name: str, rows: Sequence[Record]) -> Table:
     """Return a line per shape: T_p, what blocks and drafts cost in T_p, and the share of the roofline."""
+    roofline = rows[0]["roofline"]
     gammas, views = (list(rows[0][field]) for field in ("verify_ms", "draft_ms"))
     header = ["B", "S", "T_p ms"]
     header += [f"T_p({int(gamma) + 1})/T_p" for gamma in gammas]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from eval.lib.report import Record
 from eval.lib.synthetic import random_params
-from eval.lib.timing import Passes, Roofline, pass_work, predicted_speedup, time_loops
+from eval.lib.timing import Passes, measure_roofline, pass_work, predicted_speedup, time_loops
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafters import ChainDrafter
@@ -143,9 +143,10 @@ class Pair:
         return {"target": self.target.params, "drafter": self.draft.params}
 
 
-def measure_passes(pair: Pair, roofline: Roofline) -> list[Record]:
+def measure_passes(pair: Pair) -> list[Record]:
     """Time T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the roofline that the target's reach."""
     config, rows = pair.config, []
+    roofline = measure_roofline(pair.dtype, config.probe_megabytes, config.probe_side)
     for batch, slots in config.shapes:
         target = pair.passes(pair.target, batch, slots, max(config.gammas) + 1)
         calls = {f"target {tokens}": target.over(tokens) for tokens in (1, *(gamma + 1 for gamma in config.gammas))}
@@ -159,7 +160,7 @@ def measure_passes(pair: Pair, roofline: Roofline) -> list[Record]:
             | {"verify_ms": {str(gamma): ms[f"target {gamma + 1}"] for gamma in config.gammas}}
             | {"draft_ms": {str(views): ms[f"draft {views}"] for views in config.views}}
             | {"effective_gbps": gbps, "copy_share": gbps / roofline.copy_gbps, "read_share": gbps / roofline.read_gbps}
-            | {"matmul_share": tflops / roofline.matmul_tflops}
+            | {"matmul_share": tflops / roofline.matmul_tflops, "roofline": vars(roofline)}
         )
     return rows
 

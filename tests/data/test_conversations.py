@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
 from collections.abc import Iterator
@@ -128,6 +129,13 @@ def test_what_is_skipped_is_counted_and_logged_by_id(tmp_path: Path) -> None:
     assert [entry["id"] for entry in log] == ["40", "41", "42", "odd"]
     assert [entry["reason"].count("text.jsonl line") for entry in log] == [1] * 4
     assert skipped.count == 4
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b'{"text": "once"}\n' * 99)[:-12], b"not packed"])
+def test_a_packed_file_that_is_broken_is_told(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl.gz").write_bytes(content)
+    with pytest.raises(InputError, match=r"text\.jsonl\.gz: cannot be read as gzip"):
+        list(readable(tmp_path / "text.jsonl.gz", Skipped(3, tmp_path / "log.jsonl")))
 
 
 def test_too_many_skipped_rows_end_it(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,7 @@ from eval.lib.random_pair import (
     measure_passes,
 )
 from eval.lib.synthetic import random_params
-from eval.lib.timing import Roofline, measure_roofline, pass_work
+from eval.lib.timing import measure_roofline, pass_work
 from jaxspec.cache import init_cache
 from jaxspec.command import load_preset, preset_names
 from jaxspec.config import LlavaConfig
@@ -33,7 +36,6 @@ from tests import tiny
 from tests.tiny import lvlm
 
 FLOAT = jnp.dtype("float32")
-ROOFLINE = Roofline(10.0, 10.0, 0.1)
 
 
 def config() -> LlavaConfig:
@@ -72,7 +74,7 @@ def test_operations_are_those_that_the_paper_prints() -> None:
     found = {(row["model"], row["views"], row["tokens"]): round(row["weights_gflops"], 2) for row in rows}
     assert found["target", 1, 5] == 66.08
     assert (found["draft", 1, 1], found["draft", 2, 1]) == (0.09, 0.17)
-    ((title, _, cells, notes),) = latency_tables("pair", rows, {}, preset.papers)
+    ((title, _, cells, notes),) = latency_tables("pair", rows, preset.papers)
     assert title == "Operations of pair"
     assert cells[1][:4] == ["target", "1", "5", "66.08"]
     assert notes[-1].startswith("paper: TABED, Table 14: 66.08")
@@ -93,15 +95,15 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     # All passes have the shapes of the loop's, and target and draft are alike: few programs are compiled.
     tiny = LatencyConfig(
         config(), config(), "float32", shapes=((1, 15),), gammas=(2,), views=(1,), images=(1,), prompt=4, gamma=2,
-        forced=(2.0,), context=6, new=9, repeats=1,
+        forced=(2.0,), context=6, new=9, repeats=1, probe_megabytes=1, probe_side=32,
     )  # fmt: skip
     pair = Pair(tiny)
     (forced,) = measure_forced(pair)
     assert forced["mean_acceptance_length"] == 2.0  # (9 - 1) tokens of 4 blocks
     mixtures = measure_mixtures(Pair(replace(tiny, views=(1, 2))), ["em:window=4"])
     assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]  # weights; and seen and a ring
-    rows = [*measure_passes(pair, ROOFLINE), *measure_images(pair), forced, *mixtures]
-    titles = [title for title, *_ in latency_tables("tiny", rows, {"roofline": vars(ROOFLINE)})]
+    rows = [*measure_passes(pair), *measure_images(pair), forced, *mixtures]
+    titles = [title for title, *_ in latency_tables("tiny", rows)]
     assert titles == [
         "Passes of tiny",
         "Images before the first token, tiny",
@@ -119,7 +121,7 @@ def test_the_roofline_is_of_three_probes() -> None:
 def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
     rows = latency.measure_host(*map(str, tiny.save_pair(tmp_path)), calls=1)
     assert [row["what"] for row in rows] == ["host time of a call, text", "host time of a call, one image"]
-    ((title, _, cells, _),) = latency_tables("tiny", rows, {"roofline": vars(ROOFLINE)})
+    ((title, _, cells, _),) = latency_tables("tiny", rows)
     assert title == "Start-up and host time"
     assert len(cells) == 2
 
@@ -127,3 +129,26 @@ def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
 def test_a_start_that_fails_tells_why(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^checkpoint '.*none': no such directory; give one"):
         latency.measure_starts(str(tmp_path / "none"), str(tmp_path / "none"), warm=0)
+
+
+def test_a_stopped_run_goes_on_with_the_parts_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def measure(name: str) -> list[dict[str, Any]]:
+        ran.append(name)
+        if ran == ["flops", "host"]:
+            raise KeyboardInterrupt
+        about = {"model": name, "views": 1, "tokens": 1, "weights_gflops": 1.0, "gflops": 2.0}
+        return [{"kind": "flops"} | about]
+
+    names = ("flops", "host", "passes")
+    monkeypatch.setattr(latency, "measures", lambda *_: {name: partial(measure, name) for name in names})
+    with pytest.raises(KeyboardInterrupt):
+        latency.main("mini", tmp_path / "out", parts=("flops",))
+    with pytest.raises(InputError, match="holds results of parts"):
+        latency.main("mini", tmp_path / "out", parts=("images",))
+    latency.main("mini", tmp_path / "out", parts=("flops",))
+    assert ran == ["flops", "host", "host", "passes"]
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert [row["part"] for row in rows] == list(names)
+    assert (tmp_path / "out" / "table.md").read_text().count("| passes |") == 1

@@ -10,6 +10,7 @@ import pytest
 
 from eval.lib.sets import evaluation_set
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
+from jaxspec.data.rows import local_rows, on_disk
 from jaxspec.errors import InputError
 from tests.hub import build
 from tests.hub.conftest import cached_at
@@ -34,6 +35,25 @@ def test_a_set_is_read_offline(name: str) -> None:
 def test_second_turns_come_from_the_cache_too() -> None:
     (sample,) = evaluation_set("pope", 1, turns=2, kinds=("fact",))
     assert sample.turns[1][0].startswith("Who wrote it? Explain")
+
+
+def test_files_of_a_set_are_found_by_their_names() -> None:
+    assert len(list(local_rows(on_disk(Path("hub:togethercomputer/RedPajama-Data-1T-Sample"))))) == 11
+    assert len(list(local_rows(on_disk(Path("hub:laion/OIG/unified_chip2.jsonl"))))) == 3
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("laion/OIGG/unified_chip2.jsonl", "not to be had from the hub"),
+        ("laion/OIG/unified_chip3.jsonl", "there is no such file"),
+        ("laion", "not to be had from the hub"),
+    ],
+)
+def test_what_a_set_has_not_is_told(place: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as told:
+        on_disk(Path(f"hub:{place}"))
+    assert "\n" not in str(told.value)
 
 
 @pytest.fixture
