@@ -72,8 +72,8 @@ def main(
             failed.append(name)
         print(f"{name}: {code}, {time.monotonic() - begun:.0f} s", file=sys.stderr)
     found = trial_of(out) if debug else out
-    if parts:
-        failed += [f"{preset}'s estimate" for preset in estimate(found) if debug is False]
+    if parts and not debug:
+        failed += [f"{preset}'s estimate" for preset in estimate(found)]
     table = summary(found)
     show(table)
     if table.cells:
