@@ -6,8 +6,9 @@
 
 `mini` are the shipped models on picturebook; `pair55m` a synthetic pair, of random weights and given agreement;
 `smollm2` is SmolLM2-135M with the shipped KV head, on the demo's prompts. Both libraries read the same files. All
-methods run warm and in turns; a method's time is the least of its runs, summed over prompts. Needs torch (the `parity`
-extra). Writes results.json and table.md into --out.
+methods run warm and in turns, prompt by prompt; a method's time is the least of its runs, summed over prompts. Needs
+torch (the `parity` extra). Writes results.json and table.md into --out; the same command goes on where one was stopped.
+There is no mesh and no --cluster: transformers' `generate` is compared on one device.
 
 On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that torch's threads
 do not wait for each other.
@@ -21,8 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,7 +36,7 @@ from tqdm import tqdm
 
 from configs.eval.mini import ASSETS
 from eval.lib.comparison import first_prompt
-from eval.lib.report import Run, Table, results_folder
+from eval.lib.report import Record, Run, Table, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
 from jaxspec.checkpoints import huggingface
@@ -120,27 +122,49 @@ def main(
                 own = draft.params["language_model"]
                 huggingface.save(assistants["text"], draft.model.text, own, tokenizer=draft.tokenizer)
             methods = ours(target, draft, new) | theirs(target, path, assistants, new, compiled, threads)
-            found = measure(methods, asked, repeats)
-        run.rows = [summary(name, answers, found.get(PLAIN)) for name, answers in found.items()]
-        notes = [
-            f"{len(asked)} prompts, batch 1, at most {new} new tokens, greedy, float32, "
-            f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} on "
-            f"{os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
-            f"x: tokens/s over transformers' eager, and over its assisted generation with {GAMMA} drafted tokens. "
-            "tok/s: of whole calls, from prepared inputs to the last token. decode: without the first token and the "
-            "target's prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in "
-            "assisted generation.",
-            "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain "
-            "decoding gives. -: what it is compared to failed, or needs a draft that is not there.",
-        ]
-        if draft is not None:
-            notes.append(
-                "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the "
-                "assistant)."
-            )
-        if preset == "pair55m":
-            notes.append(f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens.")
-        run.write(Table(f"Peers on {preset}", HEADER, cells(run.rows), notes))
+            told = notes(preset, len(asked), new, repeats, threads, acceptance)
+            run.restore(("prompt",))
+            done = {row["prompt"] for row in run.rows}
+            for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
+                if number not in done:
+                    found = measure(methods, prompt, repeats)
+                    run.add([{"prompt": number, "method": name} | vars(timed) for name, timed in found.items()], [])
+                    methods = {name: methods[name] for name in found}
+                run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), told))
+
+
+def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None, acceptance: float) -> list[str]:
+    """Return what stands below the table."""
+    lines = [
+        f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
+        f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
+        f"x: tokens/s over transformers' eager, and over its assisted generation with {GAMMA} drafted tokens. "
+        "tok/s: of whole calls, from prepared inputs to the last token. decode: without the first token and the "
+        "target's prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in "
+        "assisted generation.",
+        "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain "
+        "decoding gives. -: what it is compared to failed, or needs a draft that is not there.",
+    ]
+    if preset != "smollm2":
+        lines.append(
+            "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the assistant)."
+        )
+    if preset == "pair55m":
+        lines.append(f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens.")
+    return lines
+
+
+def summaries(rows: Sequence[Record]) -> list[Record]:
+    """Return a row a method, over all prompts. What failed on one of them has none."""
+    prompts = {row["prompt"] for row in rows}
+    found: dict[str, list[Timed]] = {}
+    for row in rows:
+        timed: dict[str, Any] = {field.name: row[field.name] for field in fields(Timed)}
+        timed["tokens"] = tuple(row["tokens"])
+        found.setdefault(row["method"], []).append(Timed(**timed))
+    whole = {name: answers for name, answers in found.items() if len(answers) == len(prompts)}
+    return [summary(name, answers, whole.get(PLAIN)) for name, answers in whole.items()]
 
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -280,22 +304,21 @@ def theirs(
     return methods
 
 
-def measure(methods: dict[str, Method], prompts: list[Prompt], repeats: int) -> dict[str, list[Timed]]:
-    """Measure each method's best times of every prompt; one that fails is left out, with a word on standard error."""
-    runs: dict[str, list[list[Timed]]] = {name: [[] for _ in prompts] for name in methods}
-    order = [(again, i, name) for again in range(repeats + 1) for i in range(len(prompts)) for name in methods]
-    for again, i, name in tqdm(order, "peers", unit="answer"):
+def measure(methods: Mapping[str, Method], prompt: Prompt, repeats: int) -> dict[str, Timed]:
+    """Measure each method's best times, by turns; one that fails is left out, with a word on standard error."""
+    runs: dict[str, list[Timed]] = {name: [] for name in methods}
+    for again, name in product(range(repeats + 1), methods):
         if name not in runs:
             continue
         try:
-            found = methods[name](prompts[i])
+            found = methods[name](prompt)
         except Exception as error:  # whatever it is, the other methods go on
             tqdm.write(f"{name}: {type(error).__name__}: {error}".splitlines()[0], file=sys.stderr)
             del runs[name]
             continue
         if again:
-            runs[name][i].append(found)
-    return {name: [best(each) for each in found] for name, found in runs.items()}
+            runs[name].append(found)
+    return {name: best(found) for name, found in runs.items()}
 
 
 def best(runs: list[Timed]) -> Timed:

@@ -23,7 +23,7 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tiny.save(tmp_path / "draft", config, tiny.noisy(params, 0.1))
     monkeypatch.setattr(peers, "ASSETS", tmp_path)
     peers.main("mini", tmp_path / "out", new=6, prompts=1, repeats=1)
-    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    rows = peers.summaries(json.loads((tmp_path / "out/results.json").read_text())["rows"])
     # Prompt lookup may propose the prompt's own image tokens, and is then left out.
     assert {peers.PLAIN, "jaxspec speculative, view M", peers.EAGER, peers.ASSISTED} <= {row["method"] for row in rows}
     assert all(row["token_identity_rate"] == 1 and row["tokens_per_second"] > 0 for row in rows)
@@ -38,9 +38,32 @@ def test_a_method_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str
         raise RuntimeError
 
     methods = {peers.PLAIN: fails, peers.EAGER: works, peers.ASSISTED: fails}
-    runs = peers.measure(methods, [Prompt(np.zeros(1, np.int32))], repeats=1)
+    runs = peers.measure(methods, Prompt(np.zeros(1, np.int32)), repeats=1)
     assert f"{peers.ASSISTED}: RuntimeError" in capsys.readouterr().err
-    rows = [peers.summary(name, found, runs.get(peers.PLAIN)) for name, found in runs.items()]
-    (line,) = peers.cells(rows)
+    rows = [{"prompt": 0, "method": name} | vars(timed) for name, timed in runs.items()]
+    (line,) = peers.cells(peers.summaries(rows))
     assert line == [peers.EAGER, "1.5", "1.00", "-", "2.0", "1.00", "-", "1333.33", "1.00", "-"]
     assert len(line) == len(peers.HEADER)
+
+
+def test_a_stopped_run_goes_on_with_the_prompts_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="peers needs the `parity` extra")
+    tiny.save_pair(tmp_path)
+    asked: list[int] = []
+
+    def method(prompt: Prompt) -> peers.Timed:
+        asked.append(len(prompt.tokens))
+        if len(asked) == 3:  # in the warm run of the second prompt
+            raise KeyboardInterrupt
+        return peers.Timed((1, 2, 3), 2.0, 1.0, 4.0, 3)
+
+    monkeypatch.setattr(peers, "ASSETS", tmp_path)
+    monkeypatch.setattr(peers, "mini_prompts", lambda *_: [Prompt(np.zeros(n, np.int32)) for n in (1, 2)])
+    monkeypatch.setattr(peers, "ours", lambda *_: {peers.PLAIN: method})
+    monkeypatch.setattr(peers, "theirs", lambda *_: {})
+    with pytest.raises(KeyboardInterrupt):
+        peers.main("mini", tmp_path / "out", new=6, prompts=2, repeats=1)
+    peers.main("mini", tmp_path / "out", new=6, prompts=2, repeats=1)
+    assert asked == [1, 1, 2, 2, 2]
+    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    assert [row["prompt"] for row in rows] == [0, 1]
