@@ -309,7 +309,7 @@ def latin(folder: Path) -> Path:
         (empty, "neither .parquet nor .jsonl"),
         (both, "both .parquet and .jsonl"),
         (absent, "no such file or folder"),
-        (other, "not a .parquet or .jsonl file"),
+        (other, "not a .parquet or .jsonl or .jsonl.gz file"),
         (torn, r"a\.parquet: cannot be read as parquet"),
         (latin, "not UTF-8"),
     ],

@@ -106,7 +106,6 @@ CASES = [
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
     pytest.param(1, {"temperature": 1.0, "weighting": "mt-release"}, id="grid"),
     pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "em:rate=1"}, id="em-filtered"),
-    pytest.param(1, {"temperature": 1.0, "weights": (1.6, -0.8, 0.2)}, id="signed"),
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
     pytest.param(
         1,

@@ -13,7 +13,7 @@ from jaxspec.command import preset_names
 from jaxspec.errors import InputError
 from tests.conftest import ROOT
 
-PAGE = "# A page\n\n<!-- accelerator: made -->\nold\n<!-- /accelerator -->\n\nThe rest.\n"
+PAGE = "# A page\n\n<!-- accelerator: made -->\nof before\n<!-- /accelerator -->\n\nThe rest.\n"
 
 
 @pytest.mark.parametrize("name", accelerator.PARTS)
@@ -37,7 +37,7 @@ def test_every_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert text.endswith("<!-- /accelerator -->\n\nThe rest.\n")
     for figure in ("a pass, B=1, 15 slots", "2 tokens a block, B=16, 1 views", "prefill, 1 images", "start to answer"):
         assert figure in text
-    assert "old" not in text
+    assert "of before" not in text
 
 
 def test_estimates_stand_beside_what_was_measured(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from eval.lib.report import put_between
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from tests.conftest import ROOT
-from train import recipe
+from train import distill_data, recipe
 
 PAGE = ROOT / "docs" / "tables.md"
 COUNTS = {"TABED": (22, 9), "IbED": (13, 11), "AASD": (2, 4), "CoS": (10, 8)}
@@ -68,8 +68,13 @@ SCRIPTS: dict[str, Callable[[list[str]], object]] = {
     "eval.kv_head": _preset(kv_head.Options),
     "eval.collaborative": _preset(collaborative.Options, CollaborativeEvalConfig),
     "eval.latency": _latency,
+    "train.distill_data": lambda words: tyro.cli(distill_data.Options, args=words),
     "train.recipe": lambda words: recipe._parse(words[0], load_preset(recipe.KIND, words[0]), words[1:]),
 }
+
+
+OWN = {"train.distill_data": "--name"}
+"""Options that name where a script writes, where that is not --out or --runs."""
 
 
 @pytest.mark.parametrize("command", commands())
@@ -81,7 +86,7 @@ def test_every_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> 
     SCRIPTS[script](words)
     written = {
         found[1] or f"runs/train/{found[0]}"
-        for found in re.findall(r"train\.recipe (\w+).*?(?:--runs (\S+))?$", "\n".join(commands()), re.MULTILINE)
+        for found in re.findall(r"train\.recipe (\w+)(?:.*?--runs (\S+))?", "\n".join(commands()))
     }
     assert {place.removesuffix("/hf") for place in re.findall(r"runs/train/\S+/hf", command)} <= written
 
@@ -90,9 +95,9 @@ def test_every_command_writes_to_a_place_of_its_own() -> None:
     """One after the other they all run: where results of other options lie, a command is refused."""
     places: dict[tuple[str, str], str] = {}
     for command in commands():
-        _, _, script, preset, *words = shlex.split(command)
-        option = "--out" if script.startswith("eval") else "--runs"
-        out = words[words.index(option) + 1] if option in words else preset
+        _, _, script, *words = shlex.split(command)
+        option = "--out" if script.startswith("eval") else OWN.get(script, "--runs")
+        out = words[words.index(option) + 1] if option in words else words[0]
         assert places.setdefault((script, out), command) == command
 
 
