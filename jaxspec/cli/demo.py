@@ -54,7 +54,7 @@ CONTESTS = {
             CODE,
             "Name five things to pack for a week in the mountains, and why.",
         ),
-        3,
+        2,
     ),
 }
 
