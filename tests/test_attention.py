@@ -29,7 +29,7 @@ def drawn(queries: int, slots: int, kv_heads: int = K) -> tuple[Array, Array, Ar
 def test_blocks_read_what_whole_scores_do(
     monkeypatch: pytest.MonkeyPatch, queries: int, slots: int, first: int | tuple[int, int]
 ) -> None:
-    """Of whole rows, and of rows behind others, with blocks that end before the queries and slots do, or with them."""
+    """Rows are whole or stand behind others, and blocks end before the queries and slots do, or with them."""
     monkeypatch.setattr(attention, "BLOCK", 8)
     args = drawn(queries, slots)
     positions = jnp.broadcast_to(jnp.asarray(first), B)[:, None] + jnp.arange(queries)
@@ -52,7 +52,7 @@ def test_what_follows_is_not_read() -> None:
 
 
 def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
-    """Nor does short prompts' program know of blocks."""
+    """The program of short prompts knows no blocks."""
 
     def arrays(count: int) -> list[int]:
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.eval_shape(lambda: drawn(count, count))]
@@ -67,7 +67,7 @@ def test_scores_of_a_long_prompt_never_lie_whole_in_memory() -> None:
 @pytest.mark.parametrize("count", [256, 130])
 @pytest.mark.parametrize("split", [False, True])
 def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool) -> None:
-    """As JAX interprets it, with heads that share keys, alone and with rows and heads split over a mesh."""
+    """JAX interprets it here, with heads that share keys, alone and with rows and heads split over a mesh."""
     args, positions = drawn(count, count), jnp.broadcast_to(jnp.arange(count), (B, count))
     run = jax.jit(partial(splash, interpret=True))
     with on_mesh(make_mesh(model=2, data=2) if split else None):
@@ -88,7 +88,7 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
 
 @pytest.mark.parametrize("count", [256, 130])
 def test_the_kernel_reads_within_owners(count: int) -> None:
-    """As the tower of Qwen2.5-VL reads within images."""
+    """The tower of Qwen2.5-VL reads so within images."""
     q, k, v = drawn(count, count, kv_heads=N)
     owner = jnp.stack([jnp.arange(count) // 50, jnp.where(jnp.arange(count) < 100, 0, -1)])
     same = owner[:, :, None] == owner[:, None]

@@ -38,12 +38,14 @@ def test_every_part_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for figure in ("a pass, B=1, 15 slots", "2 tokens a block, B=16, 1 views", "prefill, 1 images", "start to answer"):
         assert figure in text
     assert "of before" not in text
+    assert "llava" not in text, "a trial's figures stand under its own pair's name"
 
 
 def test_estimates_stand_beside_what_was_measured(tmp_path: Path) -> None:
     def write(folder: str, device: str, rows: list[dict[str, object]]) -> None:
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "results.json").write_text(json.dumps({"run": {"device": device}, "rows": rows}))
+        run = {"device": device, "preset": Path(folder).name}
+        (tmp_path / folder / "results.json").write_text(json.dumps({"run": run, "rows": rows}))
 
     forced = {"kind": "forced", "batch": 1, "forced_acceptance_length": 2.29, "speedup_measured": 1.5, "block_ms": 20.0}
     passes = {"kind": "passes", "batch": 1, "slots": 1024, "target_ms": 18.0, "read_share": 0.9}

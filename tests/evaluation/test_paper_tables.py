@@ -73,10 +73,6 @@ SCRIPTS: dict[str, Callable[[list[str]], object]] = {
 }
 
 
-OWN = {"train.distill_data": "--name"}
-"""Options that name where a script writes, where that is not --out or --runs."""
-
-
 @pytest.mark.parametrize("command", commands())
 def test_every_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets, rows, options and sets are there, and what one command reads another has written."""
@@ -96,7 +92,7 @@ def test_every_command_writes_to_a_place_of_its_own() -> None:
     places: dict[tuple[str, str], str] = {}
     for command in commands():
         _, _, script, *words = shlex.split(command)
-        option = "--out" if script.startswith("eval") else OWN.get(script, "--runs")
+        option = {"train.recipe": "--runs", "train.distill_data": "--name"}.get(script, "--out")
         out = words[words.index(option) + 1] if option in words else words[0]
         assert places.setdefault((script, out), command) == command
 
