@@ -19,7 +19,7 @@ import json
 import sys
 import sysconfig
 import textwrap
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxspec.command import run_script
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, check_counts
 from jaxspec.files import trial_of, write_text
 
 LONGEST, SHORTEST = 1200, 200
@@ -48,6 +48,8 @@ class Options:
     llava/qa90_questions.jsonl."""
     out: Path = Path("runs/data/prompts")
     """Receives train.jsonl and test/KIND.jsonl."""
+    most: int | None = None
+    """Prompts to train on, at most, as many of each kind as there are; by default all."""
     debug: bool = False
     """Try the command out: four prompts of each kind, into runs/debug."""
 
@@ -58,6 +60,7 @@ Prompts = dict[str, list[tuple[str, str]]]
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     """Writes the files, and tells how many prompts of each kind are in them."""
+    check_counts(most=1 if options.most is None else options.most)
     learned, held = defaultdict(list), defaultdict(list)
     for prompts, split in ((learned, "train"), (held, "test")):
         rows = _rows(options.data / "gsm8k" / f"{split}.jsonl")
@@ -75,18 +78,19 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
                 _read_source(file.read_text(encoding="utf-8"), ".".join(module.parts), held if apart else learned)
     out = trial_of(options.out) if options.debug else options.out
     few = 4 if options.debug else None
-    rows = [
-        {"id": f"{kind}-{i}", "question": asked, "answer": told}
-        for kind, pairs in learned.items()
-        for i, (asked, told) in enumerate(pairs[:few])
-    ]
-    # Mixed, so that any beginning of them has all kinds.
-    _write(out / "train.jsonl", sorted(rows, key=lambda row: hashlib.sha256(row["id"].encode()).digest()))
+    ranked = []
+    for kind, pairs in learned.items():
+        own = [{"id": f"{kind}-{i}", "question": ask, "answer": told} for i, (ask, told) in enumerate(pairs[:few])]
+        ranked += enumerate(sorted(own, key=lambda row: hashlib.sha256(row["id"].encode()).digest()))
+    # The kinds take turns, so that any beginning of the file has as many prompts of each.
+    rows = [row for _, row in sorted(ranked, key=lambda pair: pair[0])][: options.most]
+    _write(out / "train.jsonl", rows)
     for kind, pairs in held.items():
         own = [{"id": i, "turns": [asked], "reference": told} for i, (asked, told) in enumerate(pairs[:few])]
         _write(out / "test" / f"{kind}.jsonl", own)
-    for name, prompts in (("train.jsonl", learned), ("test", held)):
-        print(f"wrote {out / name}: " + ", ".join(f"{len(pairs[:few]):,} {kind}" for kind, pairs in prompts.items()))
+    trained = Counter(row["id"].partition("-")[0] for row in rows)
+    for name, kinds in (("train.jsonl", trained), ("test", {kind: len(pairs[:few]) for kind, pairs in held.items()})):
+        print(f"wrote {out / name}: " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()))
     return out
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -62,6 +62,15 @@ class Context(struct.PyTreeNode):
     """Added to the scores of a slot."""
 
 
+class Block(NamedTuple):
+    """What a layer reads beside the tokens that it is given."""
+
+    context: Context
+    k: Float[Array, "B A J K H"] | None = None
+    """Its keys of the blocks' tokens before; None: there are none."""
+    v: Float[Array, "B A J K H"] | None = None
+
+
 class KVProjector(nn.Module):
     """Keys and values of images, n slots each, pooled to k."""
 
@@ -98,7 +107,7 @@ def average_pooling(config: KVHeadConfig) -> np.ndarray:
 
 
 class AnchoredAttention(Attention):
-    """Target-Draft attention: A blocks of J tokens, each reading what is before its anchor, and itself."""
+    """Target-Draft attention: the next J tokens of A blocks, each reading what is before its anchor, and its block."""
 
     def read(
         self,
@@ -107,25 +116,28 @@ class AnchoredAttention(Attention):
         v: Float[Array, "B A*J K H"],
         at: Places,
         cache: Any,
-    ) -> tuple[Float[Array, "B A*J N H"], None]:
-        context: Context = cache
-        seen = at.seen
+    ) -> tuple[Float[Array, "B A*J N H"], Any]:
+        block: Block = cache
+        context, seen = block.context, at.seen
         assert seen is not None
         batch, _, heads, width = q.shape
         anchors, kv_heads = seen.shape[1], k.shape[2]
         q = q.reshape(batch, anchors, -1, kv_heads, heads // kv_heads, width)
         k, v = (x.reshape(batch, anchors, -1, kv_heads, width) for x in (k, v))
+        if block.k is not None and block.v is not None:
+            k, v = jnp.concatenate([block.k, k], axis=2), jnp.concatenate([block.v, v], axis=2)
         exact = wide(q.dtype)
         before = jnp.einsum("BAJKGH,BSKH->BAKGJS", q, context.k, preferred_element_type=exact) * width**-0.5
         if context.bias is not None:
             before += context.bias[:, None, None, None, None]
         before = jnp.where(seen[:, :, None, None, None], before, -jnp.inf)
         inside = jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
-        inside = jnp.where(jnp.tril(jnp.ones(inside.shape[-2:], bool)), inside, -jnp.inf)
+        new, known = inside.shape[-2:]  # the new ones are the last: of 3, 2 new: 110, 111
+        inside = jnp.where(jnp.tri(new, known, known - new, bool), inside, -jnp.inf)
         probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
         out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
         out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., seen.shape[-1] :], v)
-        return out.reshape(batch, -1, heads, width), None
+        return out.reshape(batch, -1, heads, width), Block(context, k, v)
 
 
 class KVHead(nn.Module):
@@ -199,21 +211,22 @@ class KVHead(nn.Module):
         """
         context = self.context(k, v, rows)
         seen = context.since[:, None] < anchors[..., None]
+        blocks: list[Any] = [Block(context)] * len(self.layers)
 
-        def read(embeds: Array, rotary: Array) -> Array:
-            flat = rotary.reshape(rotary.shape[0], -1)
-            x = embeds.reshape(*flat.shape, -1)
-            for layer in self.layers:
-                x, _ = layer(x, Places(flat, flat, seen), context)  # pyright: ignore[reportArgumentType]
-            return self.norm(x).reshape(embeds.shape)
+        def read(x: Array, rotary: Array) -> Array:
+            flat, shape = rotary.reshape(rotary.shape[0], -1), x.shape
+            x = x.reshape(*flat.shape, -1)
+            for i, layer in enumerate(self.layers):
+                x, blocks[i] = layer(x, Places(flat, flat, seen), blocks[i])
+            return self.norm(x).reshape(shape)
 
         if before is None:
             return read(embeds, rotary)
-        hidden = known = before[:, :, None]
-        for step in range(1, embeds.shape[2] + 1):  # each reads what the one before it gave
-            hidden = read(self.fuse(embeds[:, :, :step], known), rotary[..., :step])
-            known = jnp.concatenate([before[:, :, None], hidden], axis=2)
-        return hidden
+        states = [before[:, :, None]]
+        for step in range(embeds.shape[2]):  # each reads what the one before it gave
+            token = slice(step, step + 1)
+            states.append(read(self.fuse(embeds[:, :, token], states[-1]), rotary[..., token]))
+        return jnp.concatenate(states[1:], axis=2)
 
 
 def states_before(
@@ -231,9 +244,7 @@ def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Ar
     return jnp.where((at < 0)[..., None, None], 0, rows)
 
 
-def pack(
-    config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
-) -> KVCache:
+def pack(config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int) -> KVCache:
     """Return the head's cache after prefill: what `KVHead.context` reads of B prompts, each row without gaps.
 
     A row's `shift` makes up for the slots that it has fewer than the target's, so that new tokens take the positions

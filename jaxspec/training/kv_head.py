@@ -1,16 +1,20 @@
 """Target-Draft attention training of a KV head (AASD, section 3.3): blocks of J tokens from sampled anchors.
 
-The frozen target runs in the same program, one pass over the dialogues, and nothing of it is kept: its last layer's
-keys and values are what the head reads, and its distributions at the blocks' own tokens are what the head learns.
+The frozen target runs in the same program, one pass over the dialogues: its last layer's keys and values are what the
+head reads, and its distributions at the blocks' own tokens are what the head learns. Nothing of it is kept, unless
+`keep_readings` asks for it.
 Given that the tokens before were accepted, step s of a draft that starts at anchor a sees in training exactly what
 it sees in decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +70,18 @@ class HeadRecipe(StagedRecipe):
     anchoring: Anchoring
     start: str = ""
     """Directory of a head of the same kind to go on from; empty: a fresh one."""
+    keep_readings: bool = False
+    """Keep in memory what the target reads of each row, D + 2 K H numbers a token, so that later epochs are spared its
+    pass: for few rows and a small target."""
+
+
+class Reading(struct.PyTreeNode):
+    """What a head reads of, and learns from, a target's pass over whole conversations."""
+
+    hidden: Float[Any, "B L D"]
+    k: Float[Any, "B K L H"]
+    """The last layer's keys."""
+    v: Float[Any, "B K L H"]
 
 
 class HeadBatch(struct.PyTreeNode):
@@ -77,6 +93,8 @@ class HeadBatch(struct.PyTreeNode):
     of an anchor does not exist yet when a block begins there."""
     slots: HeadRows
     """What the head reads of the target's rows."""
+    reading: Reading | None = None
+    """None: the step's program makes it."""
 
     @property
     def tokens(self) -> Int[Any, "B L"]:
@@ -92,6 +110,7 @@ class HeadBatches:
     config: KVHeadConfig
     anchoring: Anchoring
     seed: int = 0
+    readings: KeptReadings | None = None
 
     def __call__(self, step: int) -> HeadBatch:
         batch = self.batches(step)
@@ -99,7 +118,49 @@ class HeadBatches:
         shown = [np.where(row < room, row, -1) for row in self.batches.shown(step)]  # a row of more counts nothing
         slots = head_rows(self.config, shown, batch.tokens.shape[1], room)
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
-        return HeadBatch(batch, draw_anchors(batch.mask, self.anchoring.anchors, draws), slots)
+        anchors = draw_anchors(batch.mask, self.anchoring.anchors, draws)
+        return HeadBatch(batch, anchors, slots, self.readings and self.readings(batch))
+
+
+@dataclass(frozen=True, eq=False)
+class KeptReadings:
+    """Calling it with a batch gives the target's reading of it, of which each row is made once."""
+
+    read: Callable[[ConversationBatch], Reading]
+    kept: dict[bytes, Reading] = field(default_factory=dict)
+    """By the digest of a row's tokens and images: its reading, on the host."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, batch: ConversationBatch) -> Reading:
+        lengths, width = batch.rows.length, batch.tokens.shape[1]
+        names = [
+            _digest(batch.tokens[i, :length], *(leaf[i] for leaf in jax.tree.leaves(batch.images)))
+            for i, length in enumerate(lengths)
+        ]
+        with self.lock:
+            if any(name not in self.kept for name in names):
+                made = jax.device_get(self.read(batch))
+                for i, (name, length) in enumerate(zip(names, lengths, strict=True)):
+                    self.kept[name] = jax.tree.map(partial(_row, i, length), made)
+        rows = [self.kept[name] for name in names]
+        return jax.tree.map(lambda *leaves: np.stack([_widened(leaf, width) for leaf in leaves]), *rows)
+
+
+def _digest(*arrays: np.ndarray) -> bytes:
+    found = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        found.update(array.tobytes())
+    return found.digest()
+
+
+def _row(i: int, length: int, leaf: np.ndarray) -> np.ndarray:
+    """Return a copy of the first `length` slots of a row."""
+    return leaf[i, ..., :length, :].copy()
+
+
+def _widened(leaf: np.ndarray, width: int) -> np.ndarray:
+    """Return the slots with zeros behind them; nothing learned lies there."""
+    return np.pad(leaf, [(0, 0)] * (leaf.ndim - 2) + [(0, width - leaf.shape[-2]), (0, 0)])
 
 
 def draw_anchors(
@@ -121,7 +182,8 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
 
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
         frozen, tokens, anchors = jax.lax.stop_gradient(params["target"]), batch.tokens, batch.anchors
-        hidden, k, v = read_target(target, frozen, batch.conversations)
+        reading = batch.reading or read_target(target, frozen, batch.conversations)
+        hidden, k, v = reading.hidden, reading.k, reading.v
         at = anchors[..., None] + jnp.arange(steps + 1)
         inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
@@ -130,9 +192,9 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), anchors)
         embeds = target.embed(frozen, written, None).reshape(*block.shape, -1)
         before = states_before(config, hidden, anchors)
-        drafted: Any = jax.checkpoint(
-            lambda own: apply(head, own, embeds, anchors, block, k, v, batch.slots, before)
-        )(params["head"])
+        drafted: Any = jax.checkpoint(lambda own: apply(head, own, embeds, anchors, block, k, v, batch.slots, before))(
+            params["head"]
+        )
         own = joined({}, frozen, drafts.text.draft_vocabulary)
         return draft_loss(
             lambda x: drafts.scores(own, x),
@@ -147,15 +209,13 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
     return loss_fn
 
 
-def read_target(
-    target: LanguageModel, params: Params, batch: ConversationBatch
-) -> tuple[Float[Array, "B L D"], Float[Array, "B L K H"], Float[Array, "B L K H"]]:
-    """Hidden states, and last-layer keys and values, of whole conversations."""
+def read_target(target: LanguageModel, params: Params, batch: ConversationBatch) -> Reading:
+    """Return what the target reads of whole conversations."""
     rows, length = batch.tokens.shape
     prompt = batch.rows.replace(length=jnp.full(rows, length))
     embeds = target.embed(params, prompt, encode(target, params, batch.images))
     hidden, cache = target.read(params, embeds, prompt, length)
-    return hidden, cache.k[-1], cache.v[-1]
+    return Reading(hidden, cache.k[-1], cache.v[-1])
 
 
 def train_kv_head(
@@ -188,13 +248,18 @@ def train_kv_head(
         parts = {"head": head, "target": target.params}
         return {name: shardings(target.config, part, mesh) for name, part in parts.items()}
 
+    readings = None
+    if recipe.keep_readings:
+        if jax.process_count() > 1:
+            raise InputError("keep_readings: a process cannot run a target of several hosts alone; leave it out")
+        readings = KeptReadings(partial(jax.jit(partial(read_target, target.model)), target.params))
     loss_fn = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)
         inputs |= {"head": asdict(config), "anchoring": asdict(recipe.anchoring)}
         if recipe.start:
             inputs["start"] = model_signature(recipe.start)
-        batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed)
+        batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         params = {"head": head, "target": target.params}
         with closing(iterate(conversations, train.steps, read=batches, limit=recipe.unlearned)) as made:
@@ -211,7 +276,7 @@ def _started(path: str, wanted: KVHeadConfig, words: tuple[int, ...]) -> tuple[K
     text = replace(wanted.text_config, draft_vocabulary=words or found.text_config.draft_vocabulary)
     config = replace(wanted, text_config=text)
     theirs = replace(found, text_config=replace(found.text_config, draft_vocabulary=text.draft_vocabulary))
-    for name in (field.name for field in fields(config) if field.name not in ("gamma", "target_name")):
+    for name in (each.name for each in fields(config) if each.name not in ("gamma", "target_name")):
         if (own := getattr(config, name)) != (there := getattr(theirs, name)):
             raise InputError(f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; give that")
     return config, head

@@ -18,7 +18,15 @@ from jaxspec.errors import InputError
 from jaxspec.models.inputs import PromptRows
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
-from jaxspec.training.kv_head import Anchoring, HeadBatches, draw_anchors, make_loss, train_kv_head
+from jaxspec.training.kv_head import (
+    Anchoring,
+    HeadBatches,
+    KeptReadings,
+    Reading,
+    draw_anchors,
+    make_loss,
+    train_kv_head,
+)
 from jaxspec.training.losses import draft_loss
 from tests import tiny
 from tests.tiny import families
@@ -182,6 +190,37 @@ def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
     with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', and the recipe's 'drop'"):
         train_kv_head(other, tmp_path, data)
+
+
+def test_what_the_target_reads_of_a_row_can_be_kept(tmp_path: Path) -> None:
+    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(6)])}
+    stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, steps=4))  # 16 rows of 6
+    recipe = replace(child.HEAD, target=str(path), stages=(stage,))
+    _, plain = train_kv_head(recipe, tmp_path / "plain", data)
+    _, kept = train_kv_head(replace(recipe, keep_readings=True), tmp_path / "kept", data)
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=2e-6), kept, plain)
+
+
+def test_each_row_is_read_once() -> None:
+    def reading(batch: ConversationBatch) -> Reading:
+        hidden = jnp.asarray(batch.tokens)[..., None] * jnp.ones(3)
+        shades = batch.images["pixels"].sum((1, 2, 3, 4)).reshape(-1, 1, 1, 1)
+        return Reading(hidden, hidden[:, None], hidden[:, None] + shades)
+
+    read: list[ConversationBatch] = []
+    keep = KeptReadings(lambda batch: read.append(batch) or reading(batch))
+    made = batches(samples=[tiny.Talk()[i % 6] for i in range(64)])
+    steps = [made(step) for step in range(GROUP)]
+    first = [keep(batch) for batch in steps]
+    assert len(read) <= 6  # of eight steps: some had no new row
+    read.clear()
+    for batch, before in zip(steps, first, strict=True):
+        wanted, again = jax.tree.leaves(reading(batch)), jax.tree.leaves(keep(batch))
+        same(again, jax.tree.leaves(before))
+        for row, length in enumerate(batch.rows.length):  # what lies behind a row is read by nobody
+            same([leaf[row, ..., :length, :] for leaf in again], [leaf[row, ..., :length, :] for leaf in wanted])
+    assert not read
 
 
 @pytest.mark.parametrize(("family", "told"), [("qwen2_5_vl", "take other positions"), ("opt", "no rotary keys")])

@@ -24,4 +24,5 @@ config = HeadRecipe(
     anchoring=Anchoring(anchors=128),
     buckets=BUCKETS,
     draft_vocabulary=WORDS,
+    keep_readings=True,
 )
