@@ -13,7 +13,8 @@ import os
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ BATCH = 8
 """Rows of a parquet file in memory at a time: images make them large."""
 DEEPEST = 100
 """Levels of lists and objects in a row; far below those at which Python gives up."""
+_NUMBERED = re.compile(r"(.*)-\d+-of-(\d+)(\..*)")
+"""The name of one of several files: its beginning, how many there are, its end."""
 _PARQUET = "refs/convert/parquet"
 """The branch of the parquet copies that the hub makes."""
 
@@ -190,10 +193,16 @@ def _cached_shards(repository: str, config: str, split: str) -> list[str]:
     files = cached(_PARQUET, f"{config}/{split}/*.parquet", f"{config}/partial-{split}/*.parquet")
     if not files and (card := cached(None, "README.md")):
         files = cached(None, *_named_by(card[0], config, split))
-    count = re.search(r"-of-(\d+)\.parquet$", files[-1].name) if files else None
-    if count and int(count[1]) != len(files):
-        raise FileNotFoundError(f"the hub's cache holds {len(files)} of its {int(count[1])} files")
+    if lacking := _lacking(files):
+        raise FileNotFoundError(f"the hub's cache holds {lacking}")
     return [str(file) for file in files]
+
+
+def _lacking(files: Iterable[Path]) -> str:
+    """Return what tells that files of a numbered set are not there, `train-00000-of-00002.parquet` alone; or ""."""
+    sets = Counter(found.group(1, 2, 3) for file in files if (found := _NUMBERED.fullmatch(file.name)))
+    told = (f"{n} of the {int(of)} files {name}-*-of-{of}{end}" for (name, of, end), n in sets.items() if n != int(of))
+    return next(told, "")
 
 
 def _named_by(card: Path, config: str, split: str) -> list[str]:
@@ -267,6 +276,8 @@ def _files(path: Path) -> list[Path]:
     if len(kinds) != 1:
         found = "both .parquet and .jsonl files" if kinds else "neither .parquet nor .jsonl files"
         raise InputError(f"data {path}: the folder holds {found}; name one file, or leave one kind in it")
+    if lacking := _lacking(files):
+        raise InputError(f"data {path}: the folder holds {lacking}; fetch the others, or name one file")
     return files
 
 

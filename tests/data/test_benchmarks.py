@@ -298,6 +298,11 @@ def torn(folder: Path) -> Path:
     return path
 
 
+def half(folder: Path) -> Path:
+    write(folder / "train-00001-of-00002.parquet", POPE)
+    return folder
+
+
 def latin(folder: Path) -> Path:
     (folder / "a.jsonl").write_bytes(b'{"question": "\xe9"}')
     return folder
@@ -311,6 +316,7 @@ def latin(folder: Path) -> Path:
         (absent, "no such file or folder"),
         (other, "not a .parquet or .jsonl or .jsonl.gz file"),
         (torn, r"a\.parquet: cannot be read as parquet"),
+        (half, r"holds 1 of the 2 files train-\*-of-00002\.parquet; fetch the others"),
         (latin, "not UTF-8"),
     ],
 )
