@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,38 +125,27 @@ class HeadBatches:
 
 @dataclass(frozen=True, eq=False)
 class KeptReadings:
-    """Calling it with a batch gives the target's reading of it, of which each row is made once."""
+    """Calling it with a batch gives the target's reading of it, of which each row is made once, alone."""
 
     read: Callable[[ConversationBatch], Reading]
     kept: dict[bytes, Reading] = field(default_factory=dict)
-    """By the digest of a row's tokens and images: its reading, on the host."""
+    """By the digest of a row's tokens and images: its reading [1, ...] up to its end, on the host."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, batch: ConversationBatch) -> Reading:
-        lengths, width = batch.rows.length, batch.tokens.shape[1]
-        names = [
-            _digest(batch.tokens[i, :length], *(leaf[i] for leaf in jax.tree.leaves(batch.images)))
-            for i, length in enumerate(lengths)
-        ]
+        width, alone = batch.tokens.shape[1], [itemgetter(slice(i, i + 1)) for i in range(len(batch.tokens))]
+        each = [self._row(jax.tree.map(row, batch)) for row in alone]
+        return jax.tree.map(lambda *rows: np.concatenate([_widened(row, width) for row in rows]), *each)
+
+    def _row(self, row: ConversationBatch) -> Reading:
+        length, digest = int(row.rows.length[0]), hashlib.blake2b(digest_size=16)
+        for leaf in (row.tokens[:, :length], *jax.tree.leaves(row.images)):
+            digest.update(leaf.tobytes())
         with self.lock:
-            if any(name not in self.kept for name in names):
-                made = jax.device_get(self.read(batch))
-                for i, (name, length) in enumerate(zip(names, lengths, strict=True)):
-                    self.kept[name] = jax.tree.map(partial(_row, i, length), made)
-        rows = [self.kept[name] for name in names]
-        return jax.tree.map(lambda *leaves: np.stack([_widened(leaf, width) for leaf in leaves]), *rows)
-
-
-def _digest(*arrays: np.ndarray) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        found.update(array.tobytes())
-    return found.digest()
-
-
-def _row(i: int, length: int, leaf: np.ndarray) -> np.ndarray:
-    """Return a copy of the first `length` slots of a row."""
-    return leaf[i, ..., :length, :].copy()
+            if (name := digest.digest()) not in self.kept:
+                made = jax.device_get(self.read(row))
+                self.kept[name] = jax.tree.map(lambda leaf: leaf[..., :length, :].copy(), made)
+        return self.kept[name]
 
 
 def _widened(leaf: np.ndarray, width: int) -> np.ndarray:
