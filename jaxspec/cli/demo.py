@@ -50,7 +50,7 @@ CONTESTS = {
         SMOLLM2,
         3,
         (
-            "Natalia sold clips to 48 of her friends in April, and half as many in May. How many did she sell in all?",
+            "A tram has 34 people in it. At a stop 15 of them get off, and 22 others get on. How many are in it now?",
             CODE,
             "Name five things to pack for a week in the mountains, and why.",
         ),

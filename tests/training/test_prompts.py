@@ -33,6 +33,9 @@ def test_test_prompts_are_held_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert held.keys() >= {"gsm8k", "humaneval", "chat"}
     assert {row["id"].split("-")[0] for row in learned} == {"gsm8k", "code", "explain", "summary"}
     assert not asked & {row["question"] for row in learned}
+    few = main(Options(data, tmp_path / "few", most=4)) / "train.jsonl"
+    assert [json.loads(line) for line in few.read_text().splitlines()] == learned[:4]
+    assert len({row["id"].split("-")[0] for row in learned[:4]}) == 4
     assert held["humaneval"][0].turns[0][0].endswith("```python\ndef f():\n    '''One.'''\n```")
     code = next(row for row in learned if "def shorten(" in row["question"])
     head = code["question"].partition("```python\n")[2].removesuffix("\n```")

@@ -14,14 +14,14 @@ TARGET = "smollm2-135m"
 ANSWERS = (("smollm2_t0", 1.0), ("prompts", 1.0))
 """Half and half: the target writes few answers an hour on a CPU, and all are learned by its own distributions."""
 WORDS, BUCKETS = 8192, (128, 192, 256, 384, 512)
-TRAIN = TrainConfig(steps=2000, batch=2, learning_rate=1.5e-3, warmup=50, weight_decay=0.02, save_every=50)
-"""Most of a step is the target's own pass over its rows, so that blocks begin at almost every place."""
+TRAIN = TrainConfig(steps=4000, batch=4, learning_rate=1.5e-3, warmup=50, weight_decay=0.02, save_every=50)
+"""The target reads a row once, and few blocks are taken of it at a time: rows come again with other blocks."""
 
 config = HeadRecipe(
     target=TARGET,
-    head={"feature": "last_hidden", "gamma": 5},
+    head={"feature": "last_hidden", "gamma": 3},
     stages=(Stage("kv_head", TRAIN, ANSWERS),),
-    anchoring=Anchoring(anchors=128),
+    anchoring=Anchoring(anchors=64),
     buckets=BUCKETS,
     draft_vocabulary=WORDS,
     keep_readings=True,

@@ -6,4 +6,4 @@ from dataclasses import replace
 
 from configs.train.recipes.smollm2_kv import config as smollm2_kv
 
-config = replace(smollm2_kv, head={"gamma": 5})
+config = replace(smollm2_kv, head={"gamma": 3})
