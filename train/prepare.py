@@ -3,6 +3,7 @@
     python -m train.prepare llava --data mix.json --images photos --name my_mix
     python -m train.prepare text --data chat.jsonl --name chat
     python -m train.prepare picturebook --samples 20000
+    python -m train.prepare picturebook --kinds saga album --images 1 --name stories
     python -m train.prepare llava --data mix.json --name my_mix --target llava-hf/llava-1.5-7b-hf
 
 Each goes to OUT/NAME. Rows and images that cannot be read are skipped, up to a limit, and told in
@@ -11,6 +12,7 @@ OUT/NAME.skipped.jsonl. With --target it is told how many rows fit in how many o
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +27,11 @@ from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
+from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import FileFormat, Picturebook, prepare
 from jaxspec.decoding.loading import LoadedModel
+from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import LanguageModel
 from jaxspec.training.conversations import reach
@@ -94,6 +98,8 @@ class Book:
     """Names one of its endless splits."""
     kinds: tuple[str, ...] | None = None
     """Kinds of samples to keep; all by default."""
+    images: int | None = None
+    """Images of a sample to keep, at most, with all that is said of the others; all by default."""
     target: str | None = None
     """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
     out: Path = OUT
@@ -125,11 +131,11 @@ def main(command: Llava | Text | Book) -> Path:
             yield from chunk
 
     if isinstance(command, Book):
+        if command.images is not None and command.images < 0:
+            raise InputError(f"images: {command.images}; give 0 or more")
         number = min(command.samples, few or command.samples)
-        samples = Picturebook(command.seed, command.kinds, number)
-        folder = prepare(
-            command.name, command.out, counted(samples), number, lambda: dict(counts), command.file_format
-        )
+        samples = (shown_few(sample, command.images) for sample in Picturebook(command.seed, command.kinds, number))
+        folder = prepare(command.name, command.out, counted(samples), number, lambda: dict(counts), command.file_format)
     else:
         skipped = Skipped(command.skip, command.out / f"{command.name}.skipped.jsonl")
         shown: dict[str, Any] = {}
@@ -149,6 +155,15 @@ def main(command: Llava | Text | Book) -> Path:
     if reached:
         print(f"in tokens of {command.target}, images as it reads them:\n{_fits(reached)}")
     return folder
+
+
+def shown_few(sample: Sample, most: int | None) -> Sample:
+    """Return a sample with its first images alone, `most` of them."""
+    if most is None or len(sample.images) <= most:
+        return sample
+    (question, answer), *rest = sample.turns
+    fewer = re.sub(rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}", "", question, count=len(sample.images) - most)
+    return replace(sample, images=sample.images[:most], turns=((fewer, answer), *rest))
 
 
 def _reader(target: str) -> LoadedModel:

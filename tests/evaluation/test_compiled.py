@@ -34,11 +34,9 @@ def preset(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(scope="module")
-def rows(preset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """A block of views M and T on one v5e and on four, by the number of chips."""
-    out: Path = tmp_path_factory.mktemp(preset)
-    command = [sys.executable, "-m", "eval.compiled", preset, "--chips", "v5e:1x1", "v5e:2x2", "--programs", "chain"]
+def compiled(preset: str, out: Path, *options: str) -> dict[int, dict[str, Any]]:
+    """Return what the compiler says of one program on one v5e and on four, by the number of chips."""
+    command = [sys.executable, "-m", "eval.compiled", preset, "--chips", "v5e:1x1", "v5e:2x2", *options]
     # Without what the suite sets to compile for CPUs in less time.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
@@ -47,6 +45,12 @@ def rows(preset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dic
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return {row["devices"]: row for row in json.loads((out / "results.json").read_text())["rows"]}
+
+
+@pytest.fixture(scope="module")
+def rows(preset: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """A block of views M and T."""
+    return compiled(preset, tmp_path_factory.mktemp(preset), "--programs", "chain")
 
 
 @pytest.mark.parametrize("chips", [1, 4])
@@ -61,3 +65,13 @@ def test_a_block_fits_in_place(preset: str, rows: dict[int, dict[str, Any]], chi
     assert row["copied_in_mib"] * 2**20 < matrix
     # Two of each layer, and what makes embeddings and logits whole.
     assert row["collectives"] <= (2 * LAYERS + 2 if chips > 1 else 0)
+
+
+def test_a_long_prompt_lays_no_scores_in_memory(tmp_path: Path) -> None:
+    length = 4096
+    rows = compiled("llava7b_68m", tmp_path, "--programs", "prompt", "--prompt", str(length))
+    heads = text_config(load_preset("latency", "llava7b_68m").target).num_attention_heads
+    for chips, row in rows.items():
+        scores = heads * length**2 * 4 / chips  # of one layer, 2 GiB on one chip
+        assert row["fits"]
+        assert row["temporaries_gib"] * 2**30 < scores / 2
