@@ -1,26 +1,27 @@
-"""The mini draft, trained on with the text of stories and with one of their five images, never with several.
+"""A mini draft that has read stories and seen one image at a time, never several.
 
     python -m train.prepare picturebook --kinds saga album --images 1 --samples 6000 --name stories_1
     python -m train.prepare picturebook --kinds saga album --images 0 --samples 6000 --name stories_0
     python -m train.recipe mini_stories
 
-So were the papers' drafts before PororoSV and VIST: they had read text of that kind, and seen one image at a time.
+So were the papers' drafts before PororoSV and VIST.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train.recipes.mini_draft import ASSETS, PAGES, TARGET, TUNE
+from configs.train.recipes.mini_draft import TARGET, TUNE
 from configs.train.recipes.mini_draft import config as mini_draft
 from jaxspec.training.recipes import Stage
 
-DATA = (*PAGES, ("stories_1", 0.5), ("stories_0", 0.5))
+KINDS = ("attributes", "describe", "read", "exist", "reason", "chart", "facts", "sums")
+"""Those of one image or none."""
+DATA = ((f"picturebook:{','.join(KINDS)}", 1.0), ("stories_1", 0.5), ("stories_0", 0.5))
 
 config = replace(
     mini_draft,
     target=TARGET,
-    start=str(ASSETS / "draft"),
-    stages=(Stage("tune", replace(TUNE, steps=400, learning_rate=1.5e-3), DATA),),
+    stages=(Stage("tune", TUNE, DATA),),
     buckets=(96, 128, 160, 192),
 )
