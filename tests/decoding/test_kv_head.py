@@ -16,7 +16,7 @@ from jaxspec.decoding.drafters import ChainDrafter, DraftState
 from jaxspec.models import LanguageModel
 from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, pack, states_before
+from jaxspec.models.kv_head import Block, HeadRows, KVHead, head_rows, joined, pack, states_before
 from jaxspec.typing import Array, Params
 from tests import tiny
 
@@ -151,7 +151,7 @@ def raw(head: KVHead, embeds: Any, anchors: Any, rotary: Any, k: Any, v: Any, ro
     """The head's stream before its final norm."""
     context = head.context(k, v, rows)
     seen = context.since[:, None] < anchors[..., None]
-    return head.layers[0](embeds[:, 0], Places(rotary[:, 0], rotary[:, 0], seen), context)[0][:, None]
+    return head.layers[0](embeds[:, 0], Places(rotary[:, 0], rotary[:, 0], seen), Block(context))[0][:, None]
 
 
 @pytest.mark.parametrize(("temperature", "tree"), [(0.0, None), (1.0, "2:5"), (0.0, "dynamic:2:6")])
