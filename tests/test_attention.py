@@ -87,13 +87,17 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
 
 
 @pytest.mark.parametrize("count", [256, 130])
-def test_the_kernel_reads_within_owners(count: int) -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_the_kernel_reads_within_owners(count: int, split: bool) -> None:
     """The tower of Qwen2.5-VL reads so within images."""
     q, k, v = drawn(count, count, kv_heads=N)
     owner = jnp.stack([jnp.arange(count) // 50, jnp.where(jnp.arange(count) < 100, 0, -1)])
     same = owner[:, :, None] == owner[:, None]
     expected = attend_freely(q, k.swapaxes(1, 2), v.swapaxes(1, 2), same)
-    close(jax.jit(partial(splash, interpret=True))(q, k, v, owner), expected)
+    run = jax.jit(partial(splash, interpret=True))
+    with on_mesh(make_mesh(model=2, data=2) if split else None):
+        found = run(q, k, v, owner)
+    close(found, expected)
 
 
 def test_photographs_are_read_in_blocks_of_whole_tiles() -> None:

@@ -188,7 +188,8 @@ def splash(
         args.append(padded(owner, 1, -2))
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        places = [partition(mesh, CACHE_AXES[: x.ndim], k.shape[: x.ndim]) for x in args]
+        # Owners are split by rows alone: each device has all slots of its heads.
+        places = [partition(mesh, CACHE_AXES if x.ndim == 4 else CACHE_AXES[:1], k.shape) for x in args]
         kernel = jax.shard_map(kernel, in_specs=tuple(places), out_specs=places[0], check_vma=False)
     # The kernel takes no more bits than bfloat16 has, were all products of the process to be exact.
     with nullcontext() if q.dtype == jnp.float32 else jax.default_matmul_precision("default"):
