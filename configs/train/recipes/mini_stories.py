@@ -16,7 +16,7 @@ from configs.train.recipes.mini_draft import config as mini_draft
 from jaxspec.training.recipes import Stage
 
 KINDS = ("attributes", "describe", "read", "exist", "reason", "chart", "facts", "sums")
-"""Those of one image or none."""
+"""Kinds of samples that show one image or none."""
 DATA = ((f"picturebook:{','.join(KINDS)}", 1.0), ("stories_1", 0.5), ("stories_0", 0.5))
 
 config = replace(
