@@ -21,6 +21,7 @@ from eval.lib.comparison import GROUP, each_turn
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.replay import RecordedTarget
 from eval.lib.report import Record
+from jaxspec.cluster import spread
 from jaxspec.config import KVHeadConfig, LvlmConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt
@@ -90,14 +91,15 @@ def measure_regret(
                 for views in dict.fromkeys(row.views for row in mixing):
                     some = [row for row in mixing if row.views == views]
                     engine = Engine(target, draft, config.engine(Variant("views", views)), captioner)
-                    for row, sums in _replayed(config, engine, some, requests, answers).items():
+                    found = spread(partial(_replayed, config, engine, some), list(zip(requests, answers, strict=True)))
+                    for row, sums in zip(some, zip(*found, strict=True), strict=True):
                         place = where | {"row": row.name, "views": list(views)}
                         place |= {"weighting": str(parse_weighting(row.weighting)), "gamma": config.gamma}
-                        pooled = _per_token({name: float(values.sum()) for name, values in sums.items()})
-                        rows.append(place | {"samples": len(prompts)} | pooled)
+                        pooled = {name: sum((one[name] for one in sums), 0.0) for name in sums[0]}
+                        rows.append(place | {"samples": len(prompts)} | _per_token(pooled))
                         records += [
-                            place | {"sample": prompt.sample} | _per_token({k: float(v[i]) for k, v in sums.items()})
-                            for i, prompt in enumerate(prompts)
+                            place | {"sample": prompt.sample} | _per_token(one)
+                            for prompt, one in zip(prompts, sums, strict=True)
                         ]
                 bar.update()
     return rows, records
@@ -107,19 +109,18 @@ def _replayed(
     config: EvalConfig,
     engine: Engine,
     rows: Sequence[Variant],
-    requests: Sequence[Request],
-    answers: Sequence[Sequence[int]],
-) -> dict[Variant, dict[str, np.ndarray]]:
-    """Return sums over each answer, of every row's weighting and of the best fixed weights (`best_...`)."""
-    found: dict[Variant, list[dict[str, np.ndarray]]] = {row: [] for row in rows}
-    for start in range(0, len(requests), config.batch_size):
-        some = slice(start, start + config.batch_size)
-        recording = record(engine, requests[some], answers[some])
+    answered: Sequence[tuple[Request, Sequence[int]]],
+) -> list[list[dict[str, float]]]:
+    """Return for each answer, and each row, the sums of its weighting and of the best fixed weights (`best_...`)."""
+    found = []
+    for start in range(0, len(answered), config.batch_size):
+        requests, answers = zip(*answered[start : start + config.batch_size])
+        recording = record(engine, requests, answers)
         best = {f"best_{name}": values for name, values in best_fixed(recording).items()}
-        for row, sums in found.items():
-            each = replay(parse_weighting(row.weighting), config.gamma, recording) | best
-            sums.append({name: np.asarray(values)[: len(requests[some])] for name, values in each.items()})
-    return {row: {name: np.concatenate([s[name] for s in sums]) for name in sums[0]} for row, sums in found.items()}
+        sums = [replay(parse_weighting(row.weighting), config.gamma, recording) | best for row in rows]
+        sums = jax.device_get(sums)
+        found += [[{k: float(v[i]) for k, v in one.items()} for one in sums] for i in range(len(answers))]
+    return found
 
 
 def _per_token(sums: dict[str, float]) -> Record:
@@ -223,11 +224,12 @@ def predict_heads(
             for _, prompts in each_turn(part, plain, place["dataset"]):
                 answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
                 bar.update()
+                answered = [(prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)]
                 for name, head in heads.items():
-                    agrees = [
-                        head_agreement(plain.lead, head, prompt, answer.tokens, max(gammas))
-                        for prompt, answer in zip(prompts, answers, strict=True)
-                    ]
+                    agrees = spread(
+                        lambda some, head=head: [head_agreement(plain.lead, head, *one, max(gammas)) for one in some],
+                        answered,
+                    )
                     for gamma in gammas:
                         steps, emitted = np.sum([count_blocks(steps, gamma) for steps in agrees], axis=0).tolist()
                         where = place | {"gamma": gamma}

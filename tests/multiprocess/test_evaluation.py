@@ -43,8 +43,8 @@ except (RuntimeError, ZeroDivisionError) as error:
     print(type(error).__name__, error)
 """
 TABLE = (
-    *("mini", "--rows", "M", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6", "--batch-size", "2"),
-    *("--prompt-buckets", "128", "--image-buckets", "2", "--sets"),
+    *("mini", "--rows", "M", "MT*", "--regret", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6"),
+    *("--batch-size", "2", "--prompt-buckets", "128", "--image-buckets", "2", "--sets"),
 )
 PLACE = ("dataset", "turn", "row")
 SAME = (*PLACE, "samples", "mean_acceptance_length", "acceptance_histogram", "token_identity_rate")
@@ -69,6 +69,12 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def check(found: Path, expected: Path) -> None:
     for name in ("results.json", "records.jsonl"):
         assert read(found / "table" / name) == read(expected / "table" / name)
+    losses = [
+        [row["kl"] for row in json.loads((folder / "table" / "results.json").read_text())["rows"] if "kl" in row]
+        for folder in (found, expected)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0]
     ours, theirs = (open_source(str(folder / "talk_t0")) for folder in (found, expected))
     assert [sample.turns for sample in ours] == [sample.turns for sample in theirs]
     assert len(theirs)
@@ -80,8 +86,10 @@ def read(file: Path) -> list[Any]:
     """Return what does not depend on the clock."""
     text = file.read_text()
     if file.suffix == ".json":
-        return [[row[field] for field in SAME] for row in json.loads(text)["rows"]]
-    return [[record[field] for field in (*PLACE, "sample", "text")] for record in map(json.loads, text.splitlines())]
+        return [[row.get(field) for field in SAME] for row in json.loads(text)["rows"]]
+    return [
+        [record.get(field) for field in (*PLACE, "sample", "text")] for record in map(json.loads, text.splitlines())
+    ]
 
 
 def test_a_batch_that_does_not_divide_is_refused(asked: dict[str, Any], tmp_path: Path) -> None:
