@@ -2,13 +2,14 @@
 
     python -m eval.peers mini --out runs/peers_mini
     python -m eval.peers pair55m --new 128
-    python -m eval.peers smollm2 --compiled
+    python -m eval.peers smollm2 --compiled --draft runs/train/smollm2_text/hf
 
 `mini` are the shipped models on picturebook; `pair55m` a synthetic pair, of random weights and given agreement;
-`smollm2` is SmolLM2-135M with the shipped KV head, on the demo's prompts. Both libraries read the same files. All
-methods run warm and in turns, prompt by prompt; a method's time is the least of its runs, summed over prompts. Needs
-torch (the `parity` extra). Writes results.json and table.md into --out; the same command goes on where one was stopped.
-There is no mesh and no --cluster: transformers' `generate` is compared on one device.
+`smollm2` is SmolLM2-135M with the shipped KV head, and with a text draft where one is given, on the demo's prompts.
+Both libraries read the same files. All methods run warm and in turns, prompt by prompt; a method's time is the least of
+its runs, summed over prompts. Needs torch (the `parity` extra). Writes results.json and table.md into --out; the same
+command goes on where one was stopped. There is no mesh and no --cluster: transformers' `generate` is compared on one
+device.
 
 On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that torch's threads
 do not wait for each other.
@@ -48,10 +49,12 @@ from jaxspec.config import text_config
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
+from jaxspec.models import text_params
+from jaxspec.models.vocabulary import widened
 from jaxspec.runtime import setup_runtime
 
 GAMMA = 5
-PLAIN, EAGER, ASSISTED = "jaxspec plain", "transformers eager", "transformers assisted, LLaVA draft, constant"
+PLAIN, EAGER, ASSISTED = "jaxspec plain", "transformers eager", "transformers assisted"
 HEADER = ["method", "tok/s", "x eager", "x assisted", "decode tok/s", "decode x eager", "decode x assisted"]
 HEADER += ["CPU ms / token", "tokens / target call", "same tokens"]
 
@@ -77,6 +80,7 @@ Method = Callable[[Prompt], Timed]
 def main(
     preset: Annotated[Literal["mini", "pair55m", "smollm2"], tyro.conf.Positional],
     out: Path = Path("runs/peers/PRESET"),
+    draft: Path | None = None,
     new: int = 96,
     prompts: int = 4,
     repeats: int = 5,
@@ -90,6 +94,7 @@ def main(
     Args:
       preset: mini, pair55m or smollm2, see above.
       out: directory for results.json and table.md.
+      draft: a text draft of SmolLM2, as `train.recipe smollm2_text` writes it; only for smollm2.
       new: most new tokens of an answer.
       prompts: prompts, one after the other, batch 1.
       repeats: runs of every method on every prompt, after one that is not counted.
@@ -104,24 +109,31 @@ def main(
     if find_spec("torch") is None:
         raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
+    if draft is not None and preset != "smollm2":
+        raise InputError(f"draft: {draft}; {preset} has a draft of its own, leave it out")
     with Run(preset, given, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:
-            assistants: dict[str, Path] = {}
             if preset == "smollm2":
-                path, draft = locate(SMOLLM2), None
-                target = LoadedModel.load(path, jnp.dtype("float32")).with_head(ASSETS.parent / preset / "kv_head")
-                asked = [Engine(target).encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:prompts]]
+                pair, gammas = (locate(SMOLLM2), *([] if draft is None else [draft])), (2, 3, GAMMA)
             else:
                 pair = (
                     (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
                 )
-                target, draft = (LoadedModel.load(each, jnp.dtype("float32")) for each in pair)
+                gammas = (GAMMA,)
+            target, *drafts = (LoadedModel.load(each, jnp.dtype("float32")) for each in pair)
+            if preset == "smollm2":
+                target = target.with_head(ASSETS.parent / preset / "kv_head")
+                asked = [Engine(target).encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:prompts]]
+            else:
                 asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
-                path, assistants = pair[0], {"LLaVA": pair[1], "text": Path(folder) / "text_draft"}
-                own = draft.params["language_model"]
-                huggingface.save(assistants["text"], draft.model.text, own, tokenizer=draft.tokenizer)
-            methods = ours(target, draft, new) | theirs(target, path, assistants, new, compiled, threads)
+            assistants = {} if preset == "smollm2" else {"LLaVA": pair[1]}
+            for model in drafts:
+                assistants["text"] = Path(folder) / "text_draft"
+                config, own = widened(model.model.text, text_params(model.config, model.params))
+                huggingface.save(assistants["text"], config, own, tokenizer=model.tokenizer)
+            methods = ours(target, drafts, gammas, new)
+            methods |= theirs(target, pair[0], assistants, gammas, new, compiled, threads)
             told = notes(preset, len(asked), new, repeats, threads, acceptance)
             run.restore(("prompt",))
             done = {row["prompt"] for row in run.rows}
@@ -139,7 +151,8 @@ def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
         f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} on "
         f"{os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
-        f"x: tokens/s over transformers' eager, and over its assisted generation with {GAMMA} drafted tokens. "
+        "x: tokens/s over transformers' eager, and over the fastest of its lines with an assistant, which drafts "
+        f"{GAMMA} tokens where no J is named. "
         "tok/s: of whole calls, from prepared inputs to the last token. decode: without the first token and the "
         "target's prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in "
         "assisted generation.",
@@ -169,13 +182,12 @@ def summaries(rows: Sequence[Record]) -> list[Record]:
 
 def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Return a line a row. What lacks its base is `-`: a method that failed has no row."""
-    by_name = {row["method"]: row for row in rows}
-    bases = by_name.get(EAGER), by_name.get(ASSISTED)
     lines = []
     for row in rows:
         line = [row["method"]]
         for rate in ("tokens_per_second", "decode_tokens_per_second"):
-            line += [f"{row[rate]:.1f}", *("-" if base is None else f"{row[rate] / base[rate]:.2f}" for base in bases)]
+            bases = ([other[rate] for other in rows if other["method"].startswith(name)] for name in (EAGER, ASSISTED))
+            line += [f"{row[rate]:.1f}", *(f"{row[rate] / max(base):.2f}" if base else "-" for base in bases)]
         same = row["token_identity_rate"]
         line += [f"{row['cpu_ms_per_token']:.2f}", f"{row['tokens_per_target_call']:.2f}"]
         lines.append([*line, "-" if same is None else f"{100 * same:.0f}%"])
@@ -211,8 +223,8 @@ def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
     return prompts
 
 
-def ours(target: LoadedModel, draft: LoadedModel | None, new: int) -> dict[str, Method]:
-    """Return jaxspec's methods: plain, and with the draft, or else with the target's KV head."""
+def ours(target: LoadedModel, drafts: Sequence[LoadedModel], gammas: Sequence[int], new: int) -> dict[str, Method]:
+    """Return jaxspec's methods: plain, with the target's KV head where it has one, and with the draft."""
 
     def method(engine: Engine) -> Method:
         def run(prompt: Prompt) -> Timed:
@@ -225,17 +237,22 @@ def ours(target: LoadedModel, draft: LoadedModel | None, new: int) -> dict[str, 
 
     config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
     methods = {PLAIN: method(Engine(target, None, config))}
-    if draft is not None:
-        methods["jaxspec speculative, view M"] = method(Engine(target, draft, replace(config, gamma=GAMMA)))
-        return methods
-    for gamma in (2, 3, GAMMA):
-        head = replace(config, views=("kv",), gamma=gamma)
-        methods[f"jaxspec speculative, KV head, J = {gamma}"] = method(Engine(target, None, head))
+    ways: list[tuple[str, str, LoadedModel | None]] = [] if target.head is None else [("KV head", "kv", None)]
+    ways += [("view M", "M", draft) if draft.images else ("text draft", "T", draft) for draft in drafts]
+    for (name, view, draft), gamma in product(ways, gammas):
+        how = replace(config, views=(view,), gamma=gamma)
+        methods[f"jaxspec speculative, {name}, J = {gamma}"] = method(Engine(target, draft, how))
     return methods
 
 
 def theirs(
-    target: LoadedModel, path: Path, assistants: Mapping[str, Path], new: int, compiled: bool, threads: int | None
+    target: LoadedModel,
+    path: Path,
+    assistants: Mapping[str, Path],
+    gammas: Sequence[int],
+    new: int,
+    compiled: bool,
+    threads: int | None,
 ) -> dict[str, Method]:
     """Return transformers' own ways to decode faster, each with what it is compared to."""
     import torch
@@ -255,10 +272,10 @@ def theirs(
     model.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     config: Any = target.config
 
-    def method(assistant: Any = None, schedule: str = "constant", **options: Any) -> Method:
+    def method(assistant: Any = None, gamma: int = GAMMA, schedule: str = "constant", **options: Any) -> Method:
         def run(prompt: Prompt) -> Timed:
             if assistant is not None:
-                assistant.generation_config.num_assistant_tokens = GAMMA
+                assistant.generation_config.num_assistant_tokens = gamma
                 assistant.generation_config.num_assistant_tokens_schedule = schedule
                 assistant.generation_config.assistant_confidence_threshold = 0.0 if schedule == "constant" else 0.4
                 options["assistant_model"] = assistant
@@ -293,9 +310,10 @@ def theirs(
 
     methods = {EAGER: method()}
     if "LLaVA" in drafts:
-        methods[ASSISTED] = method(drafts["LLaVA"])
-        methods["transformers assisted, LLaVA draft, heuristic"] = method(drafts["LLaVA"], "heuristic")
-        methods["transformers assisted, text draft, constant"] = method(drafts["text"])
+        methods[f"{ASSISTED}, LLaVA draft, constant"] = method(drafts["LLaVA"])
+        methods[f"{ASSISTED}, LLaVA draft, heuristic"] = method(drafts["LLaVA"], schedule="heuristic")
+    for gamma in gammas if "text" in drafts else ():
+        methods[f"{ASSISTED}, text draft, J = {gamma}"] = method(drafts["text"], gamma)
     methods["transformers prompt lookup"] = method(prompt_lookup_num_tokens=GAMMA)
     if compiled:
         whole = transformers.CompileConfig(fullgraph=False)
