@@ -31,7 +31,6 @@ import tyro
 from PIL import Image
 from tqdm import tqdm
 
-from configs.eval.mini import ASSETS
 from eval.lib.random_pair import (
     LatencyConfig,
     Pair,
@@ -45,6 +44,7 @@ from eval.lib.report import Record, Run, Table, number, percent, results_folder
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
+from jaxspec.files import ASSETS
 from jaxspec.runtime import setup_runtime
 
 Part = Literal["passes", "images", "forced", "mixtures", "flops", "startup"]
@@ -97,7 +97,7 @@ def measures(
     calls: int,
 ) -> dict[str, Callable[[], Sequence[Record]]]:
     """Return what is timed apart, by name, in its order: rows of one are saved together."""
-    models = str(ASSETS / "target"), str(ASSETS / "draft")
+    models = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
     pair = Pair(config)
     found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
         "passes": {"passes": partial(measure_passes, pair)},

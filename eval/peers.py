@@ -35,20 +35,20 @@ import numpy as np
 import tyro
 from tqdm import tqdm
 
-from configs.eval.mini import ASSETS
 from eval.lib.comparison import first_prompt
 from eval.lib.report import Record, Run, Table, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.gguf_files import SMOLLM2
+from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.demo import CONTESTS
 from jaxspec.command import run_script
 from jaxspec.config import text_config
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
+from jaxspec.files import ASSETS
 from jaxspec.models import text_params
 from jaxspec.models.vocabulary import widened
 from jaxspec.runtime import setup_runtime
@@ -117,13 +117,12 @@ def main(
             if preset == "smollm2":
                 pair, gammas = (locate(SMOLLM2), *([] if draft is None else [draft])), (2, 3, GAMMA)
             else:
-                pair = (
-                    (ASSETS / "target", ASSETS / "draft") if preset == "mini" else write_pair(Path(folder), acceptance)
-                )
+                shipped = ASSETS / "mini" / "target", ASSETS / "mini" / "draft"
+                pair = shipped if preset == "mini" else write_pair(Path(folder), acceptance)
                 gammas = (GAMMA,)
             target, *drafts = (LoadedModel.load(each, jnp.dtype("float32")) for each in pair)
             if preset == "smollm2":
-                target = target.with_head(ASSETS.parent / preset / "kv_head")
+                target = target.with_head(ASSETS / preset / "kv_head")
                 asked = [Engine(target).encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:prompts]]
             else:
                 asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)

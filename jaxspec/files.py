@@ -17,6 +17,8 @@ from pathlib import Path
 
 from jaxspec.errors import InputError
 
+ASSETS = Path(__file__).resolve().parent / "assets"
+"""What ships with the package: a page to ask about, and models, each pair in a folder of its own."""
 TRIALS = Path("runs", "debug")
 """Where trials (`--debug`) keep what they write."""
 

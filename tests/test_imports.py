@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,23 @@ def test_imports_run_downhill(path: Path) -> None:
 def test_what_scripts_share_imports_none_of_them(path: Path) -> None:
     names = [name for _, name in imported_names(ast.parse(path.read_text()), "eval.lib")]
     assert [name for name in names if name.startswith(("eval.", "train.")) and not name.startswith("eval.lib.")] == []
+
+
+def test_no_circle() -> None:
+    """Neither of files, imports inside functions counted, nor of eval/ and the presets, which are made of its parts."""
+    root = PACKAGE.parent
+    files = [file for folder in ("jaxspec", "eval", "configs", "train") for file in (root / folder).rglob("*.py")]
+    names = {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+    del names["jaxspec"]  # lazy names only
+    graph = {}
+    for name, file in names.items():
+        package = name if file.stem == "__init__" else name.rpartition(".")[0]
+        found = [full for _, full in imported_names(ast.parse(file.read_text()), package)]
+        graph[name] = {full if full in names else full.rpartition(".")[0] for full in found} & set(names)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
+    assert [
+        name for name in graph if name.startswith("eval.") and any(n.startswith("configs") for n in graph[name])
+    ] == []
 
 
 @pytest.mark.parametrize(

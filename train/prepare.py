@@ -24,6 +24,7 @@ import numpy as np
 import tyro
 
 from jaxspec.checkpoints import directories
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
@@ -168,7 +169,7 @@ def shown_few(sample: Sample, most: int | None) -> Sample:
 
 def _reader(target: str) -> LoadedModel:
     """Return a target without its parameters."""
-    path = directories.locate(target)
+    path = locate(target)
     config = directories.read_config(path)
     processor = load_image_processor(path, config) if LanguageModel(config).has_vision else None
     return LoadedModel(config, {}, load_tokenizer(path), processor)

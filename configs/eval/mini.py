@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from configs.models.mini import ASSETS
 from eval.lib.config import EvalConfig, Variant
+from jaxspec.files import ASSETS
 
 config = EvalConfig(
-    target=str(ASSETS / "target"),
-    draft=str(ASSETS / "draft"),
-    captioner=f"jax:{ASSETS / 'captioner'}",
-    kv_head=str(ASSETS / "kv_head"),
+    target=str(ASSETS / "mini" / "target"),
+    draft=str(ASSETS / "mini" / "draft"),
+    captioner=f"jax:{ASSETS / 'mini' / 'captioner'}",
+    kv_head=str(ASSETS / "mini" / "kv_head"),
     rows=(
         Variant("M", ("M",)),
         Variant("T", ("T",)),

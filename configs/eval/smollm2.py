@@ -6,17 +6,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from eval.lib.config import EvalConfig, Variant
+from jaxspec.files import ASSETS
 
-ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "smollm2"
 KINDS = ("gsm8k", "humaneval", "chat", "summary")
 
 config = EvalConfig(
     target="smollm2-135m",
     draft="",
-    kv_head=str(ASSETS / "kv_head"),
+    kv_head=str(ASSETS / "smollm2" / "kv_head"),
     rows=(
         Variant("KV head", ("kv",)),
         Variant("KV head, tree 2:16", ("kv",), tree="2:16"),

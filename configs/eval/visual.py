@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from configs.eval.mini import ASSETS
 from eval.lib.config import CollaborativeEvalConfig, Pairing
+from jaxspec.files import ASSETS
 
-TARGET, DRAFT = str(ASSETS / "target"), str(ASSETS / "draft")
+TARGET, DRAFT = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")
 
 config = CollaborativeEvalConfig(
     pairings=(

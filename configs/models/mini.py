@@ -3,11 +3,8 @@ tenth of its cost, and a captioner."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 
-ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
 VOCABULARY = 1024
 IMAGE_TOKEN = 4
 

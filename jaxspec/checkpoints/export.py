@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.checkpoints.directories import check_destination, locate, read_json, read_raw_config
+from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
 from jaxspec.checkpoints.huggingface import load, save
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config

@@ -24,7 +24,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from jaxspec.checkpoints.directories import INDEX, SINGLE, locate, write_json, written_whole
+from jaxspec.checkpoints.directories import INDEX, SINGLE, write_json, written_whole
 from jaxspec.checkpoints.fitting import Slot, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import Box, StoredTensor, check_finite
@@ -73,28 +73,25 @@ class Checkpoint:
 
 
 def load(
-    path_or_id: str | Path,
+    path: Path,
     *,
     dtype: jnp.dtype | None = None,
-    revision: str | None = None,
     shardings: Any | None = None,
 ) -> Checkpoint:
-    """Read a local directory or a hub id such as `llava-hf/llava-1.5-7b-hf` (fetched into the hub's cache).
+    """Read the model in a directory.
 
     Strict: every tensor is used once, every parameter is filled, shapes and floating dtypes fit config.json.
     Tensors are read and cast one after the other, so the host never holds a second copy of the model.
 
     Args:
       dtype: dtype of all parameters; None keeps each as stored.
-      revision: branch, tag or commit of a hub id.
       shardings: pytree of `jax.sharding.Sharding`, shaped like the parameters (`jaxspec.sharding.shardings`).
         Each process reads only the bytes that its devices hold. None puts everything on the default device.
 
     Raises:
-      InputError: no such directory or id, unreadable files, an unsupported architecture, or tensors that do
+      InputError: no such directory, unreadable files, an unsupported architecture, or tensors that do
         not fit; one line that names the first few problems and counts the rest.
     """
-    path = locate(path_or_id, revision)
     start, before = time.perf_counter(), _peak_memory()
     found = survey(path)
     if found.problems or found.config is None:

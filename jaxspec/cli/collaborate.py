@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoints import directories
+from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.ask import Ask, answer, numbers, progress
 from jaxspec.decoding.engine import CollaborationConfig, Engine, LoadedModel, Result
 from jaxspec.decoding.engine_config import Method, capped_gamma
@@ -42,7 +42,7 @@ def run(args: Collaborate) -> None:
     config = CollaborationConfig(args.combine, args.method, gammas or None, args.proposer, views or None, batch_size=1)
     config.checked(len(names))
     images, request = args.pictures(), args.request()
-    paths = [directories.locate(name) for name in names]
+    paths = [locate(name) for name in names]
     loaded: dict[Path, LoadedModel] = {}
     for path in paths:
         if path not in loaded:

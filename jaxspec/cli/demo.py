@@ -21,8 +21,8 @@ from jaxspec.cli.ask import Compiles, clear, progress
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
+from jaxspec.files import ASSETS
 
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
 DRAFTED = "bold green"
 WIDTH = 48
 """Characters that the page takes on a terminal."""

@@ -14,6 +14,7 @@ from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.ask import progress
@@ -78,10 +79,10 @@ def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
     size = _bytes(args.max_shard_size)
     setup_runtime()
-    source = directories.locate(args.source, args.revision)
+    source = locate(args.source, args.revision)
     target = None
     if args.vocab_of is not None:
-        path = directories.locate(args.vocab_of)
+        path = locate(args.vocab_of)
         if not is_kv_head(source):  # which `export` refuses
             check_words(load_tokenizer(path), load_tokenizer(source))
         target = Target(model_name(path), text_config(directories.read_config(path)).vocab_size)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.ask import Ask, answer, numbers, progress
 from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
@@ -87,7 +88,7 @@ def run(args: Generate) -> None:
     images, request = args.pictures(), args.request()
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
     models = [(args.target, args.revision)] + ([] if draft is None else [(draft, args.draft_revision)])
-    paths = [directories.locate(*model) for model in models]
+    paths = [locate(*model) for model in models]
     for path in paths:
         directories.read_config(path)
 

@@ -20,6 +20,7 @@ from rich.text import Text
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.kv_head import is_kv_head, list_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import KVHeadConfig, text_config
@@ -43,7 +44,7 @@ class Inspect:
 def run(args: Inspect) -> None:
     """Print the facts; exit code 2 where the checkpoint would not load."""
     setup_runtime()
-    found = inspect(directories.locate(args.path, args.revision))
+    found = inspect(locate(args.path, args.revision))
     if args.json:
         print(json.dumps(asdict(found)))
     else:

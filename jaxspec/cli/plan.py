@@ -10,8 +10,9 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.checkpoints.directories import locate, read_config, read_raw_config
+from jaxspec.checkpoints.directories import read_config, read_raw_config
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.plan import CHIPS, Chip, Plan, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, check_counts, nearest

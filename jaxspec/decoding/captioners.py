@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from PIL.Image import Image
 
 from jaxspec.checkpoints import directories
+from jaxspec.checkpoints.locating import locate
 from jaxspec.data.images import image_hash, load_image
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
@@ -64,7 +65,7 @@ def captioner_lack(text: str) -> str | None:
     task = _task(how) if kind == "florence2" else None
     try:
         if kind == "jax":
-            directories.read_config(directories.locate(where))
+            directories.read_config(locate(where))
         elif kind in MODEL_TYPES:
             TransformersCaptioner(kind, where, task).check()
     except InputError as error:
@@ -88,7 +89,7 @@ def load_captioner(
     if kind == "file":
         return CaptionFile(Path(text.removeprefix("file:")))
     if kind == "jax":
-        path = directories.locate(where)
+        path = locate(where)
         lvlm = LoadedModel.load(path, dtype, share_tower_with=share_tower_with)
         model = LvlmCaptioner(lvlm, _fingerprint(path), how or QUESTION)
     else:

@@ -17,6 +17,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.kv_head import load_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, single_tile_processor
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.config.schema import WHOLE, check_fields
@@ -77,7 +78,7 @@ class LoadedModel:
         runs on it.
         """
         setup_runtime()
-        path = directories.locate(path_or_id, revision)
+        path = locate(path_or_id, revision)
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")

@@ -25,8 +25,8 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
-from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.kv_head import load_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.loading import LoadedModel

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxspec.checkpoints.directories import locate, weight_files
+from jaxspec.checkpoints.directories import weight_files
+from jaxspec.checkpoints.locating import locate
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError

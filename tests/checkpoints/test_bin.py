@@ -22,6 +22,7 @@ from jaxspec.checkpoints.directories import weight_files
 from jaxspec.checkpoints.export import export
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import ModelConfig
@@ -176,8 +177,8 @@ def test_safetensors_are_read_first(vicuna, tmp_path):
     (path / "pytorch_model.bin").write_bytes(b"junk")
     assert model_signature(path).split(", ")[1] == before
     script = (
-        "import sys; from jaxspec.checkpoints.huggingface import load; "
-        f"load({str(path)!r}); print('torch' in sys.modules)"
+        "import pathlib, sys; from jaxspec.checkpoints.huggingface import load; "
+        f"load(pathlib.Path({str(path)!r})); print('torch' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout == "False\n"
@@ -308,15 +309,14 @@ def test_without_torch(vicuna, monkeypatch):
         return str(vicuna)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    load("owner/name")
+    locate("owner/name")
     assert asked[1:] == [["pytorch_model*.bin"]]
     asked.clear()
     for have in ("", "2.9.1+cpu"):
         monkeypatch.setattr(directories, "installed", lambda package, have=have: have)
         refused(vicuna, f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is {have or 'none'}; pip")
         refused(vicuna, "pip install 'jaxspec[torch]', or save the model as safetensors")
-    with pytest.raises(InputError):
-        load("owner/name")
+    locate("owner/name")
     assert len(asked) == 1
     for file in vicuna.glob("pytorch_model*"):
         file.unlink()

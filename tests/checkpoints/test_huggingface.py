@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from jaxspec.checkpoints.huggingface import load, save
+from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
@@ -53,7 +54,7 @@ def renamed(tensors: dict[str, np.ndarray], *rows: tuple[str, str]) -> dict[str,
     return tensors
 
 
-def refused(path: Path | str, *parts: str) -> None:
+def refused(path: Path, *parts: str) -> None:
     """`load` raises an InputError of one line that holds all the parts."""
     with pytest.raises(InputError) as caught:
         load(path)
@@ -328,10 +329,16 @@ def test_padded_vocabulary(tmp_path, llava):
 
 
 def test_no_such_checkpoint(tmp_path):
-    refused(tmp_path / "absent", "absent", "no such directory")
-    refused("three/part/name", "no such directory")
     (tmp_path / "file").write_text("")
-    refused(str(tmp_path / "file"), "is a file; give the directory that holds config.json")
+    absent, file = str(tmp_path / "absent"), str(tmp_path / "file")
+    for name, said in (
+        (absent, "absent': no such directory"),
+        ("three/part/name", "no such directory"),
+        (file, "is a file; give the directory that holds config.json"),
+    ):
+        with pytest.raises(InputError, match=said):
+            locate(name)
+    refused(tmp_path / "absent", "absent/config.json: no such file; give a directory in Hugging Face layout")
 
 
 def test_unknown_hub_id(monkeypatch):
@@ -341,7 +348,10 @@ def test_unknown_hub_id(monkeypatch):
         raise LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    refused("nobody/nothing", "'nobody/nothing'", "not to be had from the hub (LocalEntryNotFoundError)")
+    with pytest.raises(
+        InputError, match=r"'nobody/nothing': .* not to be had from the hub \(LocalEntryNotFoundError\)"
+    ):
+        locate("nobody/nothing")
 
 
 def test_hub_id(monkeypatch, hub):
@@ -355,7 +365,7 @@ def test_hub_id(monkeypatch, hub):
         return str(hub)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert load("owner/name", revision="v2").path == hub
+    assert locate("owner/name", revision="v2") == hub
     assert asked["name"] == "owner/name"
     assert asked["revision"] == "v2"
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]

@@ -12,12 +12,12 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 import transformers  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
 
-from configs.eval.mini import ASSETS  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.data.images import to_rgb  # noqa: E402
 from jaxspec.data.picturebook import test_set as samples_of  # noqa: E402
 from jaxspec.decoding.engine import Engine, LoadedModel, Request  # noqa: E402
 from jaxspec.decoding.loading import image_inputs  # noqa: E402
+from jaxspec.files import ASSETS  # noqa: E402
 
 NEW = 32
 ANY_TEXT_DRAFT = int(transformers.__version__.split(".")[0]) >= 5
@@ -36,9 +36,9 @@ def test_same_tokens(tmp_path: Path) -> None:
     transformers 5 shows a LLaVA draft no image, so that its proposals are poorer there, never its output.
     """
     target, draft, text = (str(tmp_path / name) for name in ("target", "draft", "text"))
-    main(["export", str(ASSETS / "target"), target, "--dtype", "float32"])
-    main(["export", str(ASSETS / "draft"), draft, "--dtype", "float32", "--vocab-of", target])
-    main(["export", str(ASSETS / "draft"), text, "--dtype", "float32", "--vocab-of", target, "--text-only"])
+    main(["export", str(ASSETS / "mini" / "target"), target, "--dtype", "float32"])
+    main(["export", str(ASSETS / "mini" / "draft"), draft, "--dtype", "float32", "--vocab-of", target])
+    main(["export", str(ASSETS / "mini" / "draft"), text, "--dtype", "float32", "--vocab-of", target, "--text-only"])
     theirs = reload(tmp_path / "target", LlavaForConditionalGeneration)
     assistants = [reload(tmp_path / "draft", LlavaForConditionalGeneration)]
     if ANY_TEXT_DRAFT:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from configs.eval.kv_head import config as config_of_heads
-from configs.eval.mini import ASSETS, config
+from configs.eval.mini import config
 from eval import block_efficiency
 from eval.draft_quality import attribute_accuracy
 from eval.exactness import forward_logits
@@ -24,27 +24,28 @@ from jaxspec.data.picturebook import SYNTHETIC_SETS, caption, test_set
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs, same_tower
+from jaxspec.files import ASSETS
 
 BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
 
 
 @pytest.fixture(scope="module")
 def target() -> LoadedModel:
-    return LoadedModel.load(ASSETS / "target", jnp.dtype("float32"))
+    return LoadedModel.load(ASSETS / "mini" / "target", jnp.dtype("float32"))
 
 
 @pytest.fixture(scope="module")
 def draft() -> LoadedModel:
-    return LoadedModel.load(ASSETS / "draft", jnp.dtype("float32"))
+    return LoadedModel.load(ASSETS / "mini" / "draft", jnp.dtype("float32"))
 
 
 def test_together_they_are_small() -> None:
-    assert sum(file.stat().st_size for file in ASSETS.rglob("*") if file.is_file()) < 24e6
+    assert sum(file.stat().st_size for file in (ASSETS / "mini").rglob("*") if file.is_file()) < 24e6
 
 
 @pytest.fixture(scope="module")
 def captioner(target: LoadedModel) -> LoadedModel:
-    return LoadedModel.load(ASSETS / "captioner", jnp.dtype("float32"), share_tower_with=target)
+    return LoadedModel.load(ASSETS / "mini" / "captioner", jnp.dtype("float32"), share_tower_with=target)
 
 
 @pytest.mark.parametrize("name", ["target", "draft", "captioner"])
@@ -53,7 +54,7 @@ def test_transformers_loads_them_and_agrees(name: str, request: pytest.FixtureRe
     from transformers import LlavaForConditionalGeneration
 
     theirs, found = LlavaForConditionalGeneration.from_pretrained(
-        ASSETS / name, dtype=torch.float32, output_loading_info=True
+        ASSETS / "mini" / name, dtype=torch.float32, output_loading_info=True
     )
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]

@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-from configs.eval.mini import ASSETS
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.data.images import to_rgb
 from jaxspec.data.picturebook import test_set as samples_of
+from jaxspec.files import ASSETS
 from tests import tiny
 
 INST = (
@@ -58,17 +58,17 @@ def photo(tmp_path: Path) -> None:
 def test_the_mini_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a template of their own: the one that is used here is written along, and so is BOS."""
     target, draft, head, text = (tmp_path / name for name in ("target", "draft", "head", "text"))
-    main(["export", str(ASSETS / "target"), str(target)])
+    main(["export", str(ASSETS / "mini" / "target"), str(target)])
     theirs, ours = answers(target, capsys)
     assert len(theirs) > 20
     assert ours == [theirs]
-    main(["export", str(ASSETS / "draft"), str(draft), "--vocab-of", str(target)])
+    main(["export", str(ASSETS / "mini" / "draft"), str(draft), "--vocab-of", str(target)])
     alone, spoken = answers(draft, capsys, target=target)[1]
     assert spoken == theirs
     assert alone != theirs
-    main(["export", str(ASSETS / "kv_head"), str(head)])
+    main(["export", str(ASSETS / "mini" / "kv_head"), str(head)])
     assert answers(head, capsys, target=target) == ("", [theirs])
-    main(["export", str(ASSETS / "target"), str(text), "--text-only"])
+    main(["export", str(ASSETS / "mini" / "target"), str(text), "--text-only"])
     theirs, ours = answers(text, capsys)
     assert theirs
     assert ours == [theirs]

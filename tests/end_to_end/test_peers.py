@@ -19,8 +19,8 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = replace(tiny.CONFIG, text_config=replace(tiny.CONFIG.text_config, num_hidden_layers=1))
     params = tiny.random_params(config)
     params["language_model"]["lm_head"]["kernel"][:, config.image_token_index] = 0  # transformers refuses it in answers
-    tiny.save(tmp_path / "target", config, params)
-    tiny.save(tmp_path / "draft", config, tiny.noisy(params, 0.1))
+    tiny.save(tmp_path / "mini" / "target", config, params)
+    tiny.save(tmp_path / "mini" / "draft", config, tiny.noisy(params, 0.1))
     monkeypatch.setattr(peers, "ASSETS", tmp_path)
     peers.main("mini", tmp_path / "out", new=6, prompts=1, repeats=1)
     rows = peers.summaries(json.loads((tmp_path / "out/results.json").read_text())["rows"])
@@ -54,7 +54,7 @@ def test_a_method_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str
 
 def test_a_stopped_run_goes_on_with_the_prompts_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="peers needs the `parity` extra")
-    tiny.save_pair(tmp_path)
+    tiny.save_pair(tmp_path / "mini")
     asked: list[int] = []
 
     def method(prompt: Prompt) -> peers.Timed:

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from configs.train.recipes import dt_llama, ft_llama
-from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.locating import locate
 from jaxspec.data.sources import open_source
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.loading import LoadedModel

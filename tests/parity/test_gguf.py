@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoints import gguf_files
-from jaxspec.checkpoints.directories import locate
 from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.huggingface import load
+from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli import main
 from jaxspec.errors import InputError

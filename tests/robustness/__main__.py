@@ -21,12 +21,12 @@ import jax
 import tyro
 from tqdm import tqdm
 
-from configs.eval.mini import ASSETS
 from eval.lib.report import Run, Table
 from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
+from jaxspec.files import ASSETS
 from jaxspec.runtime import human_bytes
 from tests.robustness.damage import Outcome
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
@@ -108,9 +108,9 @@ def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prom
     check_counts(count=count, prompts=prompts)
     jax.config.update("jax_num_cpu_devices", max(DEVICES))
     measurement = Run("robustness", given, out)
-    target = LoadedModel.load(ASSETS / "target").with_head(ASSETS / "kv_head")
-    draft = LoadedModel.load(ASSETS / "draft", share_tower_with=target)
-    captioner = load_captioner(f"jax:{ASSETS / 'captioner'}", share_tower_with=target)
+    target = LoadedModel.load(ASSETS / "mini" / "target").with_head(ASSETS / "mini" / "kv_head")
+    draft = LoadedModel.load(ASSETS / "mini" / "draft", share_tower_with=target)
+    captioner = load_captioner(f"jax:{ASSETS / 'mini' / 'captioner'}", share_tower_with=target)
     rows = list(try_settings(target, draft, captioner, count, prompts, seed))
     header = ["settings", "of them", "pairs", "identical"]
     kinds = {

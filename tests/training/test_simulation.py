@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +14,11 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.metrics import acceptance_metrics
 from jaxspec.decoding.views import rewrite, stack_rows
+from jaxspec.files import ASSETS
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.losses import count_blocks
 from jaxspec.training.objectives import simulated
 
-ASSETS = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"
 COUNT = jax.jit(count_blocks, static_argnames="gamma")
 
 
@@ -55,7 +53,7 @@ def test_blocks_are_those_of_the_walk(conversations: list[list[list[bool]]], gam
 
 
 def test_engine_gives_what_was_simulated() -> None:
-    target, draft = (LoadedModel.load(ASSETS / name, jnp.dtype("float32")) for name in ("target", "draft"))
+    target, draft = (LoadedModel.load(ASSETS / "mini" / name, jnp.dtype("float32")) for name in ("target", "draft"))
     config = EngineConfig(gamma=5, batch_size=8, prompt_buckets=(96,), image_buckets=(1,), new_buckets=(32,))
     engine = Engine(target, draft, config)
     samples = [sample for name in ("describe", "exist") for sample in picturebook_set(name, 4)]

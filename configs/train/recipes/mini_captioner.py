@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from configs.models.mini import CAPTIONER
-from configs.train.recipes.mini_draft import ASSETS, TUNE
+from configs.train.recipes.mini_draft import TUNE
+from jaxspec.files import ASSETS
 from jaxspec.training.recipes import Recipe, Stage
 
 config = Recipe(
-    target=str(ASSETS / "draft"),
+    target=str(ASSETS / "mini" / "draft"),
     start=CAPTIONER,
     stages=(Stage("tune", replace(TUNE, steps=600), (("picturebook:caption", 1.0),)),),
     buckets=(80,),

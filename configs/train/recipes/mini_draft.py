@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from configs.models.mini import ASSETS, DRAFT
+from configs.models.mini import DRAFT
 from configs.train.recipes.mini_target import TOWER
+from jaxspec.files import ASSETS
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
 
-TARGET = str(ASSETS / "target")
+TARGET = str(ASSETS / "mini" / "target")
 
 KINDS = (
     "attributes", "describe", "read", "exist", "reason", "chart", "edit", "brush", "spot", "facts", "sums",

