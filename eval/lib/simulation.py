@@ -8,6 +8,7 @@ in hindsight (its regret). A KV head's steps are all scored by Target-Draft atte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,15 +23,16 @@ from eval.lib.config import EvalConfig, Variant
 from eval.lib.replay import RecordedTarget
 from eval.lib.report import Record
 from jaxspec.cluster import spread
-from jaxspec.config import KVHeadConfig, LvlmConfig
+from jaxspec.config import KVHeadConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.loading import LoadedHead, image_inputs
 from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
+from jaxspec.decoding.requests import prompt_encoder, prompt_row
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
-from jaxspec.decoding.views import Captioner, rewrite, stack_rows, which_image
+from jaxspec.decoding.views import VIEWS, Captioner, stack_rows, which_image
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
@@ -299,13 +301,12 @@ def whole_row(
 ) -> tuple[PromptRows, dict[str, Any] | None, np.ndarray]:
     """Return a prompt with its answer as inputs of one pass (B = 1), padded to a multiple of `PASS`, and which image
     each slot shows."""
-    reader, config = target.images, target.config
-    assert reader is not None
-    assert isinstance(config, LvlmConfig)
-    sizes = [(image.height, image.width) for image in map(to_rgb, prompt.images)]
-    shown = [reader.slots(size, None, len(sizes)) for size in sizes]
-    whole = rewrite(prompt.tokens, config.image_token_index, shown).followed_by(answer)
-    (rows,) = stack_rows([[whole]], -(-len(whole) // PASS) * PASS)
-    tiles = sum(reader.tiles(size, len(sizes)) for size in sizes)
-    images = image_inputs(target, [tuple(map(to_rgb, prompt.images))], tiles)
-    return rows, images, which_image(whole, [len(part.sources) for part in shown])
+    reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
+    view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
+    row = prompt_row(prompt_encoder(target), target, view, prompt).followed_by(answer)
+    (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
+    if reader is None:
+        return rows, None, which_image(row, [])
+    sizes = [(image.height, image.width) for image in pictures]
+    images = image_inputs(target, [pictures], sum(reader.tiles(size, len(sizes)) for size in sizes))
+    return rows, images, which_image(row, [len(reader.slots(size, None, len(sizes)).sources) for size in sizes])

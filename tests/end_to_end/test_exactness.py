@@ -81,7 +81,11 @@ def test_divergence_tells_place_and_gap(target: LoadedModel) -> None:
     assert (short.index, short.expected, short.found, short.logit_gap) == (6, tokens[6], None, None)
 
 
-def test_one_forward_pass_scores_what_decoding_chose(target: LoadedModel) -> None:
+@pytest.mark.parametrize("sees", [True, False])
+def test_one_forward_pass_scores_what_decoding_chose(target: LoadedModel, sees: bool) -> None:
+    if not sees:
+        text, params = tiny.text_only(target.model, target.params)
+        target = LoadedModel(text.config, params, target.tokenizer, None)
     engine = Engine(target)
     prompt = engine.encoder.prompt("Hi")
     tokens = engine.generate([Request(prompt, 8)])[0].tokens
