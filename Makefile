@@ -2,8 +2,8 @@
 # make tables the mini models' whole table, into runs/tables/
 # make check  lint, types, and a test of each promise: three minutes on two cores
 # make test   lint, types and all tests
-# make compiled  programs compiled for TPUs that are not here, in an environment of its own: four minutes, the first
-#             time 2 more and 1 GB
+# make compiled  programs compiled for TPUs and GPUs that are not here, in an environment of its own: four minutes, the
+#             first time 2 more and 1.5 GB
 # make models the mini models from their seeds, into runs/train/*/hf: hours; goes on where it was stopped
 # All make .venv first where it is absent, and install into it what constraints.txt pins.
 
@@ -105,7 +105,10 @@ $(TPU)/.compiled: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12))' || { \
 	  echo "libtpu needs Python 3.12 or newer here, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
 	    "name another one: make compiled PYTHON=python3.12" >&2; exit 2; }
-	@echo "Installing jaxspec and libtpu (214 MB) into $(TPU): 1 to 3 minutes the first time"
+	@echo "Installing jaxspec, libtpu (214 MB) and XLA for GPUs (200 MB) into $(TPU): 1 to 3 minutes the first time"
 	@$(PYTHON) -m venv $(TPU)
-	@$(TPU)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[tpu]' hypothesis pytest
+	@$(TPU)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt -e '.[tpu,train]' hypothesis pytest
+	@# The compiler for GPUs, without CUDA's own libraries.
+	@$(TPU)/bin/python -m pip install --disable-pip-version-check -qq -c constraints.txt --no-deps jax-cuda12-plugin \
+	  jax-cuda12-pjrt || true
 	@touch $@

@@ -1,12 +1,13 @@
-"""What compilers say of decoding on TPUs that are not here: memory, copies, messages and cycles of a preset's programs.
+"""What compilers say of TPUs and GPUs that are not here: memory, copies, messages and cycles of a preset's programs.
 
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
-    python -m eval.compiled mini --chips v5e:2x2 --programs plain chain
+    python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv
+    python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
     python -m eval.compiled qwen7b --chips v5e:2x2 --programs prompt --prompt 16640 --tiles 1024
 
-Needs libtpu (`pip install 'jaxspec[tpu]'`, or `make compiled`), and no TPU: nothing is run. Every figure is an estimate
-of the compiler's. A block is one turn of the decode loop: a token of plain decoding, or draft, target pass,
-verification and commit.
+Needs libtpu or jax-cuda12-plugin, which `make compiled` puts into .venv-tpu, and no TPU or GPU: nothing is run. Every
+figure is an estimate of the compiler's. A block is one turn of the decode loop: a token of plain decoding, or draft,
+target pass, verification and commit.
 Writes results.json and table.md into --out.
 """
 
@@ -21,6 +22,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,10 +43,20 @@ from jaxspec.decoding.plan import CHIPS, abstract_program, chip_of, read_by_pass
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
 from jaxspec.sharding import make_mesh, on_mesh, replicated
+from jaxspec.training.plan import abstract_step, mesh_for
 from jaxspec.typing import Params
 
-Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill", "prompt"]
-PREFILLS = ("prefill", "prompt")
+Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill", "prompt", "train"]
+WHOLE = ("prefill", "prompt", "train")
+"""Programs that are no loop of blocks."""
+GPUS = {
+    "a100-40gb": "NVIDIA A100-SXM4-40GB",
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "h100": "NVIDIA H100 80GB HBM3",
+    "h200": "NVIDIA H200 141GB HBM3e",
+    "b200": "NVIDIA B200",
+}
+"""GPUs that XLA's plugin describes, by the names that it has for them."""
 GIB = 2**30
 CYCLES = {"v4": 1.05, "v5e": 1.5, "v5p": 1.75}
 """Clock of the matrix units in GHz: the peak of a chip's data sheet over the operations of one cycle. For v6e neither
@@ -67,11 +79,12 @@ def main(
     Args:
       preset: one of those named above, from configs/latency.
       out: directory for results.json and table.md.
-      chips: kind and topology as libtpu knows them, such as v5e:2x2; the target is split over all chips.
+      chips: kind and topology as libtpu knows them, such as v5e:2x2, or a kind of GPU and how many, such as h100:4; the
+        target is split over all of them.
       programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV head, a chain of
-        adaptive length; prefill of the chain, and of plain decoding (prompt).
+        adaptive length; prefill of the chain, and of plain decoding (prompt); train, a step of logit distillation.
       batches: rows.
-      prompt: slots for prompt tokens.
+      prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
       tiles: image tiles of a row, as its tower counts them: five an image of LLaVA-NeXT, Qwen2.5-VL's windows.
       layers: of the target, in place of its own number, for a quick look.
@@ -91,18 +104,31 @@ def main(
 
 
 def described(chip: str) -> list[Any]:
-    """Return devices of a topology that need not be there. Raises InputError where libtpu is missing or knows none."""
+    """Return devices of a topology that need not be there. Raises InputError where it, or its compiler, is unknown."""
     kind, _, shape = chip.partition(":")
     tpus = [name for name in CHIPS if name.startswith("v")]
-    if kind not in tpus or not shape:
-        raise InputError(f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2; {nearest(kind, tpus)}")
+    if kind not in (*tpus, *GPUS) or not shape:
+        raise InputError(
+            f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2 or h100:4; {nearest(kind, [*tpus, *GPUS])}"
+        )
     options: dict[str, Any] = {"chip_config_name": "megacore"} if kind == "v4" else {}
-    if set(shape.split("x")) == {"1"}:
+    if set(shape.split("x")) == {"1"} and kind in tpus:
         options["chips_per_host_bounds"] = (1, 1, 1)
     try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=chip, **options).devices)
+        if kind in GPUS:
+            options |= {"target_config": gpu_description(GPUS[kind]), "topology": f"1x1x{shape}"}
+            return list(topologies.get_topology_desc(platform="cuda", **options).devices)
+        return list(topologies.get_topology_desc(chip, platform="tpu", **options).devices)
     except Exception as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
-        raise InputError(f"chips: {chip} cannot be compiled for: {str(error).splitlines()[0]:.120}") from error
+        told = f"{str(error).splitlines()[0]:.120}"
+        raise InputError(f"chips: {chip} cannot be compiled for: {told}; make compiled brings the compilers") from error
+
+
+def gpu_description(name: str) -> str:
+    """Return what XLA knows of a GPU: one of the texts, each between two zero bytes, in the plugin's library."""
+    library = resources.files("jax_plugins.xla_cuda12").joinpath("xla_cuda_plugin.so").read_bytes()
+    place = library.index(f'device_description_str: "{name}"'.encode())
+    return library[library.rindex(b"\0", 0, place) + 1 : library.index(b"\0", place)].decode()
 
 
 def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
@@ -127,37 +153,29 @@ def compiled(
     config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int, tiles: int = 1
 ) -> Record:
     """Return what the compiler says of one program; `peak` alone where it does not fit."""
-    mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
-    program, params = assembled(config, name)
-    params = split_over(program, params, mesh) if mesh else at_place(params, SingleDeviceSharding(devices[0]))
-    whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
-    inputs, options = at_place(abstract_inputs(program, batch, sizes_of(program, prompt, tiles, new)), whole)
-    options = options.replace(greedy=True)
-    with on_mesh(mesh):
-        if name in PREFILLS:
-            step: Any = run_prefill.lower(program, params, inputs, options, new)
-            caches = 0
-        else:
-            state = abstract_state(program, params, inputs, options, new)
-            step = run_decode.lower(program, params, state if mesh else at_place(state, whole), options)
-            caches = bytes_held((state.target, state.drafter))
-        begun = time.process_time()
-        try:
-            done = step.compile()
-        except jax.errors.JaxRuntimeError as error:
-            needs = re.search(r"\(([\d.]+)G\) exceeds", str(error))
-            if needs is None:
-                raise
-            return {"fits": False, "peak_gib": float(needs[1])}
+    if name == "train":
+        lowered, caches, read, least = training_step(config, devices, batch, prompt)
+        least /= CHIPS[kind].tflops * 1e9
+    else:
+        lowered, caches, read = decoding(config, name, devices, batch, prompt, new, tiles)
+        least = reading_ms(kind, read / GIB)
+    begun = time.process_time()
+    try:
+        done = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        needs = re.search(r"\(([\d.]+)G\) exceeds", str(error))
+        if needs is None:
+            raise
+        return {"fits": False, "peak_gib": float(needs[1])}
     spent = time.process_time() - begun
     memory, text = done.memory_analysis(), ProgramText(done.as_text())
-    cost = text.whole() if name in PREFILLS else text.block()
-    read = bytes_held([read_by_pass(part) for part in params.values()]) / GIB
-    before, behind = (0, 0) if name in PREFILLS else text.around()
+    cost = text.whole() if name in WHOLE else text.block()
+    before, behind = (0, 0) if name in WHOLE else text.around()
+    peak = memory.peak_memory_in_bytes / GIB
     return {
-        "fits": True,
-        "peak_gib": memory.peak_memory_in_bytes / GIB,
+        "fits": peak < CHIPS[kind].gib,  # a TPU's compiler refuses what does not, a GPU's does not know
+        "peak_gib": peak,
         "arguments_gib": memory.argument_size_in_bytes / GIB,
         "temporaries_gib": memory.temp_size_in_bytes / GIB,
         "caches_gib": caches / GIB,
@@ -166,13 +184,45 @@ def compiled(
         "copied_around_mib": (before + behind) / 2**20,
         "copied_in_mib": cost.copied.total() / 2**20,
         "collectives": cost.collectives.total(),
-        "collectives_by_stage": dict(cost.collectives),
+        "collected_mib": cost.sent.total() / 2**20,
+        "collectives_by_stage": dict(+cost.collectives),
+        "kernels": cost.kernels.total(),
         "cycles": cost.cycles.total(),
         "cycles_by_stage": dict(cost.cycles),
-        "read_gib": read,
+        "read_gib": read / GIB,
         "compile_cpu_seconds": spent,
-        "least_ms": max(computing_ms(kind, cost.cycles.total()) or 0, reading_ms(kind, read)),
+        "least_ms": max(computing_ms(kind, cost.cycles.total()) or 0, least),
     }
+
+
+def decoding(
+    config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int, tiles: int
+) -> tuple[Any, int, int]:
+    """Return a program of decoding, lowered, and the bytes of its caches and of the weights that a pass reads."""
+    mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
+    program, params = assembled(config, name)
+    params = split_over(program, params, mesh) if mesh else at_place(params, SingleDeviceSharding(devices[0]))
+    whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
+    inputs, options = at_place(abstract_inputs(program, batch, sizes_of(program, prompt, tiles, new)), whole)
+    options = options.replace(greedy=True)
+    read = bytes_held([read_by_pass(part) for part in params.values()])
+    with on_mesh(mesh):
+        if name in WHOLE:
+            return run_prefill.lower(program, params, inputs, options, new), 0, read
+        state = abstract_state(program, params, inputs, options, new)
+        lowered = run_decode.lower(program, params, state if mesh else at_place(state, whole), options)
+        return lowered, bytes_held((state.target, state.drafter)), read
+
+
+def training_step(config: LatencyConfig, devices: list[Any], batch: int, length: int) -> tuple[Any, int, int, float]:
+    """Return the step of logit distillation, lowered, no bytes of caches, those of its weights, and its operations."""
+    mesh = make_mesh(**mesh_for(len(devices), batch).shape, devices=devices)
+    step = abstract_step(config.target, config.draft, mesh, batch, length, config.dtype)
+    places = jax.tree.map(lambda leaf: leaf.sharding, step.state)
+    with on_mesh(mesh):
+        compiled_step = jax.jit(step.step, donate_argnums=0, out_shardings=(places, None))
+        lowered = compiled_step.lower(step.state, step.frozen, step.batch)
+    return lowered, 0, bytes_held((step.state.params, step.frozen)), step.flops / len(devices)
 
 
 def computing_ms(kind: str, cycles: float) -> float | None:
@@ -203,7 +253,8 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
         "arguments": lambda row: number(row["arguments_gib"]),
         "temporaries": lambda row: number(row["temporaries_gib"]),
         "copied MiB": lambda row: f"{row['copied_around_mib']:.0f} + {row['copied_in_mib']:.0f}",
-        "messages": lambda row: str(row["collectives"]),
+        "messages": lambda row: f"{row['collectives']}, {row['collected_mib']:.1f} MiB" if row["collectives"] else "-",
+        "kernels": lambda row: str(row.get("kernels", "-")),
         "ms": lambda row: time_of(row, row["cycles"]),
         **{stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0)) for stage in STAGES},
         "weights ms": lambda row: number(reading_ms(kind(row), row["read_gib"])),
@@ -215,12 +266,14 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
     notes = [
         f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image tiles. Memory is one "
         "chip's. copied: arrays written again around the loop, and in one block. messages: "
-        f"{', '.join(COLLECTIVES)} of one block.",
+        f"{', '.join(COLLECTIVES)} of one block, and the arrays that they make. kernels: what a block gives the device "
+        "one by one.",
         "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from memory out, and the "
         "kernels that attend to long prompts; weights ms: what reading the weights once takes at the chip's bandwidth. "
-        "The larger of the two is the least time.",
+        "The larger of the two is the least time. Of GPUs the compiler tells no cycles, and of training the least time "
+        "is that of its operations.",
     ]
-    return Table(f"Compiled for TPUs: {preset}", list(columns), cells, notes)
+    return Table(f"Compiled, not run: {preset}", list(columns), cells, notes)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m train.prompts --data path/to/data
     python -m eval.block_efficiency smollm2
+    python -m eval.block_efficiency smollm2 --draft runs/train/smollm2_text/hf
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ config = EvalConfig(
         Variant("KV head, tree 2:16", ("kv",), tree="2:16"),
         Variant("KV head, dynamic:4:16", ("kv",), tree="dynamic:4:16"),
         Variant("KV head, adaptive", ("kv",), adaptive_gamma=True),
+        Variant("text draft", ("T",)),
+        Variant("text draft + KV head", ("T", "kv")),
+        Variant("MT* of both", ("T", "kv"), weighting="mt-paper"),
     ),
     sets=tuple(f"{kind}_test" for kind in KINDS),
     data=tuple(f"{kind}_test=runs/data/prompts/test/{kind}.jsonl" for kind in KINDS),

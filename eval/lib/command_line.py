@@ -107,7 +107,8 @@ def parse_command(
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
-        config["rows"], config["left_out"] = measurable(config["rows"], config["target"], config["captioner"])
+        models = [config[name] for name in ("target", "draft", "captioner")]
+        config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
     made = preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
     join_cluster(config["cluster"])

@@ -337,7 +337,7 @@ def data_places(entries: Sequence[str]) -> dict[str, Path]:
 
 
 def measurable(
-    rows: tuple[Variant, ...], target: str, captioner: str | None
+    rows: tuple[Variant, ...], target: str, draft: str, captioner: str | None
 ) -> tuple[tuple[Variant, ...], dict[str, str]]:
     """Return the rows that can be measured here, and of each other one why not; a line a reason is printed.
 
@@ -348,6 +348,8 @@ def measurable(
     lacks: dict[str, str] = {}
     for row in rows:
         why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
+        if not (why or draft or set(row.views) <= {"kv"}):
+            why = "no draft is named; give one as --draft"
         if why:
             lacks[row.name] = why
     if len(lacks) == len(rows):

@@ -19,6 +19,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute
 STAGES = ("draft", "extend", "verify", "commit")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 _OPERATION = re.compile(r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[\w\-]+)\(")
+_KERNELS = ("fusion", "custom-call", "copy", "transpose", "sort", "dot", "convolution", *COLLECTIVES)
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 
@@ -28,8 +29,12 @@ class Cost:
 
     cycles: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    """Bytes of the arrays that collectives make."""
     copied: Counter[str] = field(default_factory=Counter)
     """Bytes of arrays that are written again in another place or layout."""
+    kernels: Counter[str] = field(default_factory=Counter)
+    """Operations that a device is given one by one: fusions, calls of libraries, copies, messages."""
 
     def add(self, other: Cost, times: int = 1) -> None:
         """Add another computation that runs so many times."""
@@ -95,16 +100,25 @@ class ProgramText:
             cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
             total.cycles[stage] += int(cycles[1]) if cycles else 0
             total.copied[stage] += _copied(line)
-            if kind.removesuffix("-start") in COLLECTIVES:
+            total.kernels[stage] += kind.removesuffix("-start") in _KERNELS
+            if self._sends(line, kind.removesuffix("-start")):
                 total.collectives[stage] += 1
+                total.sent[stage] += array_bytes(operation["type"])
             if kind == "while":
                 total.add(self._cost(_called(line, "body")[0]), self._turns(_called(line, "condition")[0]))
             elif kind == "conditional":
                 branches = map(self._cost, _called(line, "branch_computations|true_computation|false_computation"))
-                total.add(min(branches, key=lambda cost: cost.cycles.total()))
+                total.add(min(branches, key=lambda cost: (cost.cycles.total(), cost.kernels.total())))
             elif kind == "call":
                 total.add(self._cost(_called(line, "to_apply")[0]))
         return total
+
+    def _sends(self, line: str, kind: str) -> bool:
+        """Return whether an operation is a message, or one that a GPU's compiler has wrapped in a fusion."""
+        if kind != "fusion":
+            return kind in COLLECTIVES
+        inside = map(_OPERATION.match, self.computations.get(_called(line, "calls")[0], ()))
+        return any(operation and operation["kind"] in COLLECTIVES for operation in inside)
 
     def _turns(self, condition: str) -> int:
         """Return how often a loop turns that counts up to a constant; 1 where its condition says no number."""

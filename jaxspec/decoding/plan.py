@@ -94,8 +94,9 @@ def abstract_program(
 
 def usual_head(target: ModelConfig) -> KVHeadConfig:
     """Return the KV head that `train.recipe kv_llava15_7b` makes: 64 slots an image, where images are of one size."""
-    pools = getattr(target, "image_tokens", None) is not None
-    return KVHeadConfig.of_target(target, **({"image_slots": 64, "slot_bias": True} if pools else {}))
+    tokens = getattr(target, "image_tokens", None)
+    pooled = {} if tokens is None else {"image_slots": min(64, tokens), "slot_bias": True}
+    return KVHeadConfig.of_target(target, **pooled)
 
 
 def sizes_of(program: Any, prompt: int, tiles: int, new: int) -> Sizes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.memory import at_place, bytes_held, prompt_zeros
@@ -70,7 +70,7 @@ def mesh_for(devices: int, batch: int) -> AbstractMesh:
 
 
 def abstract_step(
-    target: ModelConfig, draft: ModelConfig, mesh: AbstractMesh, batch: int, length: int, dtype: str
+    target: ModelConfig, draft: ModelConfig, mesh: Mesh | AbstractMesh, batch: int, length: int, dtype: str
 ) -> AbstractStep:
     """Return the step over rows of `length` tokens, one image each where there are towers; nothing is allocated.
 

@@ -116,6 +116,16 @@ def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys
     assert names == ["static", "random", "random:draw=uniform", "grid:measure=matches", "hard_match", "adaboost"]
 
 
+def test_rows_of_a_draft_that_is_not_named_are_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    _, config, _ = parse("smollm2")
+    wanting = ["text draft", "text draft + KV head", "MT* of both"]
+    assert list(config.left_out) == wanting
+    told = f"rows left out: {', '.join(wanting)}: no draft is named; give one as --draft\n"
+    assert capsys.readouterr().err == told
+    _, config, _ = parse("smollm2 --draft d")
+    assert not config.left_out
+
+
 CAPTIONED = ["C", "MTCP static", "MTCP*"]
 
 

@@ -1,6 +1,6 @@
-"""What a TPU's compiler makes of a block: it fits, keeps its caches in place, and moves no weight and few messages.
+"""What compilers for TPUs and GPUs make of a block: it fits, keeps its caches in place, and moves no weight.
 
-Nothing is run. `make compiled` brings libtpu, which the other tests do without.
+Nothing is run. `make compiled` brings libtpu and the plugin for GPUs, which the other tests do without.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ def preset(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def compiled(preset: str, out: Path, *options: str) -> dict[int, dict[str, Any]]:
-    """Return what the compiler says of one program on one v5e and on four, by the number of chips."""
-    command = [sys.executable, "-m", "eval.compiled", preset, "--chips", "v5e:1x1", "v5e:2x2", *options]
+def compiled(
+    preset: str, out: Path, *options: str, chips: tuple[str, ...] = ("v5e:1x1", "v5e:2x2")
+) -> dict[int, dict[str, Any]]:
+    """Return what the compiler says of one program on one chip and on four, by their number."""
+    command = [sys.executable, "-m", "eval.compiled", preset, "--chips", *chips, *options]
     # Without what the suite sets to compile for CPUs in less time.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
@@ -65,6 +67,16 @@ def test_a_block_fits_in_place(preset: str, rows: dict[int, dict[str, Any]], chi
     assert row["copied_in_mib"] * 2**20 < matrix
     # Two of each layer, and what makes embeddings and logits whole.
     assert row["collectives"] <= (2 * LAYERS + 2 if chips > 1 else 0)
+
+
+@pytest.mark.skipif(find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed")
+def test_gpus_gather_no_embeddings_for_a_token(preset: str, tmp_path: Path) -> None:
+    rows = compiled(preset, tmp_path, "--programs", "kv", chips=("h100:1", "h100:4"))
+    assert rows[1]["fits"]
+    assert rows[1]["collectives"] == 0
+    text = text_config(load_preset("latency", preset).target)
+    table = 2 * text.vocab_size * text.hidden_size
+    assert 0 < rows[4]["collected_mib"] * 2**20 < table / 4
 
 
 def test_a_long_prompt_lays_no_scores_in_memory(tmp_path: Path) -> None:
