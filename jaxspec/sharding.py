@@ -212,6 +212,17 @@ def constrain(x: Array, *axes: str | None) -> Array:
     return jax.lax.with_sharding_constraint(x, partition(mesh, axes, x.shape))
 
 
+def gather(x: Array, *axes: str | None) -> Array:
+    """Say the same of a product by a split matrix: that the product is gathered, once it is there.
+
+    Without the barrier XLA gathers the matrix on GPUs where there are many rows: 250 MiB of LLaVA-1.5-7B's head, for
+    6 MiB of logits. TPUs gather the product as it is, and blocks of eight rows took 11 % more cycles with the barrier.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return constrain(jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x), *axes)
+
+
 FEW = 256
 """Rows that a pass of a decode loop multiplies at most; prefill and training have more."""
 

@@ -34,7 +34,7 @@ from jaxspec.models.layers import apply
 from jaxspec.models.llava import Llava, LlavaImages, LlavaNext
 from jaxspec.models.opt import OPT
 from jaxspec.models.qwen_vl import QwenImages, QwenVL
-from jaxspec.sharding import constrain
+from jaxspec.sharding import gather
 from jaxspec.typing import Array, Float, Int, Params
 
 
@@ -189,7 +189,7 @@ class LanguageModel:
             room = ((0, 0), (0, 0), (0, slots - hidden.shape[1]), (0, 0))
             cache = cache.replace(hidden=jnp.pad(hidden[:, None], room))
         last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
-        return constrain(self.logits(params, last), "batch"), cache
+        return gather(self.logits(params, last), "batch"), cache
 
     def read(
         self, params: Params, embeds: Float[Array, "B L D"], rows: PromptRows, slots: int
@@ -234,14 +234,14 @@ class LanguageModel:
         them, drafts above all, would be split too, and every sum over the vocabulary would be a message.
         """
         logits, cache = self._text(params, "extend", tokens, cache, tree)
-        return constrain(logits, "batch"), cache
+        return gather(logits, "batch"), cache
 
     def advance(
         self, params: Params, embeds: Float[Array, "B T D"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens with these embeddings, as `extend` does."""
         logits, cache = self._text(params, "advance", embeds, cache, tree)
-        return constrain(logits, "batch"), cache
+        return gather(logits, "batch"), cache
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:
         return apply(build(self.config), params, *args, method=method, **images)
