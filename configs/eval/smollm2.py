@@ -18,8 +18,9 @@ config = EvalConfig(
     kv_head=str(ASSETS / "smollm2" / "kv_head"),
     rows=(
         Variant("KV head", ("kv",)),
-        Variant("KV head, tree 2:16", ("kv",), tree="2:16"),
-        Variant("KV head, dynamic:4:16", ("kv",), tree="dynamic:4:16"),
+        Variant("KV head, tree 2:7", ("kv",), tree="2:7"),
+        Variant("KV head, dynamic:4:7", ("kv",), tree="dynamic:4:7"),
+        Variant("KV head, dynamic:8:60", ("kv",), tree="dynamic:8:60"),
         Variant("KV head, adaptive", ("kv",), adaptive_gamma=True),
         Variant("text draft", ("T",)),
         Variant("text draft + KV head", ("T", "kv")),
