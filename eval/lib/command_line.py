@@ -110,7 +110,7 @@ def parse_command(
         models = [config[name] for name in ("target", "draft", "captioner")]
         config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
-    made = preset, kind(**_with_own_sets(config)), options(**_fields_of(options, values))
+    made = preset, kind(**_with_own_sets(config, defaults.data)), options(**_fields_of(options, values))
     join_cluster(config["cluster"])
     return made
 
@@ -128,12 +128,15 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
     return tuple(known[name] for name in dict.fromkeys(names)) or parts
 
 
-def _with_own_sets(given: dict[str, Any]) -> dict[str, Any]:
+def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
     """Return a preset's fields, with what stands as NAME=PATH among `sets` moved to `data`.
 
-    Raises InputError for data of no known set that is not asked for, and for a folder of images that no set reads.
+    Places that the preset itself knows of sets that are not asked for are left out. Raises InputError for such as are
+    given, and for a folder of images that no set reads.
     """
     names = tuple(set_places(given["sets"]))
+    asked = {entry for entry in known if entry.partition("=")[0] in names}
+    given |= {"data": tuple(entry for entry in given["data"] if entry in asked or entry not in known)}
     check_names(list(set_places(given["data"])), names)
     if given["images"] is not None and set(names) <= set(SETS):
         raise InputError(f"images: {given['images']} is of sets of your own; name one with --sets NAME=FILE.jsonl")

@@ -29,7 +29,17 @@ from rich.table import Table as Lines
 
 from jaxspec.cluster import on_first, process
 from jaxspec.errors import InputError
-from jaxspec.files import check_directory, forget_trial, is_trial, sole, trial_of, whole_directory, write_text, writing
+from jaxspec.files import (
+    ASSETS,
+    check_directory,
+    forget_trial,
+    is_trial,
+    sole,
+    trial_of,
+    whole_directory,
+    write_text,
+    writing,
+)
 
 PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
@@ -196,8 +206,12 @@ def finish(fresh: Path, out: Path) -> None:
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the results, as JSON has it: all but where they are written, and what stands beside them."""
+    """Return what decides the results, as JSON has it: all but where they are written, and what stands beside them.
+
+    Places of what this checkout ships begin at its root, wherever it lies.
+    """
     told = json.dumps(dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value))
+    told = told.replace(f"{ASSETS.parents[1]}/", "")
     return {name: value for name, value in json.loads(told).items() if name not in ("out", "published", "cluster")}
 
 

@@ -126,6 +126,11 @@ def test_rows_of_a_draft_that_is_not_named_are_left_out_with_a_line(capsys: pyte
     assert not config.left_out
 
 
+def test_a_set_of_a_presets_own_files_is_asked_alone() -> None:
+    _, config, _ = parse("smollm2 --sets gsm8k_test")
+    assert config.data == ("gsm8k_test=runs/data/prompts/test/gsm8k.jsonl",)
+
+
 CAPTIONED = ["C", "MTCP static", "MTCP*"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from eval.lib.config import Variant
 from eval.lib.report import Run, Table, begin, describe_run, finish, show, write_results
 from jaxspec.errors import InputError
+from jaxspec.files import ASSETS
 
 HEADER = ["view", "turn", *(f"set {i}" for i in range(9))]
 ROWS = [[view, turn, *(f"{view}{turn}.{i}0" for i in range(9))] for turn in "12" for view in "MTCP"]
@@ -43,6 +44,11 @@ def run_into(out: Path, options: dict[str, object], text: str, figures: tuple[st
         (fresh / name).write_text(text)
     if not stop:
         finish(fresh, out)
+
+
+def test_shipped_models_are_told_from_the_root_of_the_checkout() -> None:
+    told = describe_run("mini", {"target": str(ASSETS / "mini" / "target"), "captioner": f"jax:{ASSETS / 'mini'}"})
+    assert told["options"] == {"target": "jaxspec/assets/mini/target", "captioner": "jax:jaxspec/assets/mini"}
 
 
 def test_a_run_replaces_all_of_its_files_or_none(tmp_path: Path) -> None:
