@@ -43,7 +43,6 @@ from jaxspec.decoding.plan import CHIPS, abstract_program, chip_of, read_by_pass
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
 from jaxspec.sharding import make_mesh, on_mesh, replicated
-from jaxspec.training.plan import abstract_step, mesh_for
 from jaxspec.typing import Params
 
 Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill", "prompt", "train"]
@@ -216,6 +215,10 @@ def decoding(
 
 def training_step(config: LatencyConfig, devices: list[Any], batch: int, length: int) -> tuple[Any, int, int, float]:
     """Return the step of logit distillation, lowered, no bytes of caches, those of its weights, and its operations."""
+    try:  # of the `train` extra, which decoding does without
+        from jaxspec.training.plan import abstract_step, mesh_for
+    except ImportError as error:
+        raise InputError(f"programs: train: {error.name} is not installed; pip install 'jaxspec[train]'") from error
     mesh = make_mesh(**mesh_for(len(devices), batch).shape, devices=devices)
     step = abstract_step(config.target, config.draft, mesh, batch, length, config.dtype)
     places = jax.tree.map(lambda leaf: leaf.sharding, step.state)
@@ -254,7 +257,7 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
         "temporaries": lambda row: number(row["temporaries_gib"]),
         "copied MiB": lambda row: f"{row['copied_around_mib']:.0f} + {row['copied_in_mib']:.0f}",
         "messages": lambda row: f"{row['collectives']}, {row['collected_mib']:.1f} MiB" if row["collectives"] else "-",
-        "kernels": lambda row: str(row.get("kernels", "-")),
+        "kernels": lambda row: str(row["kernels"]),
         "ms": lambda row: time_of(row, row["cycles"]),
         **{stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0)) for stage in STAGES},
         "weights ms": lambda row: number(reading_ms(kind(row), row["read_gib"])),
@@ -266,8 +269,8 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
     notes = [
         f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image tiles. Memory is one "
         "chip's. copied: arrays written again around the loop, and in one block. messages: "
-        f"{', '.join(COLLECTIVES)} of one block, and the arrays that they make. kernels: what a block gives the device "
-        "one by one.",
+        f"{', '.join(COLLECTIVES)} of one block, and at most so many MiB that they make. kernels: what a block "
+        "gives the device one by one.",
         "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from memory out, and the "
         "kernels that attend to long prompts; weights ms: what reading the weights once takes at the chip's bandwidth. "
         "The larger of the two is the least time. Of GPUs the compiler tells no cycles, and of training the least time "

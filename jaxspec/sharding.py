@@ -213,7 +213,7 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def gather(x: Array, *axes: str | None) -> Array:
-    """Say the same of a product by a split matrix: that the product is gathered, once it is there.
+    """Say inside `jit` that a product by a split matrix is gathered once it is there, split by these axes at most.
 
     Without the barrier XLA gathers the matrix on GPUs where there are many rows: 250 MiB of LLaVA-1.5-7B's head, for
     6 MiB of logits. TPUs gather the product as it is, and blocks of eight rows took 11 % more cycles with the barrier.

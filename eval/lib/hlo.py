@@ -30,7 +30,7 @@ class Cost:
     cycles: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    """Bytes of the arrays that collectives make."""
+    """Bytes of the arrays that collectives make, and of what those are given that begin apart from their end."""
     copied: Counter[str] = field(default_factory=Counter)
     """Bytes of arrays that are written again in another place or layout."""
     kernels: Counter[str] = field(default_factory=Counter)

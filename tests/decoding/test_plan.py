@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding.loading import LoadedHead
-from jaxspec.decoding.plan import abstract_program, plan, sizes_of
+from jaxspec.decoding.plan import abstract_program, plan, sizes_of, usual_head
 from jaxspec.sharding import make_mesh
 from tests import tiny
 
@@ -22,6 +23,11 @@ PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tiny.save_pair(tmp_path_factory.mktemp("pair"))
+
+
+def test_a_usual_head_has_no_more_slots_than_an_image_has_tokens(pair: tuple[Path, Path]) -> None:
+    target: Any = LoadedModel.load(pair[0]).config
+    assert usual_head(target).image_slots == target.image_tokens < 64
 
 
 @pytest.mark.parametrize("devices", [1, 2])

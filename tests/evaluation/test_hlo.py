@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eval.lib.hlo import ProgramText
 
-TEXT = '''HloModule jit_run_decode, is_scheduled=true
+TEXT = """HloModule jit_run_decode, is_scheduled=true
 
 %drafting (p: (s32[], f32[4])) -> (s32[], f32[4]) {
   %p = (s32[], f32[4]) parameter(0)
@@ -38,7 +38,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
   %while.1 = (s32[], f32[4]) while(%p), condition=%forever, body=%block
   ROOT %copy.4 = s8[5]{0} copy(%while.1)
 }
-'''  # noqa: E501
+"""  # noqa: E501
 
 
 def test_loops_count_as_often_as_they_turn_and_conditions_as_greedy_decoding_takes_them() -> None:
@@ -46,6 +46,36 @@ def test_loops_count_as_often_as_they_turn_and_conditions_as_greedy_decoding_tak
     assert +block.cycles == {"draft": 4 * 10, "extend": 3, "verify": 7}
     assert +block.collectives == {"draft": 4}
     assert block.copied.total() == 2 * 8 * 2
+
+
+FUSED = """HloModule jit_run_decode, is_scheduled=true
+
+%fused (p: f32[8]) -> f32[8] {
+  ROOT %all-reduce.1 = f32[8]{0} all-reduce(%p), to_apply=%add
+}
+
+%squared (p: f32[8]) -> f32[8] {
+  ROOT %multiply.1 = f32[8]{0} multiply(%p, %p)
+}
+
+%block (p: f32[8]) -> f32[8] {
+  %fusion.1 = f32[8]{0} fusion(%p), kind=kLoop, calls=%squared
+  %fusion-start = ((f32[8]{0}), f32[8]{0}) fusion-start(%fusion.1), kind=kCustom, calls=%fused
+  %fusion-done = f32[8]{0} fusion-done(%fusion-start)
+  ROOT %bitcast.1 = f32[8]{0} bitcast(%fusion-done)
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  ROOT %while.1 = f32[8] while(%p), condition=%forever, body=%block
+}
+"""
+
+
+def test_messages_that_gpus_wrap_in_fusions_count() -> None:
+    block = ProgramText(FUSED).block()
+    assert block.collectives.total() == 1
+    assert block.kernels.total() == 2
+    assert block.sent.total() == 2 * 8 * 4  # what goes in is part of the type of what begins
 
 
 def test_copies_around_the_loop_are_of_main_memory() -> None:
