@@ -254,7 +254,7 @@ def theirs(
     threads: int | None,
 ) -> dict[str, Method]:
     """Return transformers' own ways to decode faster, each with what it is compared to."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
     import transformers
 
     if threads is not None:

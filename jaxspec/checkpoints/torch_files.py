@@ -57,7 +57,7 @@ def _imported_torch() -> Any:
     """Return torch, also where the command has hidden it from transformers (`jaxspec.cli.hide_torch`)."""
     if sys.modules.get("torch", sys) is None:
         del sys.modules["torch"]
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     return torch
 

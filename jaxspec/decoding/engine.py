@@ -407,12 +407,12 @@ class Engine:
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
             state, _ = timed(run_prefill, held, batch, endless.replace(greedy=False), static=(sizes.new,))
             start = snapshot(state)
-            never = Pause(*np.asarray([width, few + 1], np.int32))
+            never: Any = np.asarray([width, few + 1], np.int32)
 
             def run(costs: np.ndarray) -> tuple[float, int]:
                 nonlocal state
                 given = rewound(state, start).replace(gamma=init_gamma(costs, width))
-                state, spent = timed(run_decode, held, given, endless, never)
+                state, spent = timed(run_decode, held, given, endless, Pause(*never))
                 spent = agreed(spent, self.mesh)  # else each process would choose by its own clock
                 return spent, int(state.stats.steps.max())
 

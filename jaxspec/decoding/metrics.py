@@ -55,7 +55,7 @@ def collaboration_metrics(rows: Sequence[CollaborationStats]) -> dict[str, Any]:
     `alpha` is the mean chance that a model's tested proposals had, of which `acceptance_rate` is what became of them.
     `tokens_per_cycle` are those of one verification, or of one step of standard decoding.
     """
-    totals = {
+    totals: dict[str, Any] = {
         name: np.sum([getattr(row, name) for row in rows], axis=0)
         for name in ("emitted", "verified", "calls", "tested", "accepted", "overlap")
     }

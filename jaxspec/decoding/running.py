@@ -122,8 +122,8 @@ class RunningBatch:
         full = self.room - self.block + 1 if self.larger else self.room + 1
         if stride is None and any(self.requests[i].stop for i in self.busy.values()):
             stride = STRIDE
-        pause = Pause(*np.asarray([until, min(full, self.longest + (stride or full))], np.int32))
-        self.state, ms = timed(run_decode, self.held, self.state, self.options, pause)
+        pause: Any = np.asarray([until, min(full, self.longest + (stride or full))], np.int32)
+        self.state, ms = timed(run_decode, self.held, self.state, self.options, Pause(*pause))
         self.decode_ms += ms
         state = self.state
         done, *told = jax.tree.map(np.array, (state.done, state.tokens, state.count, state.stats, state.trace))

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
 
 from jaxspec.cache import KVCache, TreeMask, init_cache
 from jaxspec.config import (
@@ -100,7 +101,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     return jax.jit(build(config).init)(key, tokens, **images)["params"]
 
 
-def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Params:
+def abstract_params(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
     """Return shapes and dtypes of the parameters; nothing is allocated."""
     tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree)

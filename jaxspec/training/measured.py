@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import Mesh
 
 from jaxspec.decoding.plan import chip_of
