@@ -52,6 +52,32 @@ def argmax(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
     return jnp.min(jnp.where(largest, jnp.arange(size, dtype=jnp.int32), size - 1), axis=-1)
 
 
+def largest(scores: Float[Array, "... V"], count: int) -> tuple[Float[Array, "... count"], Int[Array, "... count"]]:
+    """Return the `count` largest scores in order and their indices; of equal ones the first comes first.
+
+    A TPU sorts the whole vocabulary for `top_k`, and its compiler takes ten seconds for each sort: there the largest is
+    taken `count` times.
+    """
+
+    def sort(scores: Array) -> tuple[Array, Array]:
+        values, indices = jax.lax.top_k(scores, count)
+        return values, indices
+
+    return jax.lax.platform_dependent(scores, tpu=partial(taken_one_by_one, count=count), default=sort)
+
+
+def taken_one_by_one(scores: Float[Array, "... V"], count: int) -> tuple[Array, Array]:
+    """Return what `largest` does: the largest score, then the largest of the others, and so on."""
+
+    def take(left: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
+        best = argmax(left)
+        others = jnp.arange(left.shape[-1]) != best[..., None]
+        return jnp.where(others, left, -jnp.inf), (left.max(-1), best)
+
+    _, (values, indices) = jax.lax.scan(take, scores, length=count)
+    return jnp.moveaxis(values, 0, -1), jnp.moveaxis(indices, 0, -1)
+
+
 def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -> Float[Array, "... B V"]:
     """Return softmax(logits / temperature) in float32; temperature 0 counts as 1, `filtered` makes it one-hot."""
     scale = jnp.where(temperature > 0, temperature, 1.0)[:, None]
@@ -137,7 +163,7 @@ def draw_siblings(
     noise = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
     # In float32 no drawn token's score is below -110.
     scores = jnp.where(probs > 0, jnp.log(probs) + noise, jnp.log(mixed) - 256)
-    return jax.lax.top_k(scores, count)[1]
+    return largest(scores, count)[1]
 
 
 def fit_vocabulary(logits: Float[Array, "... V"], size: int) -> Float[Array, "... fitted"]:

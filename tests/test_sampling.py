@@ -21,7 +21,9 @@ from jaxspec.sampling import (
     draw_siblings,
     filtered,
     fit_vocabulary,
+    largest,
     mix,
+    taken_one_by_one,
     tempered,
 )
 from tests.tiny.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
@@ -237,6 +239,17 @@ def test_siblings_past_what_can_be_drawn_are_the_likeliest() -> None:
         assert set(drawn[0, :2].tolist()) == {1, 3}
         assert drawn[0, 2:].tolist() == [2, 0]
         assert drawn[1].tolist() == [3, 2, 0, 4]
+
+
+@settings(max_examples=20)
+@given(seed=seeds, count=st.integers(1, V))
+def test_the_largest_are_the_same_sorted_and_one_by_one(seed: int, count: int) -> None:
+    scores = np.random.default_rng(seed).integers(0, 6, (2, B, V)).astype(np.float32)  # many are equal
+    expected = np.argsort(-scores, axis=-1, kind="stable")[..., :count]
+    for function in (largest, taken_one_by_one):
+        values, indices = function(jnp.asarray(scores), count)
+        np.testing.assert_array_equal(indices, expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(scores, expected, -1))
 
 
 @given(seeds, st.sampled_from([(3,), (2, 5), (4, 3, 7)]))

@@ -28,7 +28,18 @@ from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import KVHead, adopt_target_kv, joined, pack
 from jaxspec.models.layers import apply
-from jaxspec.sampling import Sampling, argmax, by_place, draw, draw_siblings, filtered, fit_vocabulary, mix, tempered
+from jaxspec.sampling import (
+    Sampling,
+    argmax,
+    by_place,
+    draw,
+    draw_siblings,
+    filtered,
+    fit_vocabulary,
+    largest,
+    mix,
+    tempered,
+)
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft
 
@@ -363,7 +374,7 @@ class TreeDrafter(Drafter):
         """Return `most` children of T nodes, and what they were drawn from. Where the program is of greedy rows alone
         they are the likeliest, and `match` does not ask from what."""
         if options.greedy:
-            return jax.lax.top_k(mixed, most)[1], mixed
+            return largest(mixed, most)[1], mixed
 
         def drawn(node: Array, mixed: Array) -> tuple[Array, Array]:
             probs = filtered(mixed, options, argmax(mixed))
@@ -414,7 +425,7 @@ class DynamicTreeDrafter(Drafter):
                 logits, state = self._read_level(params, fed, depth, seen, state)
             mixed, view_probs = self._distributions(logits, weights, options)
             views.append(view_probs)
-            chance, choice = jax.lax.top_k(mixed, width)
+            chance, choice = largest(mixed, width)
             # Where a mixture rounds to over 1, a child would come before its parent.
             joint = value[..., None] + jnp.log(jnp.minimum(chance, 1.0))
             levels.append((choice.reshape(batch, -1), jnp.repeat(read, width, axis=1), joint.reshape(batch, -1)))

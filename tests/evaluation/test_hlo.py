@@ -78,5 +78,11 @@ def test_messages_that_gpus_wrap_in_fusions_count() -> None:
     assert block.sent.total() == 2 * 8 * 4  # what goes in is part of the type of what begins
 
 
+def test_of_two_loops_that_which_drafts_is_the_block() -> None:
+    plain = "  %while.3 = f32[4] while(%while.1), condition=%forever, body=%best\n"
+    adaptive = TEXT.replace("  ROOT %copy.4", f"{plain}  ROOT %copy.4")
+    assert ProgramText(adaptive).block() == ProgramText(TEXT).block()
+
+
 def test_copies_around_the_loop_are_of_main_memory() -> None:
     assert ProgramText(TEXT).around() == (16 * 4 * 4, 5)
