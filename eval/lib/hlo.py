@@ -73,7 +73,7 @@ class ProgramText:
         A loop inside whose turns are not known, as that over the tokens of an adaptive length, counts once.
         """
         turns = (self._cost(_called(loop, "body")[0]) for loop in _loops(self.entry))
-        return max(turns, key=lambda cost: cost.kernels.total())  # drafting or not, the target's pass is in it
+        return max(turns, key=lambda cost: (cost.kernels["draft"], cost.kernels.total()))
 
     def around(self) -> tuple[int, int]:
         """Return the bytes that are copied before the program's first loop, and behind it."""

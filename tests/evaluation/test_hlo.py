@@ -79,8 +79,10 @@ def test_messages_that_gpus_wrap_in_fusions_count() -> None:
 
 
 def test_of_two_loops_that_which_drafts_is_the_block() -> None:
-    plain = "  %while.3 = f32[4] while(%while.1), condition=%forever, body=%best\n"
-    adaptive = TEXT.replace("  ROOT %copy.4", f"{plain}  ROOT %copy.4")
+    plain = "".join(f"  %fusion.{i} = f32[4] fusion(%p), calls=%g\n" for i in range(20))
+    adaptive = TEXT.replace("ENTRY", f"%plain (p: f32[4]) -> f32[4] {{\n{plain}}}\n\nENTRY")
+    loop = "  %while.3 = f32[4] while(%p), condition=%forever, body=%plain\n"
+    adaptive = adaptive.replace("  ROOT %copy.4", f"{loop}  ROOT %copy.4")
     assert ProgramText(adaptive).block() == ProgramText(TEXT).block()
 
 
