@@ -69,13 +69,14 @@ def largest(scores: Float[Array, "... V"], count: int) -> tuple[Float[Array, "..
 def taken_one_by_one(scores: Float[Array, "... V"], count: int) -> tuple[Array, Array]:
     """Return what `largest` does: the largest score, then the largest of the others, and so on."""
 
-    def take(left: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
+    def take(left: Array, _: None) -> tuple[Array, Array]:
         best = argmax(left)
-        others = jnp.arange(left.shape[-1]) != best[..., None]
-        return jnp.where(others, left, -jnp.inf), (left.max(-1), best)
+        return jnp.where(jnp.arange(left.shape[-1]) == best[..., None], -jnp.inf, left), best
 
-    _, (values, indices) = jax.lax.scan(take, scores, length=count)
-    return jnp.moveaxis(values, 0, -1), jnp.moveaxis(indices, 0, -1)
+    # Only what was taken is below the least number, so that nothing is taken twice.
+    finite = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
+    indices = jnp.moveaxis(jax.lax.scan(take, finite, length=count)[1], 0, -1)
+    return jnp.take_along_axis(scores, indices, axis=-1), indices
 
 
 def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -> Float[Array, "... B V"]:
