@@ -1,8 +1,8 @@
 """Adaptive J: how many tokens the next block drafts, from what blocks cost here and how many drafts were accepted.
 
 Lengths come from a short list, and one body of the loop serves all: the draft stops earlier, and the target reads as
-many tokens as of the longest. When no length is expected to beat plain decoding, the answer is finished without the
-draft: so speculation costs little where it cannot pay.
+many tokens as of the longest. When no length is expected to beat plain decoding the draft is given up, and the program
+of plain decoding finishes the answer: so speculation costs little where it cannot pay.
 """
 
 from __future__ import annotations
@@ -65,9 +65,13 @@ class AdaptiveGamma(struct.PyTreeNode):
         )
 
     def settle(self, plain: Bool[Array, ""]) -> AdaptiveGamma:
-        """Return the same, or where it is to be plain from here on, one whose choice is the first length for ever."""
-        first = jnp.arange(len(self.costs)) == 0
-        return self.replace(costs=jnp.where(plain & first, 0.0, self.costs))
+        """Return the same, or where it is to be plain from here on, one whose draft is given up."""
+        return self.replace(costs=self.costs.at[0].multiply(jnp.where(plain, 0.0, 1.0)))
+
+    @property
+    def given_up(self) -> bool:
+        """Whether all that follows is decoded plainly, which then costs nothing to choose."""
+        return not np.asarray(self.costs)[0]
 
 
 def init_gamma(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> AdaptiveGamma:
@@ -98,7 +102,7 @@ def measure_costs(lengths: tuple[int, ...], run: Callable[[np.ndarray], tuple[fl
     least, spent = np.full(len(lengths), np.inf), 0.0
     for _ in range(ROUNDS):
         for i in range(len(lengths)):
-            time, blocks = run(np.where(np.arange(len(lengths)) == i, 1e-9, 1.0))
+            time, blocks = run(np.where(np.arange(len(lengths)) == i, 0.0, 1.0))
             least[i] = min(least[i], time / max(blocks, 1))
             spent += time
         if spent > PATIENCE:

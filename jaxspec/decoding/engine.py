@@ -41,6 +41,7 @@ from jaxspec.decoding.requests import (
 from jaxspec.decoding.running import (
     STRIDE,
     RunningBatch,
+    decode_on,
     grow,
     larger_cache,
     refill_rows,
@@ -412,7 +413,7 @@ class Engine:
             def run(costs: np.ndarray) -> tuple[float, int]:
                 nonlocal state
                 given = rewound(state, start).replace(gamma=init_gamma(costs, width))
-                state, spent = timed(run_decode, held, given, endless, Pause(*never))
+                state, spent = decode_on(held, given, endless, Pause(*never))
                 spent = agreed(spent, self.mesh)  # else each process would choose by its own clock
                 return spent, int(state.stats.steps.max())
 

@@ -51,6 +51,17 @@ def run_decode(
     return place(program.decode(params, state, options, pause))
 
 
+def decode_on(held: Held, state: DecodeState, options: Sampling, pause: Pause) -> tuple[DecodeState, float]:
+    """Decode until the loop is done or pauses: the state, and milliseconds. Where the draft is given up, plainly."""
+    spent = 0.0
+    if state.gamma is None or not state.gamma.given_up:
+        state, spent = timed(run_decode, held, state, options, pause)
+    if state.gamma is not None and state.gamma.given_up:
+        state, more = timed(run_decode, held.plain, state, options, pause)
+        spent += more
+    return state, spent
+
+
 @partial(jax.jit, static_argnames=("program",))
 def run_logprobs(
     program: Program,
@@ -123,7 +134,7 @@ class RunningBatch:
         if stride is None and any(self.requests[i].stop for i in self.busy.values()):
             stride = STRIDE
         pause: Any = np.asarray([until, min(full, self.longest + (stride or full))], np.int32)
-        self.state, ms = timed(run_decode, self.held, self.state, self.options, Pause(*pause))
+        self.state, ms = decode_on(self.held, self.state, self.options, Pause(*pause))
         self.decode_ms += ms
         state = self.state
         done, *told = jax.tree.map(np.array, (state.done, state.tokens, state.count, state.stats, state.trace))

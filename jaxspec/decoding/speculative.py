@@ -97,6 +97,11 @@ class Speculator:
         return any(view.reads_images for view in self.drafter.views) and not self.shares_tower
 
     @property
+    def plain(self) -> Autoregressive:
+        """The target on its own, which decodes on from where a draft is given up."""
+        return Autoregressive(self.target)
+
+    @property
     def spare_slots(self) -> int:
         """Cache slots past the last new token that a block may write to."""
         return max(self.drafter.nodes, self.drafter.reads) + 1
@@ -129,7 +134,10 @@ class Speculator:
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Decode in blocks of one draft and one target pass until every row is done, or the loop is to pause."""
+        """Decode in blocks of one draft and one target pass until every row is done, or the loop is to pause.
+
+        Of chosen lengths, also until the draft is given up: what is left is `plain`'s to decode.
+        """
         if self.gammas:
             return self._decode_adaptively(params, state, options, pause)
         return jax.lax.while_loop(
@@ -139,7 +147,10 @@ class Speculator:
     def _decode_adaptively(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None
     ) -> DecodeState:
-        """Decode in blocks of chosen lengths, until every row is done or plain decoding is expected to be faster."""
+        """Decode in blocks of chosen lengths until plain decoding is expected to be faster; then the draft is given up.
+
+        Once plain, plain to the end: the draft would have to read again all that it has missed.
+        """
 
         def chosen(state: DecodeState) -> tuple[DecodeState, Array]:
             assert state.gamma is not None
@@ -151,10 +162,8 @@ class Speculator:
             lambda carry: chosen(self.block(params, carry[0], options, lengths[carry[1]])),
             chosen(state),
         )
-        # Once plain, plain to the end: the draft would have to read again all that it has missed.
         assert state.gamma is not None
-        state = state.replace(gamma=state.gamma.settle(choice == 0))
-        return Autoregressive(self.target).decode(params, state, options, pause)
+        return state.replace(gamma=state.gamma.settle(choice == 0))
 
     def block(
         self, params: Params, state: DecodeState, options: Sampling, length: Int[Array, ""] | None = None

@@ -23,6 +23,7 @@ from jaxspec.models.layers import (
     GatedMLP,
     RMSNorm,
     call_layer,
+    loop_layers,
     rotary_frequencies,
     rotate,
 )
@@ -92,6 +93,8 @@ def run_layers(
     layers: Sequence[Callable[..., Any]], x: Array, at: Places, cache: KVCache | None
 ) -> tuple[Array, KVCache | None]:
     """Run layer after layer, each with its own pair of cache leaves."""
+    if cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
+        return looped[0], None
     keys, values = [], []
     bias = () if cache is None or cache.bias is None else (cache.bias,)
     for i, layer in enumerate(layers):

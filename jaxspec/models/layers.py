@@ -6,7 +6,7 @@ Activations keep the parameters' dtype; norms and rotary angles are float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -37,10 +37,35 @@ def remat_layers(on: bool) -> Iterator[None]:
 
 def call_layer(layer: Callable[..., Any], x: Array, *rest: Any) -> Any:
     """Return layer(x, *rest), with x split by rows over a mesh, and as `remat_layers` says."""
-    x = constrain(x, "batch", *[None] * (x.ndim - 1))
+    x = by_rows(x)
     if not _REMAT.get():
         return layer(x, *rest)
     return nn.remat(lambda layer, x: layer(x, *rest))(layer, x)  # pyright: ignore[reportCallIssue]
+
+
+def by_rows(x: Array) -> Array:
+    """Return x split by rows over a mesh."""
+    return constrain(x, "batch", *[None] * (x.ndim - 1))
+
+
+def loop_layers(layers: Sequence[nn.Module], x: Array, *rest: Any) -> tuple[Array, Array] | None:
+    """Return what layers of one kind make of x, one after the other, from a program that holds the layer once; and
+    what each has made, [layers, ...], which costs nothing where it is not read.
+
+    None where `remat_layers` is off, or parameters are still to be made: then the layers are to be called.
+    """
+    if not _REMAT.get() or not layers or layers[0].is_initializing():
+        return None
+    layer = layers[0].clone(parent=None, name=None)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in layers))
+
+    @jax.checkpoint
+    def step(x: Array, params: Params) -> tuple[Array, Array]:
+        made = layer.apply({"params": params}, by_rows(x), *rest)
+        x = made[0] if isinstance(made, tuple) else made
+        return x, x
+
+    return jax.lax.scan(step, x, stacked)
 
 
 def apply(module: nn.Module, params: Params, *args: Any, method: str | None = None, **inputs: Any) -> Any:

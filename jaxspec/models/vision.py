@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxspec.config import VisionConfig
 from jaxspec.models.attention import attend_freely
-from jaxspec.models.layers import INIT, Dense, LayerNorm, call_layer
+from jaxspec.models.layers import INIT, Dense, LayerNorm, call_layer, loop_layers
 from jaxspec.sharding import shard_count
 from jaxspec.typing import Array, Float
 
@@ -101,10 +101,16 @@ class Encoder(nn.Module):
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_hidden_layers)]
 
     def __call__(self, x: Array) -> tuple[Array, ...]:
+        *first, last = self.layers  # which is never computed where a caller reads the one before, as LLaVA does
         states = [x]
-        for layer in self.layers:
-            states.append(call_layer(layer, states[-1]))
-        return tuple(states)
+        looped = loop_layers(first, x)
+        if looped is None:
+            for layer in first:
+                states.append(call_layer(layer, states[-1]))
+        else:
+            newest, each = looped
+            states += [*each[:-1], newest]
+        return *states, call_layer(last, states[-1])
 
 
 class PoolingHead(nn.Module):

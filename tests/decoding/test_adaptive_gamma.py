@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,8 +18,9 @@ from jaxspec.decoding.adaptive_gamma import (
     measure_costs,
     update_prior,
 )
+from jaxspec.decoding.compile_cache import Held
 from jaxspec.decoding.engine_config import EngineConfig
-from jaxspec.decoding.running import run_decode, run_prefill
+from jaxspec.decoding.running import decode_on, run_prefill
 from jaxspec.decoding.state import Pause, rewound, snapshot
 from jaxspec.errors import InputError
 from tests import tiny
@@ -120,10 +120,11 @@ def decode():
     program = replace(tiny.speculator(TARGET, TARGET, ("M", "T"), 5), gammas=LENGTHS)
     batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T"))
     options = tiny.sampling(3, new=[NEW, 9, NEW])
-    step = jax.jit(lambda params, batch: program.decode(params, program.prefill(params, batch, options, NEW), options))
 
     def run(draft, costs):
-        state = step({"target": PARAMS, "drafter": draft}, batch.replace(gamma=init_gamma(np.asarray(costs), 3)))
+        params = {"target": PARAMS, "drafter": draft}
+        chosen = batch.replace(gamma=init_gamma(np.asarray(costs), 3))
+        state = tiny.run_speculative(program, params, chosen, options, NEW)
         return tiny.outputs(state), np.asarray(state.stats.histogram), state
 
     plain = tiny.run_plain(TARGET, {"target": PARAMS}["target"], batch, options, NEW)
@@ -167,9 +168,10 @@ def test_a_loop_can_pause_and_start_again_from_where_its_rows_were(length):
     batch = tiny.prompts([5, 3, 7], [1, 0, 2], ("M", "T")).replace(gamma=length)
     options = tiny.sampling(3, new=[NEW, 9, NEW])
     params = {"target": PARAMS, "drafter": GOOD}
+    held = Held(program, None, params)
 
     def decode(state, count=NEW + 1):
-        return run_decode(program, params, state, options, Pause(jnp.int32(3), jnp.int32(count)))
+        return decode_on(held, state, options, Pause(jnp.int32(3), jnp.int32(count)))[0]
 
     state = run_prefill(program, params, batch, options, NEW)
     start = snapshot(state)

@@ -130,7 +130,8 @@ def _run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
 def run_speculative(spec: Speculator, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
-    return spec.decode(params, spec.prefill(params, batch, options, new), options)
+    state = spec.decode(params, spec.prefill(params, batch, options, new), options)
+    return spec.plain.decode(params, state, options) if spec.gammas else state
 
 
 def outputs(state: DecodeState) -> list[list[int]]:
