@@ -218,7 +218,7 @@ def training_step(config: LatencyConfig, devices: list[Any], batch: int, length:
     try:  # of the `train` extra, which decoding does without
         from jaxspec.training.plan import abstract_step, mesh_for
     except ImportError as error:
-        raise InputError(f"programs: train: {error.name} is not installed; pip install 'jaxspec[train]'") from error
+        raise InputError(f"programs: train: {error.name} is not installed; pip install -e '.[train]'") from error
     mesh = make_mesh(**mesh_for(len(devices), batch).shape, devices=devices)
     step = abstract_step(config.target, config.draft, mesh, batch, length, config.dtype)
     places = jax.tree.map(lambda leaf: leaf.sharding, step.state)

@@ -95,7 +95,6 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             for paper in papers if sets == config.sets else ():
                 if printed := paper.numbers[1].get(draft):
                     cells.append([place, f"{draft}, paper", *(number(printed.get(name)) for name in header[2:])])
-    same = min((row["token_identity_rate"] for row in rows), default=0.0)
     plain = {name: [row for row in rows if row["dataset"] == name] for name in config.sets}
     rates = [f"{name} {number(mean(found, 'plain_tokens_per_second'))}" for name, found in plain.items()]
     notes = [
@@ -107,6 +106,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
         f"Plain decoding: {', '.join(rates)} tokens/s.",
     ]
     if config.temperature == 0:
+        same = min((row["token_identity_rate"] for row in rows), default=0.0)
         notes.append(f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token.")
     notes += [f"paper: {paper.source}." for paper in papers]
     told = [row for row in rows if row.get("predicted_acceptance_length")]

@@ -107,7 +107,7 @@ def main(
     if debug:
         new, prompts, repeats = min(8, new), 1, 1
     if find_spec("torch") is None:
-        raise InputError("peers: torch is not installed; pip install 'jaxspec[parity]'")
+        raise InputError("peers: torch is not installed; pip install -e '.[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
     if draft is not None and preset != "smollm2":
         raise InputError(f"draft: {draft}; {preset} has a draft of its own, leave it out")

@@ -274,12 +274,15 @@ def test_the_race_tells_the_median_of_its_prompts(
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     contest = demo.Contest(str(world / "target"), 2, ("Hi", "Ho", "Ha"), 1)
     monkeypatch.setitem(demo.CONTESTS, "smollm2", contest)
-    main(["demo", "--model", "smollm2"])
+    main(["demo", "--model", "smollm2", "--out", str(tmp_path / "race.json")])
     told = capsys.readouterr().out
     assert re.findall(r"^question  (.*)$", told, re.M) == ["Hi", "Ho", "Ha"]
     assert told.count("identical") == 3
     each = sorted(float(gain) for gain in re.findall(r"([\d.]+) times as fast$", told, re.M))
     assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
+    written = json.loads((tmp_path / "race.json").read_text())
+    assert sorted(round(row["speedup"], 2) for row in written["rows"]) == each
+    assert all(row["identical"] and row["passes"][0] >= row["passes"][1] for row in written["rows"])
     with pytest.raises(SystemExit):
         main(["demo", "--model", "smollm2", "--drafter", "draft"])
     assert "smollm2 is shipped with a KV head alone" in capsys.readouterr().err

@@ -97,7 +97,8 @@ def _group(
             continue
         same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
         row = place | acceptance_metrics([r.stats for r in results])
-        row |= {"samples": len(results), "token_identity_rate": float(np.mean(same))}
+        # Drawn answers follow plain decoding's law, and are others.
+        row |= {"samples": len(results), "token_identity_rate": None if config.temperature else float(np.mean(same))}
         if "C" in engine.config.views:
             images = sum(len(prompt.images) for prompt in prompts)
             row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
@@ -111,7 +112,8 @@ def _group(
         group.rows.append(row)
         group.records.extend(
             place
-            | {"sample": prompt.sample, "tokens": len(r.tokens), "identical": equal, "text": r.text}
+            | {"sample": prompt.sample, "tokens": len(r.tokens), "text": r.text}
+            | ({} if config.temperature else {"identical": equal})
             | acceptance_metrics([r.stats])
             | ({"trace": r.trace} if r.trace else {})
             for prompt, r, equal in zip(prompts, results, same, strict=True)

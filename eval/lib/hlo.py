@@ -95,7 +95,7 @@ class ProgramText:
         return {}
 
     def _sum(self, lines: list[str]) -> Cost:
-        total = Cost()
+        total, channels = Cost(), set()
         for line in lines:
             operation = _OPERATION.match(line)
             if operation is None:
@@ -105,9 +105,11 @@ class ProgramText:
             total.cycles[stage] += int(cycles[1]) if cycles else 0
             total.copied[stage] += _copied(line)
             total.kernels[stage] += kind.removesuffix("-start") in _KERNELS
-            if self._sends(line, kind.removesuffix("-start")):
-                total.collectives[stage] += 1
-                total.sent[stage] += array_bytes(operation["type"])
+            for channel, made in self._messages(line, operation):
+                if channel not in channels:  # a TPU's compiler lets one begin, run and end in three fusions
+                    total.collectives[stage] += 1
+                    total.sent[stage] += made
+                channels |= {channel} - {None}
             if kind == "while":
                 total.add(self._cost(_called(line, "body")[0]), self._turns(_called(line, "condition")[0]))
             elif kind == "conditional":
@@ -117,12 +119,16 @@ class ProgramText:
                 total.add(self._cost(_called(line, "to_apply")[0]))
         return total
 
-    def _sends(self, line: str, kind: str) -> bool:
-        """Return whether an operation is a message, or one that a GPU's compiler has wrapped in a fusion."""
-        if kind != "fusion":
-            return kind in COLLECTIVES
-        inside = map(_OPERATION.match, self.computations.get(_called(line, "calls")[0], ()))
-        return any(operation and operation["kind"] in COLLECTIVES for operation in inside)
+    def _messages(self, line: str, operation: re.Match[str]) -> list[tuple[str | None, int]]:
+        """Return the channel and the bytes of an operation that is a message, or of those wrapped in a fusion."""
+        kind = operation["kind"].removesuffix("-start")
+        if kind == "fusion":
+            inside = self.computations.get(_called(line, "calls")[0], ())
+            return [one for inner in inside if (op := _OPERATION.match(inner)) for one in self._messages(inner, op)]
+        if kind not in COLLECTIVES:
+            return []
+        channel = re.search(r"channel_id=(\d+)", line)
+        return [(channel and channel[1], array_bytes(operation["type"]))]
 
     def _turns(self, condition: str) -> int:
         """Return how often a loop turns that counts up to a constant; 1 where its condition says no number."""

@@ -109,7 +109,7 @@ def rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise InputError("quality: rouge-score is not installed; pip install 'jaxspec[quality]'") from error
+        raise InputError("quality: rouge-score is not installed; pip install -e '.[quality]'") from error
     return RougeScorer(["rougeL"], use_stemmer=True)
 
 

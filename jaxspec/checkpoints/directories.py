@@ -76,7 +76,7 @@ def without_torch() -> str:
     least = ".".join(map(str, _TORCH))
     return (
         f"PyTorch's .bin is read with torch {least} or later, and here is {found or 'none'}; "
-        "pip install 'jaxspec[torch]', or save the model as safetensors (`jaxspec export` where torch is)"
+        "pip install -e '.[torch]', or save the model as safetensors (`jaxspec export` where torch is)"
     )
 
 

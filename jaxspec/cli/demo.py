@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 from PIL.Image import Image
 from rich.color import Color
@@ -16,12 +18,13 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from jaxspec import __version__
 from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.cli.ask import Compiles, clear, progress
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError, printable
-from jaxspec.files import ASSETS
+from jaxspec.files import ASSETS, write_text
 
 DRAFTED = "bold green"
 WIDTH = 48
@@ -73,6 +76,8 @@ class Demo(Compiles):
     """An image file for `mini`; its models know pages of the picture book only."""
     drafter: Literal["kv_head", "draft"] = "kv_head"
     """What drafts: a KV head, which reads the target's cache, or, of `mini`, the small model with the image."""
+    out: Path | None = None
+    """Write what was measured there too, as JSON, in place of an earlier file."""
 
 
 def run(args: Demo) -> None:
@@ -92,7 +97,7 @@ def run(args: Demo) -> None:
         Engine(target),
         *(_drafting(args, target, contest, trace) for trace in (False, True)),
     )
-    gains = []
+    rows = []
     for prompt in contest.prompts if args.prompt is None else (args.prompt,):
         request = Request(prompt, images=images)
         console.print(Text(f"question  {printable(prompt)}\n"))
@@ -105,12 +110,17 @@ def run(args: Demo) -> None:
         turns = [(plain.generate(request), drafting.generate(request)) for _ in range(1 + contest.runs)]
         clear()
         least = [min(result.decode_ms for result in runs) for runs in zip(*turns[1:])]
-        gains.append(least[0] / least[1])
-        console.print(_table(*turns[0], *least))
-    if len(gains) > 1:
-        console.print(f"[bold]{median(gains):.2f} times as fast[/] as plain decoding, in the median.")
+        rows.append(_row(prompt, *turns[0], *least))
+        console.print(_table(rows[-1]))
+    middle = median(row["speedup"] for row in rows)
+    if len(rows) > 1:
+        console.print(f"[bold]{middle:.2f} times as fast[/] as plain decoding, in the median.")
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
     console.print(f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}.")
+    if args.out is not None:
+        ran = {"model": args.model, "gamma": contest.gamma, "device": jax.devices()[0].device_kind, "load": load}
+        told = ran | {"jax": jax.__version__, "jaxspec": __version__, "speedup_median": middle, "rows": rows}
+        write_text(args.out, json.dumps(told, indent=1) + "\n")
 
 
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
@@ -147,15 +157,28 @@ def _write(console: Console, answer: Iterator[Result]) -> None:
     console.print(f"\n\n[{DRAFTED}]Drafted[/], and kept by the target: {drafted} of {shown} tokens.")
 
 
-def _table(plain: Result, drafted: Result, plain_ms: float, drafted_ms: float) -> str:
+def _row(prompt: str, plain: Result, drafted: Result, plain_ms: float, drafted_ms: float) -> dict[str, Any]:
+    """Return what was measured of one prompt; of pairs, plain decoding's comes first."""
+    return {
+        "prompt": prompt,
+        "answer": drafted.text,
+        "passes": [plain.stats.steps, drafted.stats.steps],
+        "tokens_per_pass": drafted.stats.tokens_per_pass,
+        "decode_ms": [plain_ms, drafted_ms],
+        "speedup": plain_ms / drafted_ms,
+        "identical": plain.tokens == drafted.tokens,
+    }
+
+
+def _table(row: dict[str, Any]) -> str:
     """Return what drafting was worth: tokens a pass, over what a pass costs, is how much faster it is."""
-    passes = plain.stats.steps, drafted.stats.steps
-    each = [ms / max(steps, 1) for ms, steps in zip((plain_ms, drafted_ms), passes)]
-    same = "identical" if plain.tokens == drafted.tokens else "different, which is a bug: please report it"
+    passes, times = row["passes"], row["decode_ms"]
+    each = [ms / max(steps, 1) for ms, steps in zip(times, passes)]
+    same = "identical" if row["identical"] else "different, which is a bug: please report it"
     return f"""
                    plain   drafted
-target passes {passes[0]:>10}{passes[1]:>10}   {drafted.stats.tokens_per_pass:.2f} tokens a pass
+target passes {passes[0]:>10}{passes[1]:>10}   {row["tokens_per_pass"]:.2f} tokens a pass
 ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   drafting included: {each[1] / each[0]:.2f} plain passes
-ms to decode  {plain_ms:>10.1f}{drafted_ms:>10.1f}   {plain_ms / drafted_ms:.2f} times as fast
+ms to decode  {times[0]:>10.1f}{times[1]:>10.1f}   {row["speedup"]:.2f} times as fast
 answers                              {same}
 """

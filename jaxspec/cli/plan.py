@@ -100,7 +100,7 @@ def _training(args: Plans, target: ModelConfig, draft: ModelConfig | None) -> tu
     try:
         from jaxspec.training.plan import abstract_step, mesh_for
     except ImportError as error:
-        raise InputError(f"train: {error.name} is not installed; pip install 'jaxspec[train]'") from error
+        raise InputError(f"train: {error.name} is not installed; pip install -e '.[train]'") from error
 
     batch = int(args.train or 0)
 

@@ -224,7 +224,7 @@ def _tfds_rows(place: str) -> Iterator[DataRow | InputError]:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise InputError(f"data {place}: TFDS is not installed; pip install 'jaxspec[train]'") from error
+        raise InputError(f"data {place}: TFDS is not installed; pip install -e '.[train]'") from error
     name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore[union-attr]
     folders = [file.parent for version in ("", "*.*.*/") for file in sorted(Path(name).glob(f"{version}features.json"))]
     try:
@@ -382,7 +382,7 @@ def _parquet_rows(
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise InputError("parquet: pyarrow is not installed; pip install 'jaxspec[benchmarks]'") from error
+        raise InputError("parquet: pyarrow is not installed; pip install -e '.[benchmarks]'") from error
     try:
         file = ParquetFile(handle)
         wanted = [column for column in file.schema_arrow.names if columns.fullmatch(column)]

@@ -94,7 +94,7 @@ def _tensorboard(directory: Path, start: int) -> tuple[Writer, Callable[[], None
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
-        raise InputError("tensorboard: not installed; pip install 'jaxspec[tensorboard]'") from None
+        raise InputError("tensorboard: not installed; pip install -e '.[tensorboard]'") from None
     writer = SummaryWriter(str(directory), purge_step=start + 1)
 
     def write(step: int, values: Mapping[str, float]) -> None:
@@ -108,7 +108,7 @@ def _wandb(directory: Path, config: TrainConfig) -> tuple[Writer, Callable[[], N
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise InputError("wandb: not installed; pip install 'jaxspec[wandb]'") from None
+        raise InputError("wandb: not installed; pip install -e '.[wandb]'") from None
     name = directory.absolute().as_posix().strip("/").replace("/", "-")
     run = wandb.init(
         project=config.wandb,

@@ -315,7 +315,7 @@ def test_without_torch(vicuna, monkeypatch):
     for have in ("", "2.9.1+cpu"):
         monkeypatch.setattr(directories, "installed", lambda package, have=have: have)
         refused(vicuna, f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is {have or 'none'}; pip")
-        refused(vicuna, "pip install 'jaxspec[torch]', or save the model as safetensors")
+        refused(vicuna, "pip install -e '.[torch]', or save the model as safetensors")
     locate("owner/name")
     assert len(asked) == 1
     for file in vicuna.glob("pytorch_model*"):

@@ -198,7 +198,7 @@ def test_a_sentencepiece_model_that_nothing_here_reads(lacks, tmp_path, monkeypa
         load_tokenizer(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: tokenizer.model is read with {lacks}, which is not installed; "
-        "pip install 'jaxspec[sentencepiece]', or put the model's tokenizer.json beside it"
+        "pip install -e '.[sentencepiece]', or put the model's tokenizer.json beside it"
     )
 
 

@@ -176,3 +176,10 @@ def test_rows_without_a_captioner_cost_no_others(
     why = found["run"]["options"]["left_out"]["C"]
     assert why.endswith("use florence2:florence-community/Florence-2-large-ft")
     assert f"\nLeft out: C: {why}.\n" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_drawn_answers_are_compared_with_none(preset: EvalConfig, tmp_path: Path) -> None:
+    found = measure(tmp_path / "out", "--temperature", "1", "--rows", "M", "--sets", "one", "--turns", "1")
+    assert [row["token_identity_rate"] for row in found["rows"]] == [None]
+    assert "identical" not in json.loads((tmp_path / "out/records.jsonl").read_text().splitlines()[0])
+    assert (tmp_path / "out/table.md").read_text().splitlines()[4].endswith("| - |")

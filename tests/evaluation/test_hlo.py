@@ -75,7 +75,17 @@ def test_messages_that_gpus_wrap_in_fusions_count() -> None:
     block = ProgramText(FUSED).block()
     assert block.collectives.total() == 1
     assert block.kernels.total() == 2
-    assert block.sent.total() == 2 * 8 * 4  # what goes in is part of the type of what begins
+    assert block.sent.total() == 8 * 4
+
+
+def test_a_message_in_three_fusions_is_one() -> None:
+    """A TPU's compiler lets one begin, run beside other work and end, each with the message inside."""
+    text = FUSED.replace("all-reduce(%p)", "all-reduce(%p), channel_id=7").replace(
+        "  %fusion-done", "  %fusion.2 = f32[8]{0} fusion(%fusion-start), kind=kOutput, calls=%fused\n  %fusion-done"
+    )
+    block = ProgramText(text).block()
+    assert block.collectives.total() == 1
+    assert block.sent.total() == 8 * 4
 
 
 def test_of_two_loops_that_which_drafts_is_the_block() -> None:

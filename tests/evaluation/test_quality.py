@@ -168,7 +168,7 @@ def test_a_missing_package_is_told_before_anything_is_decoded(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     rouge_scorer.cache_clear()
     config = EvalConfig(target="target", draft="draft", rows=(Variant("T", ("T",)),), sets=("facts",))
-    with pytest.raises(InputError, match=r"rouge-score is not installed; pip install 'jaxspec\[quality\]'"):
+    with pytest.raises(InputError, match=r"rouge-score is not installed; pip install -e '.\[quality\]'"):
         next(draft_quality.measure_quality(config, {}))
 
 

