@@ -283,6 +283,10 @@ def test_the_race_tells_the_median_of_its_prompts(
     written = json.loads((tmp_path / "race.json").read_text())
     assert sorted(round(row["speedup"], 2) for row in written["rows"]) == each
     assert all(row["identical"] and row["passes"][0] >= row["passes"][1] for row in written["rows"])
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main(["demo", "--model", "smollm2", "--out", str(tmp_path / "mine.json")])
+    assert "no demo has written it" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["demo", "--model", "smollm2", "--drafter", "draft"])
     assert "smollm2 is shipped with a KV head alone" in capsys.readouterr().err

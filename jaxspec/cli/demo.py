@@ -77,7 +77,7 @@ class Demo(Compiles):
     drafter: Literal["kv_head", "draft"] = "kv_head"
     """What drafts: a KV head, which reads the target's cache, or, of `mini`, the small model with the image."""
     out: Path | None = None
-    """Write what was measured there too, as JSON, in place of an earlier file."""
+    """Write what was measured there too, as JSON, in place of what an earlier demo wrote there."""
 
 
 def run(args: Demo) -> None:
@@ -86,6 +86,8 @@ def run(args: Demo) -> None:
     contest: Contest = CONTESTS[args.model]
     if args.drafter == "draft" and args.model != "mini":
         raise InputError(f"drafter draft: {args.model} is shipped with a KV head alone; leave the option out")
+    if args.out is not None and args.out.exists() and '"speedup_median"' not in args.out.read_text(errors="replace"):
+        raise InputError(f"out {args.out}: no demo has written it; give the name of a new file")
     images: list[Image] = []
     if args.model == "mini":
         images = [load_image(args.image)]
