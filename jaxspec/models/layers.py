@@ -48,7 +48,7 @@ def by_rows(x: Array) -> Array:
     return constrain(x, "batch", *[None] * (x.ndim - 1))
 
 
-def loop_layers(layers: Sequence[nn.Module], x: Array, *rest: Any) -> tuple[Array, Array] | None:
+def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Array] | None:
     """Return what layers of one kind make of x, one after the other, from a program that holds the layer once; and
     what each has made, [layers, ...], which costs nothing where it is not read.
 
