@@ -86,7 +86,8 @@ def run(args: Demo) -> None:
     contest: Contest = CONTESTS[args.model]
     if args.drafter == "draft" and args.model != "mini":
         raise InputError(f"drafter draft: {args.model} is shipped with a KV head alone; leave the option out")
-    if args.out is not None and args.out.exists() and '"speedup_median"' not in args.out.read_text(errors="replace"):
+    out = args.out
+    if out and out.exists() and not (out.is_file() and b'"speedup_median"' in out.read_bytes()):
         raise InputError(f"out {args.out}: no demo has written it; give the name of a new file")
     images: list[Image] = []
     if args.model == "mini":
