@@ -29,16 +29,46 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.files import trial_of, write_text
 
 PARTS: dict[str, tuple[str, ...]] = {
-    "llava7b_68m": ("eval.latency", "llava7b_68m", "--parts", "passes", "forced", "--views", "2", "4"),
+    "llava7b_68m": (
+        "eval.latency",
+        "llava7b_68m",
+        "--parts",
+        "passes",
+        "forced",
+        "--views",
+        "2",
+        "4",
+    ),
     "llava7b_160m": ("eval.latency", "llava7b_160m", "--parts", "passes", "forced", "--views", "1"),
     "startup": ("eval.latency", "mini", "--parts", "startup"),
     "llava7b_images": ("eval.latency", "llava7b_68m", "--parts", "images"),
     "llava13b_68m": ("eval.latency", "llava13b_68m", "--parts", "passes", "forced", "--views", "1"),
     "llava13b_160m": ("eval.latency", "llava13b_160m", "--parts", "passes"),
-    "throughput": ("eval.latency", "llava7b_68m", "--parts", "forced", "--batches", "4", "16", "--views", "1"),
+    "throughput": (
+        "eval.latency",
+        "llava7b_68m",
+        "--parts",
+        "forced",
+        "--batches",
+        "4",
+        "16",
+        "--views",
+        "1",
+    ),
 }
 """The most wanted first."""
-ESTIMATED = ("--programs", "plain", "chain", "--batches", "1", "4", "--prompt", "1024", "--new", "128")
+ESTIMATED = (
+    "--programs",
+    "plain",
+    "chain",
+    "--batches",
+    "1",
+    "4",
+    "--prompt",
+    "1024",
+    "--new",
+    "128",
+)
 SLOTS = 1024
 
 
@@ -65,7 +95,12 @@ def main(
     failed = []
     for name in parts:
         script, preset, *options = PARTS[name]
-        command = [script, *(["tiny", *options, "--debug"] if debug else [preset, *options]), "--out", str(out / name)]
+        command = [
+            script,
+            *(["tiny", *options, "--debug"] if debug else [preset, *options]),
+            "--out",
+            str(out / name),
+        ]
         begun = time.monotonic()
         code = run_module(command, end - begun)
         if code != 0:
@@ -88,7 +123,9 @@ def run_module(command: list[str], seconds: float, **environment: str) -> int | 
     """Return the exit code of `python -m` with these words, or that it was out of time."""
     words = [sys.executable, "-m", *command]
     try:
-        return subprocess.run(words, timeout=max(seconds, 1), check=False, env=os.environ | environment).returncode
+        return subprocess.run(
+            words, timeout=max(seconds, 1), check=False, env=os.environ | environment
+        ).returncode
     except subprocess.TimeoutExpired:
         return "out of time"
 
@@ -107,10 +144,26 @@ def estimate(out: Path) -> list[str]:
     failed = []
     for _, preset, found in results(out):
         device = found["run"]["device"]
-        kind = next((name for name, chip in CHIPS.items() if chip.kind in device and name.startswith("v")), None)
+        kind = next(
+            (name for name, chip in CHIPS.items() if chip.kind in device and name.startswith("v")),
+            None,
+        )
         folder = out / "estimated" / preset
-        if kind is not None and preset != "mini" and not (folder / "results.json").exists() and preset not in failed:
-            words = ["eval.compiled", preset, "--chips", f"{kind}:1x1", *ESTIMATED, "--out", str(folder)]
+        if (
+            kind is not None
+            and preset != "mini"
+            and not (folder / "results.json").exists()
+            and preset not in failed
+        ):
+            words = [
+                "eval.compiled",
+                preset,
+                "--chips",
+                f"{kind}:1x1",
+                *ESTIMATED,
+                "--out",
+                str(folder),
+            ]
             if run_module(words, 1200, JAX_PLATFORMS="cpu") != 0:
                 failed.append(preset)
     return failed
@@ -150,7 +203,9 @@ def told(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
         return [what, speed, expected("chain", row["views"] == 2)]
     if row["kind"] == "images":
         fields = ("target_tower_ms", "target_prefill_ms")
-        times = " + ".join("-" if row.get(field) is None else f"{row[field]:.3g}" for field in fields)
+        times = " + ".join(
+            "-" if row.get(field) is None else f"{row[field]:.3g}" for field in fields
+        )
         return [f"tower and prefill, {row['images']} images", f"{times} ms", "-"]
     return [row["what"], f"{row['seconds']:.3g} s", "-"]
 

@@ -41,17 +41,24 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, captioner = load_models(config)
-        plain, engines = engine_of(target, None, config.plain()), row_engines(config, target, draft, captioner)
+        plain, engines = (
+            engine_of(target, None, config.plain()),
+            row_engines(config, target, draft, captioner),
+        )
         run.restore(GROUP)
         # What --regret added is measured again.
-        run.rows, run.records = ([r for r in found if "batch" in r] for found in (run.rows, run.records))
+        run.rows, run.records = (
+            [r for r in found if "batch" in r] for found in (run.rows, run.records)
+        )
         for group in compare(config, plain, engines, run.rows):
             run.add(*group)
             run.write(block_efficiency_table(config, run.rows, run.failed))
         table = block_efficiency_table(config, run.rows, run.failed)
         run.write(table)
         figures = draw_all(config, run.rows, run.records, run.folder)
-        write_html(run.folder / "report.html", run.about, table, figures, run.records, _asked(config))
+        write_html(
+            run.folder / "report.html", run.about, table, figures, run.records, _asked(config)
+        )
         if options.regret:
             rows, records = measure_regret(config, target, draft, captioner)
             run.rows += rows
@@ -59,7 +66,9 @@ def main(args: Sequence[str] | None = None) -> None:
             run.write(table, *regret_tables(config, rows))
 
 
-def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
+def block_efficiency_table(
+    config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()
+) -> Table:
     """Return a line per row of views and turn, a column per set, and the plain means over sets.
 
     Below a line stands what a paper prints, where the configuration is the paper's. Sets of which nothing is measured
@@ -68,7 +77,11 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: S
     begun = {row["dataset"] for row in (*rows, *failed)}
     sets = [name for name in config.sets if name in begun]
     averages = averaged(config, sets)
-    papers = [paper for paper in config.published if paper.is_of(config) and set(paper.numbers) & set(config.turns)]
+    papers = [
+        paper
+        for paper in config.published
+        if paper.is_of(config) and set(paper.numbers) & set(config.turns)
+    ]
     title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
     header = ["views", "turn", *sets, *averages, "speed-up", "predicted", "identical"]
     cells = []
@@ -79,8 +92,13 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: S
         for row in config.rows:
             line = [r for r in rows if r["row"] == row.name and r["turn"] == turn]
             groups = [[name] for name in sets] + list(averages.values())
-            numbers = [number(_mean_over(line, group, "mean_acceptance_length")) for group in groups]
-            speeds = [number(_mean_over(line, asked, f)) for f in ("speedup_measured", "speedup_predicted_with_verify")]
+            numbers = [
+                number(_mean_over(line, group, "mean_acceptance_length")) for group in groups
+            ]
+            speeds = [
+                number(_mean_over(line, asked, f))
+                for f in ("speedup_measured", "speedup_predicted_with_verify")
+            ]
             same = percent(_mean_over(line, asked, "token_identity_rate"), 1)
             cells.append([row.name, str(turn), *numbers, *speeds, same])
             for paper in papers:
@@ -90,7 +108,10 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: S
     counts = sorted({row["samples"] for row in rows}) or [0]
     samples = " to ".join(map(str, sorted({counts[0], counts[-1]})))
     devices = ", ".join(dict.fromkeys(row["device"] for row in (*rows, *failed)))
-    groups = [f"{name} over {', '.join(group) if config.averages else 'sets'}" for name, group in averages.items()]
+    groups = [
+        f"{name} over {', '.join(group) if config.averages else 'sets'}"
+        for name, group in averages.items()
+    ]
     notes = [
         f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, {devices}. "
         f"Plain means: {'; '.join(groups)}.",
@@ -99,22 +120,36 @@ def block_efficiency_table(config: EvalConfig, rows: Sequence[Record], failed: S
         "decoding token for token.",
     ]
     if config.each_follow_up and 2 in config.turns:
-        notes.append(f"Turn 2 is the mean over what follows the first answer: {', '.join(config.follow_ups)}.")
+        notes.append(
+            f"Turn 2 is the mean over what follows the first answer: {', '.join(config.follow_ups)}."
+        )
     notes += [f"paper: {paper.source}." for paper in papers]
-    learned = {row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)}
+    learned = {
+        row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)
+    }
     if learned:
-        notes.append("Weights: " + ", ".join(f"{name} by {rule}" for name, rule in learned.items()) + ".")
+        notes.append(
+            "Weights: " + ", ".join(f"{name} by {rule}" for name, rule in learned.items()) + "."
+        )
     if (caption_ms := mean(rows, "caption_ms_per_image")) is not None:
-        notes.append(f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups.")
+        notes.append(
+            f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups."
+        )
     notes += [f"Left out: {line}." for line in by_reason(config.left_out)]
     return Table(title, header, cells, [*notes, *failures(failed)])
 
 
 def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
     """Return the columns of means, and the sets of each: the configuration's, or one over all sets."""
-    groups = {name: [one for one in sets if one in group] for name, group in config.averages.items()}
+    groups = {
+        name: [one for one in sets if one in group] for name, group in config.averages.items()
+    }
     told = {name: group for name, group in groups.items() if group}
-    return told if set(sets) <= {one for group in told.values() for one in group} else {"avg": list(sets)}
+    return (
+        told
+        if set(sets) <= {one for group in told.values() for one in group}
+        else {"avg": list(sets)}
+    )
 
 
 def _mean_over(line: Sequence[Record], sets: Sequence[str], field: str) -> float | None:
@@ -126,8 +161,20 @@ def _mean_over(line: Sequence[Record], sets: Sequence[str], field: str) -> float
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     """Return a table per mixture of views: a line per rule and turn, pooled over all sets, most tokens a pass first."""
-    fields = [f"{prefix}{loss}" for prefix in ("", "regret_") for loss in ("kl", "rejections", "misses")]
-    header = ["weighting", "turn", "tau", "KL", "rejected", "missed", "R(KL)", "R(rej.)", "R(miss.)"]
+    fields = [
+        f"{prefix}{loss}" for prefix in ("", "regret_") for loss in ("kl", "rejections", "misses")
+    ]
+    header = [
+        "weighting",
+        "turn",
+        "tau",
+        "KL",
+        "rejected",
+        "missed",
+        "R(KL)",
+        "R(rej.)",
+        "R(miss.)",
+    ]
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the target's greedy answers. "
         "tau: tokens a pass. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, mixture), both at "
@@ -142,9 +189,17 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
             found = [row for row in mixed if (row["row"], row["turn"]) == (name, turn)]
             tokens = [row["tokens"] for row in found]
             tau = sum(tokens) / sum(row["num_spec_steps"] for row in found)
-            lines.append((turn, -tau, name, [np.average([row[f] for row in found], weights=tokens) for f in fields]))
+            lines.append(
+                (
+                    turn,
+                    -tau,
+                    name,
+                    [np.average([row[f] for row in found], weights=tokens) for f in fields],
+                )
+            )
         cells = [
-            [name, str(turn), f"{-tau:.3f}", *(f"{x:.3f}" for x in means)] for turn, tau, name, means in sorted(lines)
+            [name, str(turn), f"{-tau:.3f}", *(f"{x:.3f}" for x in means)]
+            for turn, tau, name, means in sorted(lines)
         ]
         title = f"Weightings of views {','.join(views)}: losses a token and regret, gamma {config.gamma}"
         tables.append(Table(title, header, cells, notes))
@@ -154,7 +209,10 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
 def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:
     """Return the question and the images of the samples that the page shows, by what their records have in `ASKED`."""
     return {
-        tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (sample.turns[turn - 1][0], sample.images)
+        tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (
+            sample.turns[turn - 1][0],
+            sample.images,
+        )
         for place, part in config.parts()
         for turn in part.turns
         for sample in islice(part.samples(place["dataset"], turns=turn), SHOWN)

@@ -35,7 +35,9 @@ class Options:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Measures collaborative decoding of the preset's pairings of models."""
-    preset, config, options = parse_command(Options, __doc__, args, CollaborativeEvalConfig, "gsm8k")
+    preset, config, options = parse_command(
+        Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
+    )
     for name in set(config.sets) & set(data_places(config.data)):
         config.samples(name, config.limit)  # what cannot be read is told before models load
     if "ROUGE-L" in map(MEASURES.get, config.sets):
@@ -51,11 +53,15 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def tables(config: CollaborativeEvalConfig, run: Run) -> list[Table]:
     """Return the table of methods, and where there is one that of the sweep."""
-    rows, sweep = ([row for row in run.rows if (row["row"] == SWEEP) == swept] for swept in (False, True))
+    rows, sweep = (
+        [row for row in run.rows if (row["row"] == SWEEP) == swept] for swept in (False, True)
+    )
     return [methods_table(config, rows, run.failed), *([sweep_table(sweep)] if sweep else [])]
 
 
-def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
+def methods_table(
+    config: CollaborativeEvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()
+) -> Table:
     """Return a line per pairing, set and method."""
     columns = {
         "models": lambda row: row["pairing"],
@@ -76,7 +82,10 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record], faile
     }
     papers = [paper for paper in config.published if paper.is_of(config)]
     judged = dict.fromkeys(row["dataset"] for row in rows if row["quality"] is not None)
-    measures = ", ".join(f"{MEASURES.get(name, 'accuracy')} on {name}" for name in judged) or "which nothing judges"
+    measures = (
+        ", ".join(f"{MEASURES.get(name, 'accuracy')} on {name}" for name in judged)
+        or "which nothing judges"
+    )
     alone = {(row["pairing"], row["dataset"]): row for row in rows}
     device = rows[0]["device"] if rows else "no device"
     notes = [
@@ -93,15 +102,27 @@ def methods_table(config: CollaborativeEvalConfig, rows: Sequence[Record], faile
     notes += [
         f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard decoding with each model on "
         f"a device of its own would be {row['speedup_parallel_at_most']:.2f} times as fast at most."
-        + (f" Prompts left out, as longer than a model's context: {row['left_out']}." if row["left_out"] else "")
+        + (
+            f" Prompts left out, as longer than a model's context: {row['left_out']}."
+            if row["left_out"]
+            else ""
+        )
         for (name, dataset), row in alone.items()
     ]
     cells = []
     for row in rows:
         cells.append([cell(row) for cell in columns.values()])
         for paper in papers:
-            if printed := paper.numbers[1].get(f"{row['pairing']}, {row['row']}", {}).get(row["dataset"]):
-                told = {"models": row["pairing"], "set": row["dataset"], "method": f"{row['row']}, paper"}
+            if (
+                printed := paper.numbers[1]
+                .get(f"{row['pairing']}, {row['row']}", {})
+                .get(row["dataset"])
+            ):
+                told = {
+                    "models": row["pairing"],
+                    "set": row["dataset"],
+                    "method": f"{row['row']}, paper",
+                }
                 told["speed-up"] = number(printed)
                 cells.append([told.get(column, "-") for column in columns])
     return Table("Collaborative decoding", list(columns), cells, [*notes, *failures(failed)])
@@ -142,7 +163,10 @@ def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
         return
     names = list(dict.fromkeys((row["pairing"], row["dataset"]) for row in sweep))
     figure, axes = stacked_axes(2 * len(names), 6.0, 2.0, alike=False)
-    fields = ("speedup_measured", "measured", "-"), ("speedup_predicted_with_verify", "exact law with times", "--")
+    fields = (
+        ("speedup_measured", "measured", "-"),
+        ("speedup_predicted_with_verify", "exact law with times", "--"),
+    )
     for (pairing, dataset), likely, speed in zip(names, axes[::2], axes[1::2], strict=True):
         found = [row for row in sweep if (row["pairing"], row["dataset"]) == (pairing, dataset)]
         dial = found[0]["dial"]

@@ -39,7 +39,15 @@ from eval.lib.report import Record, Run, Table, number
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import text_config
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
-from jaxspec.decoding.plan import CHIPS, abstract_program, chip_of, read_by_pass, sizes_of, split_over, usual_head
+from jaxspec.decoding.plan import (
+    CHIPS,
+    abstract_program,
+    chip_of,
+    read_by_pass,
+    sizes_of,
+    split_over,
+    usual_head,
+)
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
 from jaxspec.sharding import make_mesh, on_mesh, replicated
@@ -98,7 +106,9 @@ def main(
             for batch in batches:
                 for name in tqdm(programs, f"{chip}, batch {batch}", unit="program"):
                     row = {"chips": chip, "devices": len(devices), "batch": batch, "program": name}
-                    run.rows.append(row | compiled(config, name, devices, batch, prompt, new, tiles))
+                    run.rows.append(
+                        row | compiled(config, name, devices, batch, prompt, new, tiles)
+                    )
                     run.write(compiled_table(preset, prompt, new, tiles, run.rows))
 
 
@@ -118,9 +128,13 @@ def described(chip: str) -> list[Any]:
             options |= {"target_config": gpu_description(GPUS[kind]), "topology": f"1x1x{shape}"}
             return list(topologies.get_topology_desc(platform="cuda", **options).devices)
         return list(topologies.get_topology_desc(chip, platform="tpu", **options).devices)
-    except Exception as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
+    except (
+        Exception
+    ) as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
         told = f"{str(error).splitlines()[0]:.120}"
-        raise InputError(f"chips: {chip} cannot be compiled for: {told}; make compiled brings the compilers") from error
+        raise InputError(
+            f"chips: {chip} cannot be compiled for: {told}; make compiled brings the compilers"
+        ) from error
 
 
 def gpu_description(name: str) -> str:
@@ -144,12 +158,25 @@ def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
     return abstract_program(
-        config.target, config.draft, views, config.gamma, dtype, tree, adaptive=name == "adaptive", head=head
+        config.target,
+        config.draft,
+        views,
+        config.gamma,
+        dtype,
+        tree,
+        adaptive=name == "adaptive",
+        head=head,
     )
 
 
 def compiled(
-    config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int, tiles: int = 1
+    config: LatencyConfig,
+    name: Name,
+    devices: list[Any],
+    batch: int,
+    prompt: int,
+    new: int,
+    tiles: int = 1,
 ) -> Record:
     """Return what the compiler says of one program; `peak` alone where it does not fit."""
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
@@ -173,7 +200,8 @@ def compiled(
     before, behind = (0, 0) if name in WHOLE else text.around()
     peak = memory.peak_memory_in_bytes / GIB
     return {
-        "fits": peak < CHIPS[kind].gib,  # a TPU's compiler refuses what does not, a GPU's does not know
+        "fits": peak
+        < CHIPS[kind].gib,  # a TPU's compiler refuses what does not, a GPU's does not know
         "peak_gib": peak,
         "arguments_gib": memory.argument_size_in_bytes / GIB,
         "temporaries_gib": memory.temp_size_in_bytes / GIB,
@@ -195,30 +223,48 @@ def compiled(
 
 
 def decoding(
-    config: LatencyConfig, name: Name, devices: list[Any], batch: int, prompt: int, new: int, tiles: int
+    config: LatencyConfig,
+    name: Name,
+    devices: list[Any],
+    batch: int,
+    prompt: int,
+    new: int,
+    tiles: int,
 ) -> tuple[Any, int, int]:
     """Return a program of decoding, lowered, and the bytes of its caches and of the weights that a pass reads."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     program, params = assembled(config, name)
-    params = split_over(program, params, mesh) if mesh else at_place(params, SingleDeviceSharding(devices[0]))
+    params = (
+        split_over(program, params, mesh)
+        if mesh
+        else at_place(params, SingleDeviceSharding(devices[0]))
+    )
     whole = replicated(mesh) if mesh else SingleDeviceSharding(devices[0])
-    inputs, options = at_place(abstract_inputs(program, batch, sizes_of(program, prompt, tiles, new)), whole)
+    inputs, options = at_place(
+        abstract_inputs(program, batch, sizes_of(program, prompt, tiles, new)), whole
+    )
     options = options.replace(greedy=True)
     read = bytes_held([read_by_pass(part) for part in params.values()])
     with on_mesh(mesh):
         if name in WHOLE:
             return run_prefill.lower(program, params, inputs, options, new), 0, read
         state = abstract_state(program, params, inputs, options, new)
-        lowered = run_decode.lower(program, params, state if mesh else at_place(state, whole), options)
+        lowered = run_decode.lower(
+            program, params, state if mesh else at_place(state, whole), options
+        )
         return lowered, bytes_held((state.target, state.drafter)), read
 
 
-def training_step(config: LatencyConfig, devices: list[Any], batch: int, length: int) -> tuple[Any, int, int, float]:
+def training_step(
+    config: LatencyConfig, devices: list[Any], batch: int, length: int
+) -> tuple[Any, int, int, float]:
     """Return the step of logit distillation, lowered, no bytes of caches, those of its weights, and its operations."""
     try:  # of the `train` extra, which decoding does without
         from jaxspec.training.plan import abstract_step, mesh_for
     except ImportError as error:
-        raise InputError(f"programs: train: {error.name} is not installed; pip install -e '.[train]'") from error
+        raise InputError(
+            f"programs: train: {error.name} is not installed; pip install -e '.[train]'"
+        ) from error
     mesh = make_mesh(**mesh_for(len(devices), batch).shape, devices=devices)
     step = abstract_step(config.target, config.draft, mesh, batch, length, config.dtype)
     places = jax.tree.map(lambda leaf: leaf.sharding, step.state)
@@ -256,16 +302,24 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
         "arguments": lambda row: number(row["arguments_gib"]),
         "temporaries": lambda row: number(row["temporaries_gib"]),
         "copied MiB": lambda row: f"{row['copied_around_mib']:.0f} + {row['copied_in_mib']:.0f}",
-        "messages": lambda row: f"{row['collectives']}, {row['collected_mib']:.1f} MiB" if row["collectives"] else "-",
+        "messages": lambda row: (
+            f"{row['collectives']}, {row['collected_mib']:.1f} MiB" if row["collectives"] else "-"
+        ),
         "kernels": lambda row: str(row["kernels"]),
         "ms": lambda row: time_of(row, row["cycles"]),
-        **{stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0)) for stage in STAGES},
+        **{
+            stage: lambda row, stage=stage: time_of(row, row["cycles_by_stage"].get(stage, 0))
+            for stage in STAGES
+        },
         "weights ms": lambda row: number(reading_ms(kind(row), row["read_gib"])),
         "program MiB": lambda row: number(row["program_mib"], 0),
         "compile s": lambda row: number(row["compile_cpu_seconds"], 0),
     }
     told = {"program", "chips", "B", "peak GiB"}
-    cells = [[cell(row) if row["fits"] or name in told else "-" for name, cell in columns.items()] for row in rows]
+    cells = [
+        [cell(row) if row["fits"] or name in told else "-" for name, cell in columns.items()]
+        for row in rows
+    ]
     notes = [
         f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image tiles. Memory is one "
         "chip's. copied: arrays written again around the loop, and in one block. messages: "

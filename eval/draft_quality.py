@@ -27,12 +27,12 @@ from eval.lib.replay import engine_of
 from eval.lib.report import Record, Run, Table, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
-from jaxspec.data.picturebook import probe_set
 from jaxspec.data.prompts import Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.views import VIEWS, rewrite
 from jaxspec.errors import InputError
+from picturebook import probe_set
 
 METRICS = ("accuracy", "rouge_l", "meteor")
 GROUP = ("dataset", "model")
@@ -92,7 +92,10 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     with tqdm(total=len(samples), desc="attributes", unit="question", delay=1) as bar:
         for start in range(0, len(samples), batch):
             some = samples[start : start + batch]
-            asked = [Request(engine.encoder.prompt(s.turns[0][0], s.images), max_new_tokens=32) for s in some]
+            asked = [
+                Request(engine.encoder.prompt(s.turns[0][0], s.images), max_new_tokens=32)
+                for s in some
+            ]
             for sample, result in zip(some, engine.generate(asked), strict=True):
                 for probe in sample.probes:
                     right[probe.kind].append(probe.correct(result.text))
@@ -102,7 +105,10 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
 
 
 def measure_quality(
-    config: EvalConfig, models: Mapping[str, LoadedModel], text_only: bool = False, before: Sequence[Record] = ()
+    config: EvalConfig,
+    models: Mapping[str, LoadedModel],
+    text_only: bool = False,
+    before: Sequence[Record] = (),
 ) -> Iterator[tuple[list[Record], list[Record]]]:
     """Judge plain answers to first turns, and yield a row and its answers' records for each set and model not `before`.
 
@@ -113,24 +119,41 @@ def measure_quality(
     """
     rouge_scorer()  # where it is not installed, that is told before anything is decoded
     context = text_config(next(iter(models.values())).config).max_position_embeddings
-    engines = {name: engine_of(_with_context(model, context), None, config.plain()) for name, model in models.items()}
-    asked = [(name, engine, blind) for name, engine in engines.items() for blind in (False, True)[: 1 + text_only]]
+    engines = {
+        name: engine_of(_with_context(model, context), None, config.plain())
+        for name, model in models.items()
+    }
+    asked = [
+        (name, engine, blind)
+        for name, engine in engines.items()
+        for blind in (False, True)[: 1 + text_only]
+    ]
     done = {(row["dataset"], row["model"]) for row in before}
-    bar = tqdm(total=len(config.sets) * len(asked), unit="run", desc="quality", initial=len(done), delay=1)
+    bar = tqdm(
+        total=len(config.sets) * len(asked), unit="run", desc="quality", initial=len(done), delay=1
+    )
     for dataset in config.sets:
         samples = config.samples(dataset)
         for model, engine, blind in asked:
-            place = {"dataset": dataset, "turn": 1, "model": f"{model}, text-only" if blind else model}
+            place = {
+                "dataset": dataset,
+                "turn": 1,
+                "model": f"{model}, text-only" if blind else model,
+            }
             if (dataset, place["model"]) in done:
                 continue
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
-            prompts = [without_images(engine.encoder, prompt) for prompt in prompts] if blind else prompts
+            prompts = (
+                [without_images(engine.encoder, prompt) for prompt in prompts] if blind else prompts
+            )
             requests = [
                 Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
                 for i, prompt in enumerate(prompts)
             ]
             results = engine.generate(requests)
-            scores = [judge(sample, result.text) for sample, result in zip(samples, results, strict=True)]
+            scores = [
+                judge(sample, result.text) for sample, result in zip(samples, results, strict=True)
+            ]
             row = place | {"samples": len(samples)}
             row |= {"mean_new_tokens": sum(len(r.tokens) for r in results) / len(results)}
             bar.update()
@@ -147,7 +170,9 @@ def measure_quality(
 def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
     """Return the prompt with what view T puts in the place of each image."""
     stands = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
-    return replace(prompt, tokens=rewrite(prompt.tokens, encoder.image_token, stands).tokens, images=())
+    return replace(
+        prompt, tokens=rewrite(prompt.tokens, encoder.image_token, stands).tokens, images=()
+    )
 
 
 def judge(sample: Sample, answer: str) -> dict[str, float | None]:
@@ -155,7 +180,9 @@ def judge(sample: Sample, answer: str) -> dict[str, float | None]:
     told = references(sample)
     if not told:
         return dict.fromkeys(METRICS)
-    return dict(zip(METRICS, (accuracy(sample, answer), rouge_l(told, answer), meteor(told, answer))))
+    return dict(
+        zip(METRICS, (accuracy(sample, answer), rouge_l(told, answer), meteor(told, answer)))
+    )
 
 
 def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
@@ -167,7 +194,9 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
         for metric in METRICS:
             values = [found.get(name, {}).get(metric) for name in config.sets]
             if any(value is not None for value in values):
-                cells.append([model, metric, *("-" if v is None else f"{100 * v:.1f}" for v in values)])
+                cells.append(
+                    [model, metric, *("-" if v is None else f"{100 * v:.1f}" for v in values)]
+                )
     notes = [
         f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, in percent. "
         "accuracy: the answer holds an accepted one; rouge_l and meteor: the best over the references.",

@@ -60,9 +60,13 @@ class Options:
 
     def __post_init__(self) -> None:
         if not self.gammas or not self.batches or min(self.batches) < 1:
-            raise InputError(f"gammas {self.gammas} and batches {self.batches}: give at least one of each, from 1 up")
+            raise InputError(
+                f"gammas {self.gammas} and batches {self.batches}: give at least one of each, from 1 up"
+            )
         if self.draws < 0 or self.tokens < 2:
-            raise InputError(f"draws {self.draws}, tokens {self.tokens}: give 0 draws or more, of 2 tokens or more")
+            raise InputError(
+                f"draws {self.draws}, tokens {self.tokens}: give 0 draws or more, of 2 tokens or more"
+            )
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -71,7 +75,9 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out) as run:
         models = load_models(config)
         run.restore(GROUP)
-        for rows, records in measure_identity(config, *models, options.gammas, options.batches, run.rows):
+        for rows, records in measure_identity(
+            config, *models, options.gammas, options.batches, run.rows
+        ):
             run.add(rows, records)
             run.write(*tables(config, run.rows))
         if options.draws:
@@ -84,13 +90,23 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     """Return the table of token identity, and where answers were sampled that of their test."""
-    identity, sampled = ([row for row in rows if (row["dataset"] == SAMPLING) is drawn] for drawn in (False, True))
+    identity, sampled = (
+        [row for row in rows if (row["dataset"] == SAMPLING) is drawn] for drawn in (False, True)
+    )
     return [identity_table(config, identity), *([sampling_table(sampled)] if sampled else [])]
 
 
 def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
     """Return a line per row of views, gamma and batch, pooled over sets and turns."""
-    header = ["views", "gamma", "batch", "answers", "identical", "first divergence", "largest logit gap"]
+    header = [
+        "views",
+        "gamma",
+        "batch",
+        "answers",
+        "identical",
+        "first divergence",
+        "largest logit gap",
+    ]
     cells = []
     for key in dict.fromkeys((row["row"], row["gamma"], row["batch"]) for row in rows):
         found = [row for row in rows if (row["row"], row["gamma"], row["batch"]) == key]
@@ -98,7 +114,11 @@ def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
         rate = np.average([row["token_identity_rate"] for row in found], weights=answers)
         first = [row["first_divergence"] for row in found if row["first_divergence"] is not None]
         gaps = [row["largest_logit_gap"] for row in found if row["largest_logit_gap"] is not None]
-        told = [f"{100 * rate:.2f} %", str(min(first)) if first else "-", f"{max(gaps):.2g}" if gaps else "-"]
+        told = [
+            f"{100 * rate:.2f} %",
+            str(min(first)) if first else "-",
+            f"{max(gaps):.2g}" if gaps else "-",
+        ]
         cells.append([*map(str, key), str(sum(answers)), *told])
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
@@ -114,7 +134,13 @@ def sampling_table(rows: Sequence[Record]) -> Table:
     header = ["views", "gamma", "temp.", "top-p", "draws", "cells", "chi-square", "p-value"]
     cells = [
         [
-            *(row["row"], str(row["gamma"]), f"{row['temperature']:g}", f"{row['top_p']:g}", str(row["samples"])),
+            *(
+                row["row"],
+                str(row["gamma"]),
+                f"{row['temperature']:g}",
+                f"{row['top_p']:g}",
+                str(row["samples"]),
+            ),
             *(str(row["degrees"] + 1), f"{row['statistic']:.1f}", f"{row['p_value']:.3f}"),
         ]
         for row in rows
@@ -153,7 +179,9 @@ def measure_identity(
     The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the preset, gamma and batch
     in turn that has no rows `before`: a row is a set and turn of it; a record one answer, with its `divergence`.
     """
-    done = {(row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING}
+    done = {
+        (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
+    }
     plain = engine_of(target, None, replace(config.plain(), batch_size=batches[0]))
     variants = [
         (row, gamma, batch)
@@ -170,11 +198,20 @@ def measure_identity(
             for turn, prompts in each_turn(config, plain, dataset):
                 requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
                 place = {"dataset": dataset, "turn": turn, "temperature": 0.0}
-                asked.append((place, prompts, requests, [result.tokens for result in plain.generate(requests)]))
+                asked.append(
+                    (
+                        place,
+                        prompts,
+                        requests,
+                        [result.tokens for result in plain.generate(requests)],
+                    )
+                )
                 bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
-            engine = engine_of(target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner)
+            engine = engine_of(
+                target, draft, replace(config.engine(row), gamma=gamma, batch_size=batch), captioner
+            )
             rows: list[Record] = []
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
@@ -223,7 +260,11 @@ def measure_sampling(
     that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Yields a
     record a row and option that is not `before`.
     """
-    done = {(row["row"], row["temperature"], row["top_p"]) for row in before if row["dataset"] == SAMPLING}
+    done = {
+        (row["row"], row["temperature"], row["top_p"])
+        for row in before
+        if row["dataset"] == SAMPLING
+    }
     engines = {row.name: replace(config.engine(row), batch_size=batch) for row in config.rows}
     plain = engine_of(target, None, replace(config.plain(), batch_size=batch))
     prompt = first_prompt(plain.encoder, config.samples(config.sets[0])[0])
@@ -245,11 +286,18 @@ def measure_sampling(
                 references[option] = drawn(plain, *option, seed=draws)
             place = {"dataset": SAMPLING, "turn": 1, "temperature": option[0], "top_p": option[1]}
             test = chi_square(drawn(engine, *option, seed=0), references[option])
-            yield engine_fields(name, settings, config) | place | {"samples": draws, "tokens": tokens} | vars(test)
+            yield (
+                engine_fields(name, settings, config)
+                | place
+                | {"samples": draws, "tokens": tokens}
+                | vars(test)
+            )
     bar.close()
 
 
-def divergence(target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]) -> Divergence | None:
+def divergence(
+    target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]
+) -> Divergence | None:
     """Return where `found` first leaves `expected`, and how sure the target is there; None where they are equal."""
     for i, (ours, theirs) in enumerate(zip(expected, found)):
         if ours != theirs:
@@ -269,7 +317,9 @@ def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -
 
 
 @partial(jax.jit, static_argnums=0)
-def _last_logits(model: LanguageModel, params: Params, rows: PromptRows, images: dict[str, Array] | None) -> Array:
+def _last_logits(
+    model: LanguageModel, params: Params, rows: PromptRows, images: dict[str, Array] | None
+) -> Array:
     features = None if images is None else model.encode(params, images)
     embeds = model.embed(params, rows, features)
     return model.prefill(params, embeds, rows, rows.tokens.shape[1])[0][0]
@@ -286,7 +336,9 @@ class ChiSquare:
     """Chance of a statistic at least as large if both samples come from one distribution."""
 
 
-def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable], least: float = 5.0) -> ChiSquare:
+def chi_square(
+    ours: Sequence[Hashable], theirs: Sequence[Hashable], least: float = 5.0
+) -> ChiSquare:
     """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
 
     An outcome that either sample is expected to hold `least` times is a cell; the others share cells by a hash
@@ -313,7 +365,9 @@ def chi_square(ours: Sequence[Hashable], theirs: Sequence[Hashable], least: floa
     expected = cells.sum(0) * share[:, None]
     statistic = float((np.square(cells - expected) / expected).sum())
     degrees = cells.shape[1] - 1
-    return ChiSquare(statistic, degrees, float(gammaincc(degrees / 2, statistic / 2)) if degrees else 1.0)
+    return ChiSquare(
+        statistic, degrees, float(gammaincc(degrees / 2, statistic / 2)) if degrees else 1.0
+    )
 
 
 if __name__ == "__main__":

@@ -53,21 +53,35 @@ def main(args: Sequence[str] | None = None) -> None:
             other = target.with_head(path).head
             assert other is not None
             heads[name] = other
-        drafts = {name: separate_draft(config, target, place) for name, place in map(named, options.baselines)}
+        drafts = {
+            name: separate_draft(config, target, place)
+            for name, place in map(named, options.baselines)
+        }
         plain = Engine(replace(target, head=None), None, config.plain())
-        predicted = predict_heads(config, plain, heads, options.gammas) if config.temperature == 0 else {}
+        predicted = (
+            predict_heads(config, plain, heads, options.gammas) if config.temperature == 0 else {}
+        )
         run.restore(GROUP)
         for gamma in options.gammas:
             config = replace(config, gamma=gamma)
             engines = row_engines(config, target, draft, captioner)
-            engines |= {name: Engine(target, other, config.engine(row)) for name, (other, row) in drafts.items()}
             engines |= {
-                name: Engine(replace(target, head=head), None, config.engine(Variant(name, ("kv",))))
+                name: Engine(target, other, config.engine(row))
+                for name, (other, row) in drafts.items()
+            }
+            engines |= {
+                name: Engine(
+                    replace(target, head=head), None, config.engine(Variant(name, ("kv",)))
+                )
                 for name, head in heads.items()
             }
             for rows, records, failed in compare(config, plain, engines, run.rows):
                 found = (predicted.get((*map(row.get, GROUP), row["row"])) for row in rows)
-                run.add([row | {"predicted_acceptance_length": t} for row, t in zip(rows, found)], records, failed)
+                run.add(
+                    [row | {"predicted_acceptance_length": t} for row, t in zip(rows, found)],
+                    records,
+                    failed,
+                )
                 run.write(draft_table(config, run.rows, run.failed))
         run.write(draft_table(config, run.rows, run.failed))
 
@@ -82,7 +96,9 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
         "delta": "decode_tokens_per_second",
     }
     header = ["set", "draft", *(f"{name} J={gamma}" for gamma in gammas for name in fields)]
-    places = {name: (name,) for name in config.sets} | ({"avg": config.sets} if len(config.sets) > 1 else {})
+    places = {name: (name,) for name in config.sets} | (
+        {"avg": config.sets} if len(config.sets) > 1 else {}
+    )
     papers = [paper for paper in config.published if paper.is_of(config)]
     cells = []
     for place, sets in places.items():
@@ -91,12 +107,26 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             if not {row["dataset"] for row in failed if row["row"] == draft}.isdisjoint(sets):
                 found = []
             drawn = [[row for row in found if row["gamma"] == gamma] for gamma in gammas]
-            cells.append([place, draft, *(number(mean(part, field)) for part in drawn for field in fields.values())])
+            cells.append(
+                [
+                    place,
+                    draft,
+                    *(number(mean(part, field)) for part in drawn for field in fields.values()),
+                ]
+            )
             for paper in papers if sets == config.sets else ():
                 if printed := paper.numbers[1].get(draft):
-                    cells.append([place, f"{draft}, paper", *(number(printed.get(name)) for name in header[2:])])
+                    cells.append(
+                        [
+                            place,
+                            f"{draft}, paper",
+                            *(number(printed.get(name)) for name in header[2:]),
+                        ]
+                    )
     plain = {name: [row for row in rows if row["dataset"] == name] for name in config.sets}
-    rates = [f"{name} {number(mean(found, 'plain_tokens_per_second'))}" for name, found in plain.items()]
+    rates = [
+        f"{name} {number(mean(found, 'plain_tokens_per_second'))}" for name, found in plain.items()
+    ]
     notes = [
         f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch {config.batch_size}, "
         f"temperature {config.temperature:g}, {config.dtype}, {(*rows, *failed)[0]['device']}, "
@@ -107,12 +137,19 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
     ]
     if config.temperature == 0:
         same = min((row["token_identity_rate"] for row in rows), default=0.0)
-        notes.append(f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token.")
+        notes.append(
+            f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token."
+        )
     notes += [f"paper: {paper.source}." for paper in papers]
     told = [row for row in rows if row.get("predicted_acceptance_length")]
     if told:
-        most = 100 * max(abs(row["mean_acceptance_length"] / row["predicted_acceptance_length"] - 1) for row in told)
-        notes.append(f"One pass of training's attention over the answers gives the heads' tau within {most:.1f} %.")
+        most = 100 * max(
+            abs(row["mean_acceptance_length"] / row["predicted_acceptance_length"] - 1)
+            for row in told
+        )
+        notes.append(
+            f"One pass of training's attention over the answers gives the heads' tau within {most:.1f} %."
+        )
     return Table("Drafts of one target: AASD's Table 1", header, cells, [*notes, *failures(failed)])
 
 
@@ -120,8 +157,12 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
     """Return the head, and what is left of it."""
     heads = {"KV head": own}
     if own.config.pools:
-        heads["- image KV"] = LoadedHead(replace(own.config, pooling="drop", slot_bias=False), own.params)
-        heads["- projector"] = LoadedHead(replace(own.config, pooling="none", slot_bias=False), own.params)
+        heads["- image KV"] = LoadedHead(
+            replace(own.config, pooling="drop", slot_bias=False), own.params
+        )
+        heads["- projector"] = LoadedHead(
+            replace(own.config, pooling="none", slot_bias=False), own.params
+        )
     if own.config.reads_text:
         heads["- text KV"] = LoadedHead(replace(own.config, reads_text=False), own.params)
     if own.config.pools and own.config.reads_text:
@@ -130,7 +171,9 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
     return heads
 
 
-def separate_draft(config: EvalConfig, target: LoadedModel, place: str) -> tuple[LoadedModel, Variant]:
+def separate_draft(
+    config: EvalConfig, target: LoadedModel, place: str
+) -> tuple[LoadedModel, Variant]:
     """Load the draft of DIRECTORY or DIRECTORY:VIEW, and return it with the row that decodes with it."""
     path, view = shown(place)
     draft = load_model(path, config.dtype, config.tiles, target)

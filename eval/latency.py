@@ -58,7 +58,14 @@ def main(
     parts: tuple[Part, ...] = ("passes", "images", "forced", "mixtures"),
     batches: tuple[int, ...] = (1,),
     views: tuple[int, ...] = (1, 4),
-    rules: tuple[str, ...] = ("mt-paper", "mt-release", "mtcp-paper", "mtcp-release", "hard_match", "em"),
+    rules: tuple[str, ...] = (
+        "mt-paper",
+        "mt-release",
+        "mtcp-paper",
+        "mtcp-release",
+        "hard_match",
+        "em",
+    ),
     debug: bool = False,
 ) -> None:
     """Times what the preset under configs/latency names.
@@ -102,14 +109,22 @@ def measures(
     found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
         "passes": {"passes": partial(measure_passes, pair)},
         "images": {"images": partial(measure_images, pair)},
-        "forced": {f"forced, B={b}, R={r}": partial(measure_forced, pair, b, r) for b in batches for r in views},
-        "mixtures": {f"mixtures, B={b}": partial(measure_mixtures, pair, rules, b) for b in batches},
+        "forced": {
+            f"forced, B={b}, R={r}": partial(measure_forced, pair, b, r)
+            for b in batches
+            for r in views
+        },
+        "mixtures": {
+            f"mixtures, B={b}": partial(measure_mixtures, pair, rules, b) for b in batches
+        },
         "flops": {"flops": partial(count_flops, config)},
         "startup": {"host": partial(measure_host, *models, calls)},
     }
     # Before this process takes the device's memory.
     first = {"starts": partial(measure_starts, *models, starts)} if "startup" in parts else {}
-    return first | {name: measure for part in found if part in parts for name, measure in found[part].items()}
+    return first | {
+        name: measure for part in found if part in parts for name, measure in found[part].items()
+    }
 
 
 def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
@@ -117,20 +132,37 @@ def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.png"
         Image.new("RGB", (64, 64), "white").save(page)
-        command = [sys.executable, "-m", "jaxspec", "generate", "--target", target, "--draft", draft]
+        command = [
+            sys.executable,
+            "-m",
+            "jaxspec",
+            "generate",
+            "--target",
+            target,
+            "--draft",
+            draft,
+        ]
         command += ["--image", str(page), "--prompt", "What is this?", "--max-new-tokens", "16"]
         environment = os.environ | {"XDG_CACHE_HOME": folder}
         times = []
         for _ in tqdm(range(warm + 1), "starts", unit="start"):
             used, begun = _children(), time.perf_counter()
-            done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, env=environment
+            )
             if done.returncode != 0:
                 last = done.stderr.strip().rpartition("\n")[2].rpartition("error: ")[2]
                 raise InputError(last or f"jaxspec generate: exit code {done.returncode}")
             times.append((time.perf_counter() - begun, _children() - used))
     found = {"cold": times[0], "warm": np.median(times[1:] or times, axis=0).tolist()}
     return [
-        {"kind": "startup", "what": f"start to answer, {name}", "seconds": wall, "cpu_seconds": cpu, "runs": runs}
+        {
+            "kind": "startup",
+            "what": f"start to answer, {name}",
+            "seconds": wall,
+            "cpu_seconds": cpu,
+            "runs": runs,
+        }
         for (name, (wall, cpu)), runs in zip(found.items(), (1, warm), strict=True)
     ]
 
@@ -144,7 +176,11 @@ def _children() -> float:
 def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
     """Time what a warm call takes beyond prefill and decoding, text only and with an image."""
     exact = jnp.dtype("float32")
-    engine = Engine(LoadedModel.load(target, exact), LoadedModel.load(draft, exact), EngineConfig(new_buckets=(16,)))
+    engine = Engine(
+        LoadedModel.load(target, exact),
+        LoadedModel.load(draft, exact),
+        EngineConfig(new_buckets=(16,)),
+    )
     rows = []
     for name, images in (("text", []), ("one image", [Image.new("RGB", (64, 64), "white")])):
         request = Request(engine.encoder.prompt("What is this?", images), 16)
@@ -155,12 +191,19 @@ def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
             (result,) = engine.generate([request])
             spent.append(time.perf_counter() - begun - (result.prefill_ms + result.decode_ms) / 1e3)
         what = f"host time of a call, {name}"
-        row = {"kind": "startup", "what": what, "seconds": float(np.median(spent)), "cpu_seconds": None}
+        row = {
+            "kind": "startup",
+            "what": what,
+            "seconds": float(np.median(spent)),
+            "cpu_seconds": None,
+        }
         rows.append(row | {"runs": calls})
     return rows
 
 
-def latency_tables(name: str, rows: Sequence[Record], papers: Mapping[str, str] | None = None) -> list[Table]:
+def latency_tables(
+    name: str, rows: Sequence[Record], papers: Mapping[str, str] | None = None
+) -> list[Table]:
     """Return a table for each kind of rows that there are, and below it what papers print."""
     makers = {
         "passes": lambda rows: passes_table(name, rows),
@@ -211,22 +254,50 @@ def images_table(name: str, rows: Sequence[Record]) -> Table:
     fields = [field for field in rows[0] if field.endswith("_ms")]
     header = ["images", *(f"{field[:-3].replace('_', ' ')} ms" for field in fields)]
     cells = [
-        [str(row["images"]), *("-" if row[field] is None else f"{row[field]:.3g}" for field in fields)] for row in rows
+        [
+            str(row["images"]),
+            *("-" if row[field] is None else f"{row[field]:.3g}" for field in fields),
+        ]
+        for row in rows
     ]
-    return Table(f"Images before the first token, {name}", header, cells, ["Batch 1; towers and prefill apart."])
+    return Table(
+        f"Images before the first token, {name}",
+        header,
+        cells,
+        ["Batch 1; towers and prefill apart."],
+    )
 
 
 def forced_table(name: str, rows: Sequence[Record]) -> Table:
     """Return a line per batch, views and forced tokens a pass."""
-    header = ["B", "views", "forced tau", "J", "plain tok/s", "tok/s", "speed-up", "Eq. (1)", "with T_p(J+1)"]
+    header = [
+        "B",
+        "views",
+        "forced tau",
+        "J",
+        "plain tok/s",
+        "tok/s",
+        "speed-up",
+        "Eq. (1)",
+        "with T_p(J+1)",
+    ]
     header += ["efficiency", "block ms", "its passes"]
     cells = [
         [
-            *(str(row["batch"]), str(row["views"]), f"{row['forced_acceptance_length']:g}", str(row["gamma"])),
+            *(
+                str(row["batch"]),
+                str(row["views"]),
+                f"{row['forced_acceptance_length']:g}",
+                str(row["gamma"]),
+            ),
             *(number(row[field], 1) for field in ("plain_tokens_per_second", "tokens_per_second")),
             *(
                 number(row[field])
-                for field in ("speedup_measured", "speedup_predicted", "speedup_predicted_with_verify")
+                for field in (
+                    "speedup_measured",
+                    "speedup_predicted",
+                    "speedup_predicted_with_verify",
+                )
             ),
             *(number(row["loop_efficiency"]), f"{row['block_ms']:.3g}"),
             f"{row['gamma'] * row['draft_ms'] + row['verify_ms']:.3g}",
@@ -243,7 +314,14 @@ def forced_table(name: str, rows: Sequence[Record]) -> Table:
 
 def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
     """Return a line per number of views and weighting."""
-    header = ["views, weighting", "B", "block ms", "x one view", "weighting's share", "state bytes a row"]
+    header = [
+        "views, weighting",
+        "B",
+        "block ms",
+        "x one view",
+        "weighting's share",
+        "state bytes a row",
+    ]
     cells = [
         [
             *(f"{row['views']} {row['rule']}", str(row["batch"]), f"{row['block_ms']:.3g}"),
@@ -264,7 +342,12 @@ def flops_table(name: str, rows: Sequence[Record]) -> Table:
     """Return a line per pass."""
     header = ["model", "views", "tokens", "GFLOPs of weights", "with attention"]
     cells = [
-        [row["model"], str(row["views"]), str(row["tokens"]), *(f"{row[f]:.2f}" for f in ("weights_gflops", "gflops"))]
+        [
+            row["model"],
+            str(row["views"]),
+            str(row["tokens"]),
+            *(f"{row[f]:.2f}" for f in ("weights_gflops", "gflops")),
+        ]
         for row in rows
     ]
     notes = ["Counted from shapes, two a weight and token, embeddings that are looked up left out."]

@@ -43,7 +43,15 @@ from jaxspec.files import write_text
 BASELINE = "baseline"
 PART = 64
 """Conversations that are saved together."""
-SHOWN = ("method", "group", "n_turns", "total_new_tokens", "MAT", "draft_accept_mean", "speedup_paired")
+SHOWN = (
+    "method",
+    "group",
+    "n_turns",
+    "total_new_tokens",
+    "MAT",
+    "draft_accept_mean",
+    "speedup_paired",
+)
 SUMMARY: tuple[str, ...] = (
     "method", "group", "n_samples", "n_turns", "total_new_tokens", "total_wall_time", "total_draft_time",
     "total_target_time", "MAT", "draft_accept_mean", "speedup_paired", "speedup_global",
@@ -81,14 +89,18 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, captioner = load_models(config)
         samples = config.samples(MMSPEC)
-        engines = {BASELINE: engine_of(target, None, config.plain())} | row_engines(config, target, draft, captioner)
+        engines = {BASELINE: engine_of(target, None, config.plain())} | row_engines(
+            config, target, draft, captioner
+        )
         run.restore(("method",))
         answers: dict[str, list[tuple[Sample, list[Turn]]]] = {}
         known = {sample.id: sample for sample in samples}
         for record in run.records:
             turns = [Turn(**turn | {"tokens": tuple(turn["tokens"])}) for turn in record["turns"]]
             answers.setdefault(record["method"], []).append((known[record["sample"]], turns))
-        with tqdm(total=len(engines) * len(samples), unit="conversation", desc="MMSpec", delay=1) as bar:
+        with tqdm(
+            total=len(engines) * len(samples), unit="conversation", desc="MMSpec", delay=1
+        ) as bar:
             for method, engine in engines.items():
                 bar.set_postfix_str(method, refresh=False)
                 told = answers.setdefault(method, [])
@@ -97,7 +109,11 @@ def main(args: Sequence[str] | None = None) -> None:
                     part = converse(config, engine, samples[start : start + PART])
                     told += part
                     run.records += [
-                        {"method": method, "sample": sample.id, "turns": [vars(turn) for turn in turns]}
+                        {
+                            "method": method,
+                            "sample": sample.id,
+                            "turns": [vars(turn) for turn in turns],
+                        }
                         for sample, turns in part
                     ]
                     name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
@@ -111,11 +127,16 @@ def main(args: Sequence[str] | None = None) -> None:
 def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> None:
     run.rows = summary_rows(answers, BASELINE)
     write_text(run.folder / "summary.csv", summary_csv(run.rows))
-    cells = [[f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN] for row in run.rows]
+    cells = [
+        [f"{row[k]:.2f}" if isinstance(row[k], float) else str(row[k]) for k in SHOWN]
+        for row in run.rows
+    ]
     run.write(Table("MMSpec", SHOWN, cells))
 
 
-def converse(config: EvalConfig, engine: Engine, samples: Sequence[Sample]) -> list[tuple[Sample, list[Turn]]]:
+def converse(
+    config: EvalConfig, engine: Engine, samples: Sequence[Sample]
+) -> list[tuple[Sample, list[Turn]]]:
     """Answer all turns of every sample, a turn of all of them at a time."""
     answered: list[tuple[Sample, list[Turn]]] = [(sample, []) for sample in samples]
     asked: dict[int, Prompt] = {}
@@ -126,9 +147,14 @@ def converse(config: EvalConfig, engine: Engine, samples: Sequence[Sample]) -> l
             if depth == 0:
                 asked[i] = first_prompt(engine.encoder, samples[i])
             else:
-                asked[i] = next_prompt(engine.encoder, asked[i], told[i], samples[i].turns[depth][0], samples[i])
+                asked[i] = next_prompt(
+                    engine.encoder, asked[i], told[i], samples[i].turns[depth][0], samples[i]
+                )
         results = engine.generate(
-            [Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i) for i in open_]
+            [
+                Request(asked[i], config.max_new_tokens, config.temperature, seed=config.seed + i)
+                for i in open_
+            ]
         )
         told = dict(zip(open_, results, strict=True))
         for i, result in told.items():
@@ -137,7 +163,10 @@ def converse(config: EvalConfig, engine: Engine, samples: Sequence[Sample]) -> l
 
 
 def _turn(result: Result, engine: Engine) -> Turn:
-    drafts, timed = isinstance(engine.program, Speculator), not isinstance(engine.lead, RecordedTarget)
+    drafts, timed = (
+        isinstance(engine.program, Speculator),
+        not isinstance(engine.lead, RecordedTarget),
+    )
     return Turn(
         text=result.text,
         tokens=result.tokens,
@@ -163,21 +192,36 @@ def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
     return {"question_id": sample.id, **dict(sample.labels), "choices": [choice]}
 
 
-def summary_rows(answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str) -> list[dict[str, Any]]:
+def summary_rows(
+    answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str
+) -> list[dict[str, Any]]:
     """Return MMSpec's summary: each method over all samples and each topic. Cells that were not measured are empty.
 
     MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1), with prefill's
     token among the new ones: a little above `mean_acceptance_length`. speedup_paired is the mean over turns of the
     ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
     """
-    plain = {(sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)}
+    plain = {
+        (sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)
+    }
     rows = []
     for method, answered in answers.items():
         for group in ("ALL", *dict.fromkeys(_topic(sample) for sample, _ in answered)):
-            chosen = [(sample, turns) for sample, turns in answered if group in ("ALL", _topic(sample))]
-            pairs = [(turn, plain[sample.id, i]) for sample, turns in chosen for i, turn in enumerate(turns)]
+            chosen = [
+                (sample, turns) for sample, turns in answered if group in ("ALL", _topic(sample))
+            ]
+            pairs = [
+                (turn, plain[sample.id, i])
+                for sample, turns in chosen
+                for i, turn in enumerate(turns)
+            ]
             named = {"method": method, "group": group, "n_samples": len(chosen)}
-            rows.append(dict.fromkeys(SUMMARY, "") | named | _counts([turn for turn, _ in pairs]) | _times(pairs))
+            rows.append(
+                dict.fromkeys(SUMMARY, "")
+                | named
+                | _counts([turn for turn, _ in pairs])
+                | _times(pairs)
+            )
     return rows
 
 
@@ -189,7 +233,11 @@ def _counts(turns: Sequence[Turn]) -> dict[str, Any]:
     tokens = sum(len(turn.tokens) for turn in turns)
     passes = sum(len(turn.tokens) if turn.accepted is None else turn.steps for turn in turns)
     stood = [turn.accepted for turn in turns if turn.accepted is not None]
-    counts = {"n_turns": len(turns), "total_new_tokens": tokens, "MAT": tokens / passes if passes else ""}
+    counts = {
+        "n_turns": len(turns),
+        "total_new_tokens": tokens,
+        "MAT": tokens / passes if passes else "",
+    }
     return counts | ({"draft_accept_mean": sum(stood) / max(passes, 1)} if stood else {})
 
 

@@ -55,7 +55,15 @@ from jaxspec.runtime import setup_runtime
 
 GAMMA = 5
 PLAIN, EAGER, ASSISTED = "jaxspec plain", "transformers eager", "transformers assisted"
-HEADER = ["method", "tok/s", "x eager", "x assisted", "decode tok/s", "decode x eager", "decode x assisted"]
+HEADER = [
+    "method",
+    "tok/s",
+    "x eager",
+    "x assisted",
+    "decode tok/s",
+    "decode x eager",
+    "decode x assisted",
+]
 HEADER += ["CPU ms / token", "tokens / target call", "same tokens"]
 
 
@@ -123,9 +131,16 @@ def main(
             target, *drafts = (LoadedModel.load(each, jnp.dtype("float32")) for each in pair)
             if preset == "smollm2":
                 target = target.with_head(ASSETS / preset / "kv_head")
-                asked = [Engine(target).encoder.prompt(text, ()) for text in CONTESTS[preset].prompts[:prompts]]
+                asked = [
+                    Engine(target).encoder.prompt(text, ())
+                    for text in CONTESTS[preset].prompts[:prompts]
+                ]
             else:
-                asked = mini_prompts(target, prompts) if preset == "mini" else random_prompts(target, prompts)
+                asked = (
+                    mini_prompts(target, prompts)
+                    if preset == "mini"
+                    else random_prompts(target, prompts)
+                )
             assistants = {} if preset == "smollm2" else {"LLaVA": pair[1]}
             for model in drafts:
                 assistants["text"] = Path(folder) / "text_draft"
@@ -139,12 +154,20 @@ def main(
             for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
                 if number not in done:
                     found = measure(methods, prompt, repeats)
-                    run.add([{"prompt": number, "method": name} | vars(timed) for name, timed in found.items()], [])
+                    run.add(
+                        [
+                            {"prompt": number, "method": name} | vars(timed)
+                            for name, timed in found.items()
+                        ],
+                        [],
+                    )
                     methods = {name: methods[name] for name in found}
                 run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), told))
 
 
-def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None, acceptance: float) -> list[str]:
+def notes(
+    preset: str, prompts: int, new: int, repeats: int, threads: int | None, acceptance: float
+) -> list[str]:
     """Return what stands below the table."""
     lines = [
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
@@ -163,7 +186,9 @@ def notes(preset: str, prompts: int, new: int, repeats: int, threads: int | None
             "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the assistant)."
         )
     if preset == "pair55m":
-        lines.append(f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens.")
+        lines.append(
+            f"SYNTHETIC agreement: the draft is right after {acceptance:.0%} of the tokens."
+        )
     return lines
 
 
@@ -185,8 +210,14 @@ def cells(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     for row in rows:
         line = [row["method"]]
         for rate in ("tokens_per_second", "decode_tokens_per_second"):
-            bases = ([other[rate] for other in rows if other["method"].startswith(name)] for name in (EAGER, ASSISTED))
-            line += [f"{row[rate]:.1f}", *(f"{row[rate] / max(base):.2f}" if base else "-" for base in bases)]
+            bases = (
+                [other[rate] for other in rows if other["method"].startswith(name)]
+                for name in (EAGER, ASSISTED)
+            )
+            line += [
+                f"{row[rate]:.1f}",
+                *(f"{row[rate] / max(base):.2f}" if base else "-" for base in bases),
+            ]
         same = row["token_identity_rate"]
         line += [f"{row['cpu_ms_per_token']:.2f}", f"{row['tokens_per_target_call']:.2f}"]
         lines.append([*line, "-" if same is None else f"{100 * same:.0f}%"])
@@ -222,7 +253,9 @@ def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
     return prompts
 
 
-def ours(target: LoadedModel, drafts: Sequence[LoadedModel], gammas: Sequence[int], new: int) -> dict[str, Method]:
+def ours(
+    target: LoadedModel, drafts: Sequence[LoadedModel], gammas: Sequence[int], new: int
+) -> dict[str, Method]:
     """Return jaxspec's methods: plain, with the target's KV head where it has one, and with the draft."""
 
     def method(engine: Engine) -> Method:
@@ -230,14 +263,20 @@ def ours(target: LoadedModel, drafts: Sequence[LoadedModel], gammas: Sequence[in
             used, start = time.process_time(), time.perf_counter()
             (result,) = engine.generate([Request(prompt, new)])
             seconds, used = time.perf_counter() - start, time.process_time() - used
-            return Timed(result.tokens, seconds, result.decode_ms / 1e3, used, result.stats.steps + 1)
+            return Timed(
+                result.tokens, seconds, result.decode_ms / 1e3, used, result.stats.steps + 1
+            )
 
         return run
 
     config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
     methods = {PLAIN: method(Engine(target, None, config))}
-    ways: list[tuple[str, str, LoadedModel | None]] = [] if target.head is None else [("KV head", "kv", None)]
-    ways += [("view M", "M", draft) if draft.images else ("text draft", "T", draft) for draft in drafts]
+    ways: list[tuple[str, str, LoadedModel | None]] = (
+        [] if target.head is None else [("KV head", "kv", None)]
+    )
+    ways += [
+        ("view M", "M", draft) if draft.images else ("text draft", "T", draft) for draft in drafts
+    ]
     for (name, view, draft), gamma in product(ways, gammas):
         how = replace(config, views=(view,), gamma=gamma)
         methods[f"jaxspec speculative, {name}, J = {gamma}"] = method(Engine(target, draft, how))
@@ -262,7 +301,11 @@ def theirs(
 
     def loaded(path: Path) -> Any:
         sees = "vision_config" in json.loads((path / "config.json").read_text())
-        kind = transformers.LlavaForConditionalGeneration if sees else transformers.AutoModelForCausalLM
+        kind = (
+            transformers.LlavaForConditionalGeneration
+            if sees
+            else transformers.AutoModelForCausalLM
+        )
         return kind.from_pretrained(path, trust_remote_code=False).eval()
 
     model = loaded(path)
@@ -271,19 +314,29 @@ def theirs(
     model.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     config: Any = target.config
 
-    def method(assistant: Any = None, gamma: int = GAMMA, schedule: str = "constant", **options: Any) -> Method:
+    def method(
+        assistant: Any = None, gamma: int = GAMMA, schedule: str = "constant", **options: Any
+    ) -> Method:
         def run(prompt: Prompt) -> Timed:
             if assistant is not None:
                 assistant.generation_config.num_assistant_tokens = gamma
                 assistant.generation_config.num_assistant_tokens_schedule = schedule
-                assistant.generation_config.assistant_confidence_threshold = 0.0 if schedule == "constant" else 0.4
+                assistant.generation_config.assistant_confidence_threshold = (
+                    0.0 if schedule == "constant" else 0.4
+                )
                 options["assistant_model"] = assistant
             given = expanded(prompt)
             length = given["input_ids"].shape[1]
-            given |= options | {"do_sample": False, "pad_token_id": 3, "eos_token_id": text_config(config).eos_token_id}
+            given |= options | {
+                "do_sample": False,
+                "pad_token_id": 3,
+                "eos_token_id": text_config(config).eos_token_id,
+            }
             with torch.inference_mode():
                 start = time.perf_counter()
-                model.generate(**given, max_new_tokens=1) if assistant is None and not options else None
+                model.generate(
+                    **given, max_new_tokens=1
+                ) if assistant is None and not options else None
                 first, used = time.perf_counter(), time.process_time()
                 calls[0] = 0
                 tokens = model.generate(**given, max_new_tokens=new)[0, length:]
@@ -291,7 +344,13 @@ def theirs(
             if first - start > 1e-3:
                 prefill[prompt.tokens.tobytes()] = first - start
             spent = end - first
-            return Timed(tuple(tokens.tolist()), spent, spent - prefill[prompt.tokens.tobytes()], used, calls[0])
+            return Timed(
+                tuple(tokens.tolist()),
+                spent,
+                spent - prefill[prompt.tokens.tobytes()],
+                used,
+                calls[0],
+            )
 
         return run
 
@@ -301,8 +360,12 @@ def theirs(
         tokens, pixels = prompt.tokens, {}
         if prompt.images:
             assert target.image_processor is not None
-            tokens = np.repeat(tokens, np.where(tokens == config.image_token_index, config.image_tokens, 1))
-            pages = [target.image_processor(images=image, return_tensors="pt") for image in prompt.images]
+            tokens = np.repeat(
+                tokens, np.where(tokens == config.image_token_index, config.image_tokens, 1)
+            )
+            pages = [
+                target.image_processor(images=image, return_tensors="pt") for image in prompt.images
+            ]
             pixels = {"pixel_values": torch.cat([page["pixel_values"] for page in pages])}
         ids = torch.tensor(tokens.astype(np.int64))[None]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
@@ -310,14 +373,18 @@ def theirs(
     methods = {EAGER: method()}
     if "LLaVA" in drafts:
         methods[f"{ASSISTED}, LLaVA draft, constant"] = method(drafts["LLaVA"])
-        methods[f"{ASSISTED}, LLaVA draft, heuristic"] = method(drafts["LLaVA"], schedule="heuristic")
+        methods[f"{ASSISTED}, LLaVA draft, heuristic"] = method(
+            drafts["LLaVA"], schedule="heuristic"
+        )
     for gamma in gammas if "text" in drafts else ():
         methods[f"{ASSISTED}, text draft, J = {gamma}"] = method(drafts["text"], gamma)
     methods["transformers prompt lookup"] = method(prompt_lookup_num_tokens=GAMMA)
     if compiled:
         whole = transformers.CompileConfig(fullgraph=False)
         whole._compile_all_devices = True  # CPUs are left out otherwise
-        methods["transformers static cache, compiled"] = method(cache_implementation="static", compile_config=whole)
+        methods["transformers static cache, compiled"] = method(
+            cache_implementation="static", compile_config=whole
+        )
     return methods
 
 
@@ -340,7 +407,10 @@ def measure(methods: Mapping[str, Method], prompt: Prompt, repeats: int) -> dict
 
 def best(runs: list[Timed]) -> Timed:
     """Return the run with the least of each time."""
-    least = {name: min(getattr(run, name) for run in runs) for name in ("seconds", "decode_seconds", "cpu_seconds")}
+    least = {
+        name: min(getattr(run, name) for run in runs)
+        for name in ("seconds", "decode_seconds", "cpu_seconds")
+    }
     return replace(runs[0], **least)
 
 

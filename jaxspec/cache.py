@@ -98,8 +98,12 @@ def remember(
     """
     if cache is None:
         return k.swapaxes(1, 2), v.swapaxes(1, 2), None
-    if live == k.shape[1]:  # whole rows lie where a scatter would write them, one slot after another
-        keys, values = (leaf.at[:, :, :live].set(new.swapaxes(1, 2)) for leaf, new in zip(cache, (k, v)))
+    if (
+        live == k.shape[1]
+    ):  # whole rows lie where a scatter would write them, one slot after another
+        keys, values = (
+            leaf.at[:, :, :live].set(new.swapaxes(1, 2)) for leaf, new in zip(cache, (k, v))
+        )
     else:
         keys, values = write(cache[0], k, positions), write(cache[1], v, positions)
     cache = keys, values, *cache[2:]
@@ -116,7 +120,9 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
     slots = root[:, None] + 1 + jnp.arange(path.shape[1])
 
     def moved(leaf: Array) -> Array:
-        return write(leaf, jnp.take_along_axis(leaf, source, axis=2, mode="clip").swapaxes(1, 2), slots)
+        return write(
+            leaf, jnp.take_along_axis(leaf, source, axis=2, mode="clip").swapaxes(1, 2), slots
+        )
 
     hidden = cache.hidden if cache.hidden is None else moved(cache.hidden)
     return cache.replace(k=tuple(map(moved, cache.k)), v=tuple(map(moved, cache.v)), hidden=hidden)

@@ -32,17 +32,23 @@ def join_cluster(place: str) -> None:
         try:
             jax.distributed.initialize()
         except ValueError as error:
-            raise InputError("cluster: auto finds no TPU, SLURM or Open MPI job; give HOST:PORT,COUNT,INDEX") from error
+            raise InputError(
+                "cluster: auto finds no TPU, SLURM or Open MPI job; give HOST:PORT,COUNT,INDEX"
+            ) from error
         return
     found = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", place)
     if found is None or int(found[3]) >= int(found[2]):
-        raise InputError(f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX with INDEX from 0 to COUNT - 1")
+        raise InputError(
+            f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX with INDEX from 0 to COUNT - 1"
+        )
     jax.distributed.initialize(found[1], int(found[2]), int(found[3]))
 
 
 def process() -> tuple[int, int]:
     """Return (i, n): this is the i-th of n processes that compute together. Alone it looks at no device."""
-    return (jax.process_index(), jax.process_count()) if jax.distributed.is_initialized() else (0, 1)
+    return (
+        (jax.process_index(), jax.process_count()) if jax.distributed.is_initialized() else (0, 1)
+    )
 
 
 def in_all(work: Callable[[], Made]) -> list[Made]:
@@ -57,7 +63,10 @@ def in_all(work: Callable[[], Made]) -> list[Made]:
         made = work()
     except Exception as raised:
         error = raised
-    told = error and (type(error) if isinstance(error, InputError) else RuntimeError, first_line(error))
+    told = error and (
+        type(error) if isinstance(error, InputError) else RuntimeError,
+        first_line(error),
+    )
     own = np.frombuffer(pickle.dumps((made, told)), np.uint8)
     sizes = multihost_utils.process_allgather(np.asarray(own.size))
     wide = multihost_utils.process_allgather(np.pad(own, (0, int(sizes.max()) - own.size)))

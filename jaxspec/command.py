@@ -80,7 +80,9 @@ def input_errors(program: str) -> Iterator[None]:
     except KeyboardInterrupt:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and it ends without a word
-        atexit.register(os._exit, 130)  # at once: XLA crashes where it is taken down while a program runs
+        atexit.register(
+            os._exit, 130
+        )  # at once: XLA crashes where it is taken down while a program runs
         _end(f"{program}: interrupted", 130)
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EIO) and silence_unread():
@@ -94,7 +96,9 @@ def input_errors(program: str) -> Iterator[None]:
 def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
     """Sends Ctrl-C once more where it came in a callback, such as jax's of the collector, and Python dropped it."""
     if dropped.exc_type is KeyboardInterrupt:
-        threading.Timer(0.01, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+        threading.Timer(
+            0.01, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
+        ).start()
     else:
         sys.__unraisablehook__(dropped)
 
@@ -155,5 +159,7 @@ def preset_names(kind: str) -> list[str]:
     package = f"configs.{kind}"
     spec = find_spec(package) if find_spec("configs") else None
     if spec is None or spec.submodule_search_locations is None:
-        raise InputError(f"presets: {package} is not importable; run from a checkout of the project")
+        raise InputError(
+            f"presets: {package} is not importable; run from a checkout of the project"
+        )
     return sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))

@@ -38,7 +38,9 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 def printable(text: str) -> str:
     """Return the text with what a terminal would obey, and what no encoding has, written as escapes."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def first_line(error: BaseException) -> str:

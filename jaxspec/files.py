@@ -55,7 +55,10 @@ def _said_by_system(error: BaseException) -> str | None:
     """Return what the operating system said, if that is the cause, through TensorStore or safetensors or directly."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    found = re.search(r"os[ _]error(?:_code=')?\D?(\d+)|\b(?:open|write|close|fsync)\(\) failed: ([^;]+)", str(error))
+    found = re.search(
+        r"os[ _]error(?:_code=')?\D?(\d+)|\b(?:open|write|close|fsync)\(\) failed: ([^;]+)",
+        str(error),
+    )
     return found and (found[2] or os.strerror(int(found[1])))
 
 
@@ -140,14 +143,23 @@ def check_directory(path: Path) -> None:
         raise InputError(f"{path}: is no UTF-8, which tokenisers cannot open; give another name")
     with writing(path):
         if path.is_symlink():
-            raise InputError(f"{path}: is a symbolic link; give the directory that it is to lead to")
-        file = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
+            raise InputError(
+                f"{path}: is a symbolic link; give the directory that it is to lead to"
+            )
+        file = next(
+            (place for place in (path, *path.parents) if place.exists() and not place.is_dir()),
+            None,
+        )
         if file is not None:
-            raise InputError(f"{path}: {'' if file == path else f'{file} '}is a file; give a directory")
+            raise InputError(
+                f"{path}: {'' if file == path else f'{file} '}is a file; give a directory"
+            )
         if os.path.ismount(path):
             raise InputError(f"{path}: is a mount point; give a directory in it")
         if path.resolve() in (here := Path.cwd().resolve(), *here.parents):
-            raise InputError(f"{path}: holds the working directory; give another, or start from elsewhere")
+            raise InputError(
+                f"{path}: holds the working directory; give another, or start from elsewhere"
+            )
 
 
 @contextmanager
@@ -234,6 +246,8 @@ def _exchange(one: Path, other: Path) -> None:
     except AttributeError:
         code = errno.ENOSYS
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        raise InputError(f"{other}: this file system replaces no directory in one step; give a path where nothing is")
+        raise InputError(
+            f"{other}: this file system replaces no directory in one step; give a path where nothing is"
+        )
     if code:
         raise OSError(code, os.strerror(code))

@@ -28,7 +28,9 @@ def setup_runtime() -> None:
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         directory = cache_directory() / "programs"
         with suppress(OSError):
-            for program in directory.glob("*-cache"):  # jax keeps no more where a killed process left one without this
+            for program in directory.glob(
+                "*-cache"
+            ):  # jax keeps no more where a killed process left one without this
                 program.with_name(program.name.replace("-cache", "-atime")).touch()
         jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_compilation_cache_max_size", PROGRAM_BYTES)

@@ -52,7 +52,9 @@ def argmax(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
     return jnp.min(jnp.where(largest, jnp.arange(size, dtype=jnp.int32), size - 1), axis=-1)
 
 
-def largest(scores: Float[Array, "... V"], count: int) -> tuple[Float[Array, "... count"], Int[Array, "... count"]]:
+def largest(
+    scores: Float[Array, "... V"], count: int
+) -> tuple[Float[Array, "... count"], Int[Array, "... count"]]:
     """Return the `count` largest scores in order and their indices; of equal ones the first comes first.
 
     A TPU sorts the whole vocabulary for `top_k`, and its compiler takes ten seconds for each sort: there the largest is
@@ -63,7 +65,9 @@ def largest(scores: Float[Array, "... V"], count: int) -> tuple[Float[Array, "..
         values, indices = jax.lax.top_k(scores, count)
         return values, indices
 
-    return jax.lax.platform_dependent(scores, tpu=partial(taken_one_by_one, count=count), default=sort)
+    return jax.lax.platform_dependent(
+        scores, tpu=partial(taken_one_by_one, count=count), default=sort
+    )
 
 
 def taken_one_by_one(scores: Float[Array, "... V"], count: int) -> tuple[Array, Array]:
@@ -79,7 +83,9 @@ def taken_one_by_one(scores: Float[Array, "... V"], count: int) -> tuple[Array, 
     return jnp.take_along_axis(scores, indices, axis=-1), indices
 
 
-def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -> Float[Array, "... B V"]:
+def tempered(
+    logits: Float[Array, "... B V"], temperature: Float[Array, " B"]
+) -> Float[Array, "... B V"]:
     """Return softmax(logits / temperature) in float32; temperature 0 counts as 1, `filtered` makes it one-hot."""
     scale = jnp.where(temperature > 0, temperature, 1.0)[:, None]
     logits = logits.astype(jnp.float32)
@@ -87,7 +93,9 @@ def tempered(logits: Float[Array, "... B V"], temperature: Float[Array, " B"]) -
     return jax.nn.softmax((logits - logits.max(-1, keepdims=True)) / scale, axis=-1)
 
 
-def filtered(probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]) -> Float[Array, "B V"]:
+def filtered(
+    probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]
+) -> Float[Array, "B V"]:
     """Return what top-k, then top-p leave, renormalised; rows at temperature 0 put all mass on token `best`."""
     warm, size = options.temperature > 0, probs.shape[-1]
     few = warm & (options.top_k > 0) & (options.top_k < size)
@@ -113,7 +121,10 @@ def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Floa
 
 
 def _narrowed(
-    probs: Float[Array, "B V"], rows: Bool[Array, " B"], sizes: Float[Array, "B V"], goal: Float[Array, " B"]
+    probs: Float[Array, "B V"],
+    rows: Bool[Array, " B"],
+    sizes: Float[Array, "B V"],
+    goal: Float[Array, " B"],
 ) -> Float[Array, "B V"]:
     """Keep, in these rows, the tokens that have less than `goal` in `sizes` before them, renormalised; the likeliest
     come first, equals by index.

@@ -16,7 +16,15 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.errors import InputError
@@ -61,9 +69,15 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|fc1)/bias", ("mlp",)),
     (_TOWER + r"(?:out_proj|attn/proj|down_proj|fc2)/kernel", ("mlp", "embed")),
     (_TOWER + r"(?:out_proj|attn/proj|down_proj|fc2)/bias", (None,)),
-    (_TOWER + r"merger/(?:mlp_0|linear_1)/kernel|multi_modal_projector/linear_1/kernel", ("embed", "mlp")),
+    (
+        _TOWER + r"merger/(?:mlp_0|linear_1)/kernel|multi_modal_projector/linear_1/kernel",
+        ("embed", "mlp"),
+    ),
     (_TOWER + r"merger/(?:mlp_0|linear_1)/bias|multi_modal_projector/linear_1/bias", ("mlp",)),
-    (_TOWER + r"merger/(?:mlp_2|linear_2)/kernel|multi_modal_projector/linear_2/kernel", ("mlp", "embed")),
+    (
+        _TOWER + r"merger/(?:mlp_2|linear_2)/kernel|multi_modal_projector/linear_2/kernel",
+        ("mlp", "embed"),
+    ),
     (_TOWER + r"merger/(?:mlp_2|linear_2)/bias|multi_modal_projector/linear_2/bias", (None,)),
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
     (_TOWER + r"(?:class_embedding|position_embedding/embedding|head/.+)", ()),
@@ -77,7 +91,9 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 """Regex of the whole path -> logical axis of each dimension; () replicates whatever its rank."""
 
 
-def make_mesh(model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(
+    model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[Any] | None = None
+) -> Mesh:
     """Return a mesh of the first data * fsdp * model devices. Raises InputError where there are fewer."""
     devices = jax.devices() if devices is None else devices
     count = data * fsdp * model
@@ -86,7 +102,9 @@ def make_mesh(model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[An
             f"mesh: {data} data x {fsdp} fsdp x {model} model devices asked for and there are {len(devices)}; "
             "give numbers from 1 on whose product is not more"
         )
-    return jax.make_mesh((data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:count])
+    return jax.make_mesh(
+        (data, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3, devices=devices[:count]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +125,9 @@ class Placement:
         Raises InputError where the devices or the batch do not fit.
         """
         if batch % self.data_parallel:
-            raise InputError(f"data_parallel: {self.data_parallel} parts do not divide a batch of {batch}; give others")
+            raise InputError(
+                f"data_parallel: {self.data_parallel} parts do not divide a batch of {batch}; give others"
+            )
         if self.model_parallel == self.data_parallel == 1:
             return None
         return make_mesh(self.model_parallel, data=self.data_parallel, devices=jax.local_devices())
@@ -128,11 +148,15 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
     """Return the row of the table that a parameter's path matches."""
     rows = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
     if len(rows) != 1:
-        raise ValueError(f"jaxspec.sharding.TABLE: {len(rows)} rows match {path!r}; exactly one must")
+        raise ValueError(
+            f"jaxspec.sharding.TABLE: {len(rows)} rows match {path!r}; exactly one must"
+        )
     return rows[0]
 
 
-def spec(config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+def spec(
+    config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
     """Return how a parameter is split. Heads are split whole: their number must divide, not only their columns."""
     text = text_config(config)
     heads = {"heads": text.num_attention_heads, "kv_heads": text.num_key_value_heads}
@@ -140,12 +164,16 @@ def spec(config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | Ab
     return partition(mesh, axes, [heads.get(axis or "", size) for axis, size in zip(axes, shape)])
 
 
-def partition(mesh: Mesh | AbstractMesh, axes: Sequence[str | None], counts: Sequence[int]) -> PartitionSpec:
+def partition(
+    mesh: Mesh | AbstractMesh, axes: Sequence[str | None], counts: Sequence[int]
+) -> PartitionSpec:
     """Return the split of dimensions by their logical axes; `counts` must divide, or they stay whole."""
     names = []
     for axis, count in zip(axes, counts):
         name = None if axis is None else MESH_AXES[axis]
-        size = math.prod(mesh.shape[part] for part in ((name,) if isinstance(name, str) else name or ()))
+        size = math.prod(
+            mesh.shape[part] for part in ((name,) if isinstance(name, str) else name or ())
+        )
         names.append(name if size > 1 and count % size == 0 else None)
     return PartitionSpec(*names)
 
@@ -193,7 +221,11 @@ def put(params: Params, place: Any) -> Params:
     def moved(x: Any, place: Sharding | None) -> Any:
         return x if getattr(x, "sharding", None) == place else jax.device_put(x, place)
 
-    places = jax.tree.map(lambda _: place, params) if place is None or isinstance(place, Sharding) else place
+    places = (
+        jax.tree.map(lambda _: place, params)
+        if place is None or isinstance(place, Sharding)
+        else place
+    )
     return jax.tree.map(moved, params, places, is_leaf=lambda x: x is None)
 
 
@@ -201,7 +233,11 @@ def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
     """Mark where `constrain` is to be obeyed: programs are traced within it."""
     if mesh is None:
         return nullcontext()
-    return jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
+    return (
+        jax.sharding.use_abstract_mesh(mesh)
+        if isinstance(mesh, AbstractMesh)
+        else jax.set_mesh(mesh)
+    )
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
@@ -220,7 +256,9 @@ def gather(x: Array, *axes: str | None) -> Array:
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    return constrain(jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x), *axes)
+    return constrain(
+        jax.lax.platform_dependent(x, cuda=jax.lax.optimization_barrier, default=lambda x: x), *axes
+    )
 
 
 FEW = 256
@@ -237,7 +275,9 @@ def row_major(x: Array) -> Array:
     if x.size > FEW * x.shape[-1]:
         return x
     order = Layout(major_to_minor=tuple(range(x.ndim)))
-    return jax.lax.platform_dependent(x, tpu=lambda x: with_layout_constraint(x, order), default=lambda x: x)
+    return jax.lax.platform_dependent(
+        x, tpu=lambda x: with_layout_constraint(x, order), default=lambda x: x
+    )
 
 
 def shard_count(axis: str, size: int) -> int:

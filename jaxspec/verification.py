@@ -66,7 +66,9 @@ def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
     after the newest token and after each drafted one."""
     tree = draft.tree
     if tree is None:
-        count = jnp.cumprod(draft.tokens == best[:, : draft.tokens.shape[1]], axis=1, dtype=jnp.int32).sum(axis=1)
+        count = jnp.cumprod(
+            draft.tokens == best[:, : draft.tokens.shape[1]], axis=1, dtype=jnp.int32
+        ).sum(axis=1)
         return Verdict(count, _pick(best, jnp.minimum(count, best.shape[1] - 1)))
     path, node, stands = [], jnp.zeros(best.shape[0], jnp.int32), True
     for _ in range(tree.depth):
@@ -78,12 +80,16 @@ def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
     return Verdict((walked > 0).sum(axis=1), _pick(best, node), walked)
 
 
-def verify(p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
+def verify(
+    p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
+) -> Verdict:
     """Verify a block against the target's distributions after the newest token and after each drafted one."""
     return (rejection if draft.tree is None else tree_rejection)(p, draft, keys, greedy)
 
 
-def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
+def rejection(
+    p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
+) -> Verdict:
     """Verify a chain against the target's distributions at the J drafted places and the one after them.
 
     Without the latter, `p` being [B, J, V], there is no bonus: the next token of a row that accepts all is rubbish.
@@ -107,7 +113,9 @@ def rejection(p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Boo
 
     if p.shape[1] > length:
         return Verdict(count, drawn())
-    return Verdict(count, jax.lax.cond(jnp.any(count < length), drawn, lambda: jnp.zeros_like(count)))
+    return Verdict(
+        count, jax.lax.cond(jnp.any(count < length), drawn, lambda: jnp.zeros_like(count))
+    )
 
 
 def _residual(p: Array, q: Array, bonus: Array) -> Array:
@@ -135,7 +143,9 @@ class _Walk(struct.PyTreeNode):
     path: Int[Array, "B J"]
 
 
-def tree_rejection(p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]) -> Verdict:
+def tree_rejection(
+    p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
+) -> Verdict:
     """Verify a tree against the target's distributions at its nodes, walking down from the root.
 
     If the root has the children 1 and 2, with the tokens a and b, node 1 stands with probability p(a)/q(a). If it
@@ -176,18 +186,26 @@ def tree_rejection(p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, gr
             node=jnp.where(stands, child, walk.node),
             tried=jnp.where(exists, child, walk.tried),
             p=jnp.where(stands[:, None], _pick(p, child), left),
-            q=jnp.where(stands[:, None], draft_at(child), jnp.where(falls[:, None], walk.q * (1 - here), walk.q)),
+            q=jnp.where(
+                stands[:, None],
+                draft_at(child),
+                jnp.where(falls[:, None], walk.q * (1 - here), walk.q),
+            ),
             count=walk.count + stands,
             path=jnp.where(place & stands[:, None], child[:, None], walk.path),
         )
 
     root = jnp.zeros(p.shape[0], jnp.int32)
-    walk = _Walk(root, root, p[:, 0], draft_at(root), root, jnp.zeros((p.shape[0], tree.depth), jnp.int32))
+    walk = _Walk(
+        root, root, p[:, 0], draft_at(root), root, jnp.zeros((p.shape[0], tree.depth), jnp.int32)
+    )
     walk = jax.lax.fori_loop(0, tree.tries, attempt, walk)
     return Verdict(walk.count, draw(next_keys, walk.p, greedy), walk.path)
 
 
-def along_path(draft: Draft, path: Int[Array, "B J"]) -> tuple[Draft, Int[Array, "B J+1"], Int[Array, "B J+1"]]:
+def along_path(
+    draft: Draft, path: Int[Array, "B J"]
+) -> tuple[Draft, Int[Array, "B J+1"], Int[Array, "B J+1"]]:
     """Return a verified tree as the chain of the nodes that stand, for all that treats both alike.
 
     With it come the root and the nodes on the path, and which of the draft's distributions was at each of them (-1:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.models import attention
 from jaxspec.models.attention import BLOCK, _attend_whole, attend, attend_freely, splash
 from jaxspec.models.qwen_vl import VisionAttention, full_block

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from jaxspec.cache import init_cache, remember, write
 from jaxspec.config import LlamaConfig
 from jaxspec.models import build
+
 from tests import tiny
 
 B, S, K, H, T = 3, 7, 2, 4, 3

@@ -18,12 +18,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from PIL import Image
-from safetensors.numpy import load_file, save_file
-
 from jaxspec import __version__
 from jaxspec.cli import demo, main
 from jaxspec.config import text_config
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
 from tests import tiny
 
 STATS = {

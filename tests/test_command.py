@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from jaxspec.command import input_errors
 from jaxspec.errors import InputError
+
 from tests.conftest import ROOT
 
 BEGIN = "import sys\nfrom jaxspec.command import input_errors\nwith input_errors('it'):\n    "

@@ -13,7 +13,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.kv_head import save_kv_head
@@ -27,6 +26,7 @@ from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import joined
 from jaxspec.training.conversations import ConversationBatch, TeacherRows, frequent_tokens
 from jaxspec.training.objectives import Distillation, tuning_loss
+
 from tests import tiny
 from tests.decoding import test_greedy as greedy
 

@@ -11,7 +11,6 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, sole, trial_of, whole, whole_directory, write_text
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import jaxspec
+import pytest
 
 PACKAGE = Path(jaxspec.__file__).parent
 MODULES = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "__init__.py"})  # that one holds lazy names only
@@ -32,7 +31,7 @@ STAGE = {part: number for number, parts in enumerate(STAGES) for part in parts}
 
 # flax.nnx fails to import on some of the jax and flax pairs that the library runs on; TensorFlow is
 # never needed at run time; torch is the oracle of the parity tests, and lists .bin; scripts sit above the library.
-BANNED = ("configs", "eval", "flax.nnx", "tensorflow", "tests", "torch", "train")
+BANNED = ("configs", "eval", "flax.nnx", "picturebook", "tensorflow", "tests", "torch", "train")
 EXCEPT: dict[tuple[str, ...], str] = {("checkpoints", "torch_files"): "torch"}
 
 HEAVY = {
@@ -94,7 +93,11 @@ def test_what_scripts_share_imports_none_of_them(path: Path) -> None:
 def test_no_circle() -> None:
     """Neither of files, imports inside functions counted, nor of eval/ and the presets, which are made of its parts."""
     root = PACKAGE.parent
-    files = [file for folder in ("jaxspec", "eval", "configs", "train") for file in (root / folder).rglob("*.py")]
+    files = [
+        file
+        for folder in ("jaxspec", "picturebook", "eval", "configs", "train")
+        for file in (root / folder).rglob("*.py")
+    ]
     names = {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     del names["jaxspec"]  # lazy names only
     graph = {}

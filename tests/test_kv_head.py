@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.checkpoints.kv_head import named_tensors
 from jaxspec.config import KVHeadConfig, Qwen2Config
 from jaxspec.models.kv_head import KVHead, head_rows, init_head
 from jaxspec.typing import Array, Params
+
 from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.typing import Params
+
 from tests.tiny import lvlm, text_only
 
 SEES, PARAMS = lvlm(64, 1, seed=0, vocabulary=64)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from jaxspec import typing
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.combination import Weighted
@@ -18,6 +17,7 @@ from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.weighting import Static
 from jaxspec.models import FAMILIES
 from jaxspec.models.llava import LlavaImages
+
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax.extend.core import Var
-
 from jaxspec.sampling import (
     Sampling,
     argmax,
@@ -26,6 +25,7 @@ from jaxspec.sampling import (
     taken_one_by_one,
     tempered,
 )
+
 from tests.tiny.oracles import clear_of_the_cut, goodness_of_fit, numpy_distribution, numpy_filtered, numpy_softmax
 
 B, V = 4, 13

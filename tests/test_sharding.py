@@ -14,7 +14,6 @@ import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, text_config
 from jaxspec.config.kv_head import Pooling
 from jaxspec.decoding.memory import at_place, bytes_held

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.models.layers import FEW_ROWS, Embed
 
 TABLE = np.random.default_rng(0).normal(size=(40, 8))

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from jaxspec import verification
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.tree import Tree, branching
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, rejection, tree_rejection
+
 from tests.test_verification import COLD, WARM, B, J, V, distributions, drawn, jit_rejection, keys, one_hot
 from tests.tiny.oracles import goodness_of_fit
 

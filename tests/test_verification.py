@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
 from jaxspec.verification import Draft, Verdict, _residual, match, rejection
+
 from tests.tiny.oracles import goodness_of_fit
 
 Verify = Callable[[Array, Draft, Array, Array], Verdict]

@@ -19,7 +19,7 @@ import tyro
 
 from jaxspec.cluster import join_cluster, process
 from jaxspec.command import run_script
-from jaxspec.data.sources import data_folder, open_source, prepare
+from jaxspec.data.sources import Prepared, data_folder, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
@@ -27,6 +27,7 @@ from jaxspec.runtime import parse_dtype
 from jaxspec.sharding import Placement
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
 from jaxspec.training.signatures import data_signature, model_signature
+from picturebook.training import named
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     """Answers, and prepares the whole when all is answered; then returns its folder."""
     shard = _shard(options.shard)
     join_cluster(options.cluster)
-    source = open_source(options.data)
+    source = named(options.data) or Prepared(Path(options.data))
     if options.debug:
         options = replace(options, samples=min(4, options.samples or 4), out=trial_of(options.out))
         if shard[0] == process()[0] == 0:
@@ -85,13 +86,24 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     samples = len(source) if options.samples is None else min(options.samples, len(source))
     if samples > 10**9:
         raise InputError(f"data {options.data}: has no end; say how many with --samples")
-    folder, prepared = options.out / f"{options.name}.answers", data_folder(options.name, options.out)
+    folder, prepared = (
+        options.out / f"{options.name}.answers",
+        data_folder(options.name, options.out),
+    )
     if prepared.exists() and not folder.exists():
-        raise InputError(f"{prepared}: holds other data, that no answers here were made for; give another --name")
+        raise InputError(
+            f"{prepared}: holds other data, that no answers here were made for; give another --name"
+        )
     precision = None if options.dtype is None else parse_dtype(options.dtype)
     asked, asks = model_signature(options.target), f"{options.data}, {data_signature(source)}"
     work = Regeneration(
-        asked, asks, samples, options.temperature, options.max_new_tokens, options.seed, options.chunk
+        asked,
+        asks,
+        samples,
+        options.temperature,
+        options.max_new_tokens,
+        options.seed,
+        options.chunk,
     )
     config = EngineConfig(
         options.views,
@@ -102,19 +114,30 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         new_buckets=(options.max_new_tokens,),
     )
     target = LoadedModel.load(options.target, precision, mesh=options.mesh(options.batch_size))
-    draft = None if options.draft is None else LoadedModel.load(options.draft, precision, share_tower_with=target)
+    draft = (
+        None
+        if options.draft is None
+        else LoadedModel.load(options.draft, precision, share_tower_with=target)
+    )
     done = regenerate(Engine(target, draft, config), source, work, folder, shard)
     if process()[0] > 0:
         return None
     if shard[0] > 0 or done < work.chunks:
-        print(f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}")
+        print(
+            f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}"
+        )
         return None
     if prepared.exists():
         print(f"{prepared} holds these answers already")
         return prepared
     lost = losses(work, folder)
     answered = regenerated(source, work, folder, options.keep_cut)
-    prepare(options.name, options.out, answered, metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut})
+    prepare(
+        options.name,
+        options.out,
+        answered,
+        metadata=lambda: vars(work) | lost | {"keep_cut": options.keep_cut},
+    )
     where = "with" if options.keep_cut else "before"
     print(
         f"wrote {prepared}; {lost['cut']} conversations end {where} an answer of over {work.max_new_tokens} tokens, "

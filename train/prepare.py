@@ -30,12 +30,13 @@ from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.data.samples import Sample
-from jaxspec.data.sources import FileFormat, Picturebook, prepare
+from jaxspec.data.sources import FileFormat, prepare
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import LanguageModel
 from jaxspec.training.conversations import reach
+from picturebook.training import Picturebook
 
 OUT = Path("runs/data")
 
@@ -135,8 +136,18 @@ def main(command: Llava | Text | Book) -> Path:
         if command.images is not None and command.images < 0:
             raise InputError(f"images: {command.images}; give 0 or more")
         number = min(command.samples, few or command.samples)
-        samples = (shown_few(sample, command.images) for sample in Picturebook(command.seed, command.kinds, number))
-        folder = prepare(command.name, command.out, counted(samples), number, lambda: dict(counts), command.file_format)
+        samples = (
+            shown_few(sample, command.images)
+            for sample in Picturebook(command.seed, command.kinds, number)
+        )
+        folder = prepare(
+            command.name,
+            command.out,
+            counted(samples),
+            number,
+            lambda: dict(counts),
+            command.file_format,
+        )
     else:
         skipped = Skipped(command.skip, command.out / f"{command.name}.skipped.jsonl")
         shown: dict[str, Any] = {}
@@ -147,11 +158,15 @@ def main(command: Llava | Text | Book) -> Path:
             command.name,
             command.out,
             counted(samples),
-            metadata=lambda: counts | {"skipped": skipped.count} | ({"fits": _fits(reached)} if reached else {}),
+            metadata=lambda: (
+                counts | {"skipped": skipped.count} | ({"fits": _fits(reached)} if reached else {})
+            ),
             file_format=command.file_format,
         )
         if skipped.count:
-            print(f"skipped {skipped.count} rows that cannot be read: {skipped.log}", file=sys.stderr)
+            print(
+                f"skipped {skipped.count} rows that cannot be read: {skipped.log}", file=sys.stderr
+            )
     print(f"wrote {folder}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
     if reached:
         print(f"in tokens of {command.target}, images as it reads them:\n{_fits(reached)}")
@@ -163,7 +178,9 @@ def shown_few(sample: Sample, most: int | None) -> Sample:
     if most is None or len(sample.images) <= most:
         return sample
     (question, answer), *rest = sample.turns
-    fewer = re.sub(rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}", "", question, count=len(sample.images) - most)
+    fewer = re.sub(
+        rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}", "", question, count=len(sample.images) - most
+    )
     return replace(sample, images=sample.images[:most], turns=((fewer, answer), *rest))
 
 
@@ -179,8 +196,14 @@ def _fits(reached: Sequence[tuple[int, int]]) -> str:
     """Return a table: of buckets of some lengths, how many rows have an answer within, and how many are whole."""
     first, whole = (np.asarray(column) for column in zip(*reached, strict=True))
     lengths = [size for i in range(4, 40) for size in (2**i, 3 * 2 ** (i - 1))]
-    shown = [size for i, size in enumerate(lengths) if first.min() <= size and (i == 0 or lengths[i - 1] < whole.max())]
-    lines = [f"{size:>8,} {(first <= size).sum():>16,} {(whole <= size).sum():>12,}" for size in shown]
+    shown = [
+        size
+        for i, size in enumerate(lengths)
+        if first.min() <= size and (i == 0 or lengths[i - 1] < whole.max())
+    ]
+    lines = [
+        f"{size:>8,} {(first <= size).sum():>16,} {(whole <= size).sum():>12,}" for size in shown
+    ]
     return "\n".join([f"{'bucket':>8} {'rows that teach':>16} {'whole rows':>12}", *lines])
 
 
@@ -188,6 +211,8 @@ if __name__ == "__main__":
     with input_errors(script_name()):
         main(
             tyro.extras.subcommand_cli_from_dict(
-                {"llava": Llava, "text": Text, "picturebook": Book}, prog="python -m train.prepare", description=__doc__
+                {"llava": Llava, "text": Text, "picturebook": Book},
+                prog="python -m train.prepare",
+                description=__doc__,
             )
         )

@@ -67,30 +67,52 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
         prompts["gsm8k"] += [(row["question"], row["answer"]) for row in rows]
     rows = _rows(options.data / "humaneval" / "HumanEval.jsonl.gz")
     held["humaneval"] += [(_completed(row["prompt"]), row["canonical_solution"]) for row in rows]
-    held["chat"] += [(row["turns"][0], "") for row in _rows(options.data / "mmspec" / "mmspec_24.jsonl")]
-    held["chat"] += [(row["text"], "") for row in _rows(options.data / "llava" / "qa90_questions.jsonl")]
+    held["chat"] += [
+        (row["turns"][0], "") for row in _rows(options.data / "mmspec" / "mmspec_24.jsonl")
+    ]
+    held["chat"] += [
+        (row["text"], "") for row in _rows(options.data / "llava" / "qa90_questions.jsonl")
+    ]
     library = Path(sysconfig.get_paths()["stdlib"])
     for name in sorted(sys.stdlib_module_names):
         apart = hashlib.sha256(name.encode()).digest()[0] % HELD == 0
         for file in (library / f"{name}.py", *sorted((library / name).rglob("*.py"))):
             module = file.relative_to(library).with_suffix("")
             if file.is_file() and "test" not in str(module):
-                _read_source(file.read_text(encoding="utf-8"), ".".join(module.parts), held if apart else learned)
+                _read_source(
+                    file.read_text(encoding="utf-8"),
+                    ".".join(module.parts),
+                    held if apart else learned,
+                )
     out = trial_of(options.out) if options.debug else options.out
     few = 4 if options.debug else None
     ranked = []
     for kind, pairs in learned.items():
-        own = [{"id": f"{kind}-{i}", "question": ask, "answer": told} for i, (ask, told) in enumerate(pairs[:few])]
-        ranked += enumerate(sorted(own, key=lambda row: hashlib.sha256(row["id"].encode()).digest()))
+        own = [
+            {"id": f"{kind}-{i}", "question": ask, "answer": told}
+            for i, (ask, told) in enumerate(pairs[:few])
+        ]
+        ranked += enumerate(
+            sorted(own, key=lambda row: hashlib.sha256(row["id"].encode()).digest())
+        )
     # The kinds take turns, so that any beginning of the file has as many prompts of each.
     rows = [row for _, row in sorted(ranked, key=lambda pair: pair[0])][: options.most]
     _write(out / "train.jsonl", rows)
     for kind, pairs in held.items():
-        own = [{"id": i, "turns": [asked], "reference": told} for i, (asked, told) in enumerate(pairs[:few])]
+        own = [
+            {"id": i, "turns": [asked], "reference": told}
+            for i, (asked, told) in enumerate(pairs[:few])
+        ]
         _write(out / "test" / f"{kind}.jsonl", own)
     trained = Counter(row["id"].partition("-")[0] for row in rows)
-    for name, kinds in (("train.jsonl", trained), ("test", {kind: len(pairs[:few]) for kind, pairs in held.items()})):
-        print(f"wrote {out / name}: " + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items()))
+    for name, kinds in (
+        ("train.jsonl", trained),
+        ("test", {kind: len(pairs[:few]) for kind, pairs in held.items()}),
+    ):
+        print(
+            f"wrote {out / name}: "
+            + ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        )
     return out
 
 
@@ -110,7 +132,11 @@ def _read_source(source: str, module: str, prompts: Prompts) -> None:
             asked = f"Summarize the following text in two sentences.\n\n{told[:LONGEST]}"
             prompts["summary"].append((asked, told.split("\n\n")[0]))
         end = node.end_lineno or 0
-        if isinstance(node, ast.FunctionDef) and len(node.body) > 1 and end - node.lineno < MOST_LINES:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and len(node.body) > 1
+            and end - node.lineno < MOST_LINES
+        ):
             parts = (lines[node.lineno - 1 : last] for last in (node.body[0].end_lineno, end))
             head, whole = (textwrap.dedent("\n".join(part)) for part in parts)
             prompts["code"].append((_completed(head), whole))

@@ -32,7 +32,15 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.runtime import parse_dtype, setup_runtime
 from jaxspec.training.kv_head import HeadRecipe, train_kv_head
-from jaxspec.training.recipes import Recipe, StagedRecipe, parse_data, train_draft
+from jaxspec.training.recipes import (
+    DataSets,
+    Recipe,
+    Stage,
+    StagedRecipe,
+    parse_data,
+    train_draft,
+)
+from picturebook.training import named
 
 KIND = "train.recipes"
 
@@ -98,13 +106,16 @@ def main(args: Sequence[str] | None = None) -> Path:
     if not words or words[0].startswith("-"):
         known = ", ".join(preset_names(KIND))
         if {"-h", "--help"} & set(words):
-            print(f"{__doc__}\nRecipes: {known}. Options of one: python -m train.recipe NAME --help")
+            print(
+                f"{__doc__}\nRecipes: {known}. Options of one: python -m train.recipe NAME --help"
+            )
             sys.exit(0)
         raise InputError(f"recipe: none is named; give one of {known} before the options")
     name, *rest = words
     recipe, options = _parse(name, load_preset(KIND, name), rest)
     stages, places = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
     recipe = replace(recipe, stages=stages)
+    sources: DataSets = {**drawn(stages), **places}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
     out = options.out or runs / "hf"
@@ -115,12 +126,14 @@ def main(args: Sequence[str] | None = None) -> Path:
     join_cluster(options.cluster)
     setup_runtime()
     directories.check_output(out, *(runs / stage.name for stage in stages))
-    tried = [stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints]
+    tried = [
+        stage.train.checkpoints for stage in stages if options.debug and stage.train.checkpoints
+    ]
     on_first(lambda: [forget(place) for place in tried])  # what a trial that was killed has left
     if isinstance(recipe, HeadRecipe):
-        write = partial(save_kv_head, out, *train_kv_head(recipe, runs, places), overwrite=True)
+        write = partial(save_kv_head, out, *train_kv_head(recipe, runs, sources), overwrite=True)
     else:
-        draft = train_draft(recipe, runs, places)
+        draft = train_draft(recipe, runs, sources)
         write = partial(
             huggingface.save,
             out,
@@ -138,25 +151,45 @@ def main(args: Sequence[str] | None = None) -> Path:
     return out
 
 
+def drawn(stages: Sequence[Stage]) -> DataSets:
+    """Return the picture book's samples for each data set that names them."""
+    names = {name for stage in stages for name, _ in stage.data}
+    return {name: source for name in names if (source := named(name))}
+
+
 def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
     """Return the recipe with what the command line changes."""
     parts: dict[str, Any] = {stage.name: stage.train for stage in recipe.stages}
     if isinstance(recipe, HeadRecipe):
-        own = {option.name: recipe.head[option.name] for option in fields(Ablation) if option.name in recipe.head}
+        own = {
+            option.name: recipe.head[option.name]
+            for option in fields(Ablation)
+            if option.name in recipe.head
+        }
         parts |= {"head": Ablation(**own), "anchoring": recipe.anchoring}
     elif isinstance(recipe, Recipe) and recipe.distillation is not None:
         parts["distillation"] = recipe.distillation
     kind = DraftOptions if isinstance(recipe, Recipe) else Options
-    columns: list[Any] = [(part, type(default), field(default=default)) for part, default in parts.items()]
+    columns: list[Any] = [
+        (part, type(default), field(default=default)) for part, default in parts.items()
+    ]
     command: Any = make_dataclass("Command", columns, bases=(kind,), frozen=True)
-    found, unknown = tyro.cli(command, prog=f"python -m train.recipe {name}", args=args, return_unknown_args=True)
+    found, unknown = tyro.cli(
+        command, prog=f"python -m train.recipe {name}", args=args, return_unknown_args=True
+    )
     if unknown:
         known = [option.name for option in fields(kind)]
-        known += [f"{part}.{option.name}" for part, default in parts.items() for option in fields(default)]
+        known += [
+            f"{part}.{option.name}" for part, default in parts.items() for option in fields(default)
+        ]
         options = [f"--{option}".replace("_", "-") for option in known]
         raise InputError(f"{unknown[0]}: no such option; {nearest(unknown[0], options)}")
     options = kind(**{option.name: getattr(found, option.name) for option in fields(kind)})
-    changed = {key: value for key, value in vars(options).items() if key in vars(recipe) and value is not None}
+    changed = {
+        key: value
+        for key, value in vars(options).items()
+        if key in vars(recipe) and value is not None
+    }
     for part in parts.keys() & {"distillation", "anchoring"}:
         changed[part] = getattr(found, part)
     if isinstance(recipe, HeadRecipe):

@@ -54,7 +54,9 @@ def main(
       debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
     if name not in STAGES:
-        raise InputError(f"model {name!r}: no such stage in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}")
+        raise InputError(
+            f"model {name!r}: no such stage in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}"
+        )
     stage = STAGES[name]
     if debug:
         stage, runs = replace(stage, train=stage.train.shortened()), trial_of(runs)
@@ -88,7 +90,12 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
     if jax.process_index() == 0:
         bfloat16 = jnp.dtype("bfloat16")
         huggingface.save(
-            directory / "hf", stage.model, params, tokenizer=encoder.tokenizer, dtype=bfloat16, overwrite=True
+            directory / "hf",
+            stage.model,
+            params,
+            tokenizer=encoder.tokenizer,
+            dtype=bfloat16,
+            overwrite=True,
         )
         print(f"wrote {directory / 'hf'}")
 

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from configs.models.mini import VOCABULARY
-from jaxspec.data.picturebook import train_sample
 from jaxspec.data.prompts import PLACEHOLDER
+from picturebook import train_sample
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
@@ -20,7 +20,9 @@ def make_tokenizer(samples: int = 4000) -> PreTrainedTokenizerFast:
     return train_tokenizer(_texts(samples), VOCABULARY, (PLACEHOLDER,))
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, extra: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], vocabulary: int, extra: tuple[str, ...] = ()
+) -> PreTrainedTokenizerFast:
     """Return a tokeniser of so many tokens, the same on every machine.
 
     Args:

@@ -23,8 +23,6 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import check_output
 from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
-from jaxspec.data.picturebook.rendering import LABEL_CLASSES, render, tower_labels
-from jaxspec.data.picturebook.scenes import sample_chart, sample_scene
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.models import init_params
 from jaxspec.models.layers import apply
@@ -33,6 +31,8 @@ from jaxspec.runtime import setup_runtime
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Array, Params
+from picturebook.rendering import LABEL_CLASSES, render, tower_labels
+from picturebook.scenes import sample_chart, sample_scene
 from train.tokenizer import make_tokenizer
 
 CELL_OF_TOKEN = np.asarray([(y // 2) * 2 + x // 2 for y in range(4) for x in range(4)])
@@ -43,7 +43,9 @@ TRAIN = TrainConfig(steps=2600, batch=128, learning_rate=1e-3, warmup=200, weigh
 
 def batch_of(step: int, train: TrainConfig) -> dict[str, np.ndarray]:
     rng = np.random.default_rng((train.seed, 17, step))
-    pages = [sample_chart(rng) if rng.random() < 0.15 else sample_scene(rng) for _ in range(train.batch)]
+    pages = [
+        sample_chart(rng) if rng.random() < 0.15 else sample_scene(rng) for _ in range(train.batch)
+    ]
     labels = [tower_labels(page) for page in pages]
     images = np.stack([render(page, rng) for page in pages])
     return {"pixels": (images.astype(np.float32) / 255 - 0.5) / 0.5} | {
@@ -57,7 +59,11 @@ def loss_fn(params: Params, batch: dict[str, Array]) -> tuple[Array, dict[str, A
     tokens = states[LAYER][:, 1:]
     loss, metrics = jnp.zeros(()), {}
     for name, classes in LABEL_CLASSES.items():
-        labels = batch[name][:, CELL_OF_TOKEN, None] if name in PER_CELL else batch[name].reshape(len(tokens), 1, -1)
+        labels = (
+            batch[name][:, CELL_OF_TOKEN, None]
+            if name in PER_CELL
+            else batch[name].reshape(len(tokens), 1, -1)
+        )
         labels = jnp.broadcast_to(labels, (*tokens.shape[:2], labels.shape[-1]))
         head = params["heads"][name]
         logits = (tokens @ head["kernel"] + head["bias"]).reshape(*labels.shape, classes)
@@ -115,11 +121,18 @@ def main(
     join_cluster(cluster)
     setup_runtime()
     check_output(out, runs)
-    tower = fit(train, init(train), loss_fn, lambda step: batch_of(step, train), runs)["vision_tower"]
+    tower = fit(train, init(train), loss_fn, lambda step: batch_of(step, train), runs)[
+        "vision_tower"
+    ]
     if jax.process_index() == 0:
         params = {**init_params(TARGET, jax.random.key(train.seed)), "vision_tower": tower}
         huggingface.save(
-            out, TARGET, params, tokenizer=make_tokenizer(), image_processor=image_processor(), overwrite=True
+            out,
+            TARGET,
+            params,
+            tokenizer=make_tokenizer(),
+            image_processor=image_processor(),
+            overwrite=True,
         )
         print(f"wrote {out}")
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.eval.mini import config as mini
 from eval.lib.config import Variant
+
+from configs.eval.mini import config as mini
 
 config = replace(
     mini,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eval.lib.config import Variant
+
 from configs.eval.llava15 import config as llava15
 from configs.published import aasd
-from eval.lib.config import Variant
 
 config = replace(
     llava15,

@@ -12,8 +12,9 @@ caption, a summary, a story. After five images the first passes the target's 409
 
 from __future__ import annotations
 
-from configs.published import tabed
 from eval.lib.config import EvalConfig, Variant
+
+from configs.published import tabed
 
 config = EvalConfig(
     target=tabed.TARGET,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eval.lib.config import Variant
+
 from configs.eval import llava15
 from configs.published import tabed
-from eval.lib.config import Variant
 
 config = replace(
     llava15.config,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.eval import mini
 from eval.lib.config import Variant
+
+from configs.eval import mini
 
 config = replace(
     mini.config,

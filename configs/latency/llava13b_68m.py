@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.latency.llava7b_68m import config as base
 from jaxspec.config import LlamaConfig, LlavaConfig
+
+from configs.latency.llava7b_68m import config as base
 
 TARGET = LlavaConfig(
     LlamaConfig(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from configs.models.mini import DRAFT, TARGET
 from eval.lib.random_pair import LatencyConfig
+
+from configs.models.mini import DRAFT, TARGET
 
 config = LatencyConfig(
     TARGET,

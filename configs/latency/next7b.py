@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from configs.latency import llava7b_68m
 from eval.lib.random_pair import LatencyConfig
 from jaxspec.config import LlavaNextConfig, MistralConfig
+
+from configs.latency import llava7b_68m
 
 config = LatencyConfig(
     LlavaNextConfig(MistralConfig(vocab_size=32064, max_position_embeddings=32768, rope_theta=1e6)),

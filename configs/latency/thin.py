@@ -3,8 +3,9 @@ in milliseconds, where in those of a real pair it is less than they vary."""
 
 from __future__ import annotations
 
-from configs.latency.pair55m import lvlm
 from eval.lib.random_pair import LatencyConfig
+
+from configs.latency.pair55m import lvlm
 
 config = LatencyConfig(
     lvlm(64, 128, 1, 2),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from configs.latency.pair55m import lvlm
 from eval.lib.random_pair import LatencyConfig
+
+from configs.latency.pair55m import lvlm
 
 config = LatencyConfig(
     lvlm(32, 64, 1, 2),

@@ -6,8 +6,9 @@ float16.
 
 from __future__ import annotations
 
-from configs.published.tabed import CAPTIONER, SETTINGS
 from eval.lib.published import Published, read_numbers
+
+from configs.published.tabed import CAPTIONER, SETTINGS
 
 ONE = ("chartqa", "textvqa", "vqav2", "hallusionbench")
 TWO = ("spot-the-diff", "iedit")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from configs.published.tabed import CAPTIONER, SETTINGS, both_turns
 from eval.lib.published import read_numbers
+
+from configs.published.tabed import CAPTIONER, SETTINGS, both_turns
 
 TARGET, LARGE = "llava-hf/llava-v1.6-vicuna-7b-hf", "llava-hf/llava-v1.6-vicuna-13b-hf"
 

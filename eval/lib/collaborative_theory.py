@@ -38,7 +38,9 @@ class Calls(NamedTuple):
         return self.scoring + self.proposing
 
 
-def one_proposer_calls(alpha: float, gamma: int, models: int = 2, proposer: int = 0, bonus: bool = False) -> Calls:
+def one_proposer_calls(
+    alpha: float, gamma: int, models: int = 2, proposer: int = 0, bonus: bool = False
+) -> Calls:
     """Return the calls of `OneProposer`; without bonus this is Theorem 3.1."""
     tokens = tokens_per_run(alpha, gamma + bonus)
     own = np.arange(models) == proposer
@@ -66,7 +68,9 @@ def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int
         if k < models - 1:  # before there is anything to verify: once between rejections
             scoring[model] += 1 - whole
             proposing[model] += (1 - whole) * (gammas[model] - 1)
-    for owner in ring:  # a round of verifications; each round is reached `whole` times as often as the one before
+    for owner in (
+        ring
+    ):  # a round of verifications; each round is reached `whole` times as often as the one before
         model = (owner - 1) % models
         stands = alphas[owner] ** gammas[owner]
         scoring[model] += reached
@@ -83,7 +87,9 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
       costs: of a pass over one token.
       scoring: of a pass that scores proposals; None takes it for as much, as the paper does.
     """
-    spent = calls.proposing @ np.asarray(costs) + calls.scoring @ np.asarray(costs if scoring is None else scoring)
+    spent = calls.proposing @ np.asarray(costs) + calls.scoring @ np.asarray(
+        costs if scoring is None else scoring
+    )
     return float(sum(costs) / spent)
 
 

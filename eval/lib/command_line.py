@@ -23,10 +23,20 @@ Config = TypeVar("Config", bound=Any)
 
 def _presets(kind: type[Any]) -> str:
     """Return the names of the presets of this kind."""
-    return ", ".join(name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind))
+    return ", ".join(
+        name for name in preset_names("eval") if isinstance(load_preset("eval", name), kind)
+    )
 
 
-_DEBUG = {"limit": 2, "held_out": 2, "timed": 2, "max_new_tokens": 8, "repeats": 1, "draws": 64, "attributes": 2}
+_DEBUG = {
+    "limit": 2,
+    "held_out": 2,
+    "timed": 2,
+    "max_new_tokens": 8,
+    "repeats": 1,
+    "draws": 64,
+    "attributes": 2,
+}
 """The most of each with --debug, be it the preset's or the script's own."""
 
 
@@ -74,32 +84,45 @@ def parse_command(
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0].startswith("-"):
         if not {"-h", "--help"} & set(words):
-            raise InputError(f"preset: none is named; give one of {_presets(kind)} before the options")
+            raise InputError(
+                f"preset: none is named; give one of {_presets(kind)} before the options"
+            )
         words = [example, *words]
     preset, *rest = words
     defaults = load_preset("eval", preset)
     if not isinstance(defaults, kind):
-        raise InputError(f"preset {preset!r}: is for another script under eval/; use one of {_presets(kind)}")
+        raise InputError(
+            f"preset {preset!r}: is for another script under eval/; use one of {_presets(kind)}"
+        )
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
     given = vars(defaults) | vars(options()) | {parts: (), "debug": False}
     # What the groups hold is checked when the configuration is built, below: tyro would frame the message.
     unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
-    groups = {"script": script, **{group.__mro__[-2].__name__.lower(): group for group in kind.__bases__}}
+    groups = {
+        "script": script,
+        **{group.__mro__[-2].__name__.lower(): group for group in kind.__bases__},
+    }
     command = make_dataclass("Command", groups.items(), frozen=True)
     found, unknown = tyro.cli(
         command,
         prog=f"python -m {script_name()} PRESET",
         description=f"{description}\nPresets: {_presets(kind)}; defaults below are those of {preset}.",
         args=rest,
-        default=command(**{name: group(**_fields_of(group, given)) for name, group in groups.items()}),
+        default=command(
+            **{name: group(**_fields_of(group, given)) for name, group in groups.items()}
+        ),
         return_unknown_args=True,
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    values = {name: value for group in groups for name, value in vars(getattr(found, group)).items()}
+    values = {
+        name: value for group in groups for name, value in vars(getattr(found, group)).items()
+    }
     if unknown:
         word = unknown[0].partition("=")[0]
-        raise InputError(f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}")
+        raise InputError(
+            f"{word}: no such option; {nearest(word, ['--' + n.replace('_', '-') for n in values])}"
+        )
     for name in _DEBUG.keys() & values if values["debug"] else ():
         values[name] = min(_DEBUG[name], values[name])
     config = _fields_of(kind, given | values)
@@ -110,7 +133,11 @@ def parse_command(
         models = [config[name] for name in ("target", "draft", "captioner")]
         config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
-    made = preset, kind(**_with_own_sets(config, defaults.data)), options(**_fields_of(options, values))
+    made = (
+        preset,
+        kind(**_with_own_sets(config, defaults.data)),
+        options(**_fields_of(options, values)),
+    )
     join_cluster(config["cluster"])
     return made
 
@@ -124,7 +151,9 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
     known = {part.name: part for part in parts}
     for name in names:
         if name not in known:
-            raise InputError(f"{kind}: no {kind[:-1]} {name!r} in the preset; {nearest(name, tuple(known))}")
+            raise InputError(
+                f"{kind}: no {kind[:-1]} {name!r} in the preset; {nearest(name, tuple(known))}"
+            )
     return tuple(known[name] for name in dict.fromkeys(names)) or parts
 
 
@@ -136,8 +165,15 @@ def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any
     """
     names = tuple(set_places(given["sets"]))
     asked = {entry for entry in known if entry.partition("=")[0] in names}
-    given |= {"data": tuple(entry for entry in given["data"] if entry in asked or entry not in known)}
+    given |= {
+        "data": tuple(entry for entry in given["data"] if entry in asked or entry not in known)
+    }
     check_names(list(set_places(given["data"])), names)
     if given["images"] is not None and set(names) <= set(SETS):
-        raise InputError(f"images: {given['images']} is of sets of your own; name one with --sets NAME=FILE.jsonl")
-    return given | {"sets": names, "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry))}
+        raise InputError(
+            f"images: {given['images']} is of sets of your own; name one with --sets NAME=FILE.jsonl"
+        )
+    return given | {
+        "sets": names,
+        "data": (*given["data"], *(entry for entry in given["sets"] if "=" in entry)),
+    }

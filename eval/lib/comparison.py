@@ -43,10 +43,15 @@ class Group(NamedTuple):
 
 
 def row_engines(
-    config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, captioner: Captioner | None = None
+    config: EvalConfig,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    captioner: Captioner | None = None,
 ) -> dict[str, Engine]:
     """Return what decodes the config's rows, by their names."""
-    return {row.name: engine_of(target, draft, config.engine(row), captioner) for row in config.rows}
+    return {
+        row.name: engine_of(target, draft, config.engine(row), captioner) for row in config.rows
+    }
 
 
 def compare(
@@ -60,9 +65,15 @@ def compare(
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
     done = [row.items() for row in before]
-    left = [(place, part) for place, part in config.parts() if not any(place.items() <= row for row in done)]
+    left = [
+        (place, part)
+        for place, part in config.parts()
+        if not any(place.items() <= row for row in done)
+    ]
     work = len(left) * (1 + len(engines)) * config.repeats
-    with tqdm(total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0) as bar:
+    with tqdm(
+        total=work, unit="run", desc="block efficiency", delay=1, disable=process()[0] > 0
+    ) as bar:
         for place, part in left:
             bar.set_postfix_str(place["dataset"], refresh=False)
             for _, prompts in each_turn(part, plain, place["dataset"]):
@@ -85,10 +96,14 @@ def _group(
         for i, prompt in enumerate(prompts)
     ]
     guarded = [_Guarded(engine) for engine in engines.values()]
-    (reference, *answers), (baseline, *rates) = interleaved([plain, *guarded], requests, config.repeats, bar)
+    (reference, *answers), (baseline, *rates) = interleaved(
+        [plain, *guarded], requests, config.repeats, bar
+    )
     for name, guard, results, rate in zip(engines, guarded, answers, rates, strict=True):
         engine = guard.engine
-        place = where | engine_fields(name, engine.config, config) | {"temperature": config.temperature}
+        place = (
+            where | engine_fields(name, engine.config, config) | {"temperature": config.temperature}
+        )
         if name not in passes and not isinstance(engine.lead, RecordedTarget):
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
             passes |= {name: found} if found else {}
@@ -98,7 +113,10 @@ def _group(
         same = [r.tokens == a.tokens for r, a in zip(results, reference, strict=True)]
         row = place | acceptance_metrics([r.stats for r in results])
         # Drawn answers follow plain decoding's law, and are others.
-        row |= {"samples": len(results), "token_identity_rate": None if config.temperature else float(np.mean(same))}
+        row |= {
+            "samples": len(results),
+            "token_identity_rate": None if config.temperature else float(np.mean(same)),
+        }
         if "C" in engine.config.views:
             images = sum(len(prompt.images) for prompt in prompts)
             row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
@@ -148,7 +166,9 @@ class _Guarded:
         return self.attempt(self.engine.generate, requests) or []
 
 
-def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple[int, list[Prompt]]]:
+def each_turn(
+    config: EvalConfig, plain: Engine, dataset: str
+) -> Iterator[tuple[int, list[Prompt]]]:
     """Yield the prompts of each turn asked for; the second follows the target's own answer to the first."""
     encoder = plain.encoder
     turns = config.turns_of(dataset)
@@ -158,22 +178,36 @@ def each_turn(config: EvalConfig, plain: Engine, dataset: str) -> Iterator[tuple
         samples = config.samples(dataset, turns=2)
         first = [first_prompt(encoder, sample) for sample in samples]
         answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in first])
-        yield 2, [next_prompt(encoder, p, a, s.turns[1][0], s) for p, a, s in zip(first, answers, samples)]
+        yield (
+            2,
+            [
+                next_prompt(encoder, p, a, s.turns[1][0], s)
+                for p, a, s in zip(first, answers, samples)
+            ],
+        )
 
 
 def first_prompt(encoder: PromptEncoder, sample: Sample) -> Prompt:
     """Return the sample's first turn, with the images that belong to it."""
     asked = sample.turns[0][0]
-    return replace(encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
+    return replace(
+        encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id
+    )
 
 
-def next_prompt(encoder: PromptEncoder, before: Prompt, answer: Result, asked: str, sample: Sample) -> Prompt:
+def next_prompt(
+    encoder: PromptEncoder, before: Prompt, answer: Result, asked: str, sample: Sample
+) -> Prompt:
     """Return the next turn after an answer, with the images that the turns before have not shown."""
     shown = len(before.images)
-    return encoder.follow_up(before, answer.tokens, asked, sample.images[shown : shown + asked.count(PLACEHOLDER)])
+    return encoder.follow_up(
+        before, answer.tokens, asked, sample.images[shown : shown + asked.count(PLACEHOLDER)]
+    )
 
 
-def _times(config: EngineConfig, length: float | None, results: list[Result], passes: PassTimes) -> Record:
+def _times(
+    config: EngineConfig, length: float | None, results: list[Result], passes: PassTimes
+) -> Record:
     """Return times of passes and of what comes before the loop, and the speed-up that Eq. (1) makes of the former."""
     fields = vars(passes) | {
         "caption_ms": sum(r.caption_ms for r in results) / len(results),

@@ -22,7 +22,6 @@ from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.cluster import process
-from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_captioner
@@ -38,6 +37,7 @@ from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts, nearest
 from jaxspec.sharding import Placement, shardings
+from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,10 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
     @property
     def pair(self) -> str:
         """Return the models for titles: of a directory its last two parts, so that figures tell no one's folders."""
-        names = ["/".join(Path(place).parts[-2:]) for place in (self.target, self.draft or self.kv_head or "")]
+        names = [
+            "/".join(Path(place).parts[-2:])
+            for place in (self.target, self.draft or self.kv_head or "")
+        ]
         return f"target {names[0]}, draft {names[1]}"
 
     def engine(self, row: Variant) -> EngineConfig:
@@ -179,7 +182,9 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
 
     def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
         """Return the first `limit` samples of a set, with one turn or two."""
-        return evaluation_set(name, self.limit, turns, self.follow_ups, data_places(self.data), images=self.images)
+        return evaluation_set(
+            name, self.limit, turns, self.follow_ups, data_places(self.data), images=self.images
+        )
 
     def turns_of(self, name: str) -> tuple[int, ...]:
         """Return the turns of a set that are asked."""
@@ -195,7 +200,10 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
                     yield {"dataset": name, "turn": turn}, part
                     continue
                 for kind in self.follow_ups:
-                    yield {"dataset": name, "turn": turn, "follow_up": kind}, replace(part, follow_ups=(kind,))
+                    yield (
+                        {"dataset": name, "turn": turn, "follow_up": kind},
+                        replace(part, follow_ups=(kind,)),
+                    )
 
     def __post_init__(self) -> None:
         check_names(self.sets, tuple(data_places(self.data)))
@@ -203,7 +211,9 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         if not set(self.turns) <= {1, 2} or not self.turns:
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
         if not any(map(self.turns_of, self.sets)):
-            raise InputError(f"turns: of {', '.join(self.sets)} the first alone is asked; give 1, or other --one-turn")
+            raise InputError(
+                f"turns: of {', '.join(self.sets)} the first alone is asked; give 1, or other --one-turn"
+            )
 
 
 @dataclass(frozen=True)
@@ -234,18 +244,29 @@ class Pairing:
         if dial not in DIALS:
             raise InputError(f"sweep: unknown dial {dial!r}; {nearest(dial, DIALS)}")
         if dial != "gamma" and len(self.models) != 2:
-            raise InputError(f"sweep: {dial} is of two models, and {self.name!r} has {len(self.models)}; leave it out")
+            raise InputError(
+                f"sweep: {dial} is of two models, and {self.name!r} has {len(self.models)}; leave it out"
+            )
         try:
             found = [float(value) for value in values.split(",")]
         except ValueError:
-            raise InputError(f"sweep: {values!r} are no numbers; give such as {dial}:1,3,5") from None
+            raise InputError(
+                f"sweep: {values!r} are no numbers; give such as {dial}:1,3,5"
+            ) from None
         points = []
         for value in found:
             runs, combine = dict.fromkeys([(1,) * len(self.models), self.gammas]), self.combine
             if dial == "gamma":
                 if value < 1 or value % 1:
-                    raise InputError(f"sweep: gamma {value:g} is no draft length; give whole numbers, 1 or more")
-                runs = [tuple(int(value) if m == self.proposer else gamma for m, gamma in enumerate(self.gammas))]
+                    raise InputError(
+                        f"sweep: gamma {value:g} is no draft length; give whole numbers, 1 or more"
+                    )
+                runs = [
+                    tuple(
+                        int(value) if m == self.proposer else gamma
+                        for m, gamma in enumerate(self.gammas)
+                    )
+                ]
             elif dial == "mu":
                 combine = f"contrastive:mu={value:g}"
             else:
@@ -308,12 +329,16 @@ class CollaborativeEvalConfig(Examples, Together, Placement):
     def samples(self, name: str, limit: int) -> Sequence[Sample]:
         """Return the first samples of a set, with one turn."""
         shots = set_places(self.shots)
-        return evaluation_set(name, limit, data=data_places(self.data), shots=shots, images=self.images)
+        return evaluation_set(
+            name, limit, data=data_places(self.data), shots=shots, images=self.images
+        )
 
     def __post_init__(self) -> None:
         check_names(self.sets, tuple(data_places(self.data)))
         check_names(list(set_places(self.shots)))
-        check_counts(limit=self.limit, held_out=self.held_out, repeats=self.repeats, timed=self.timed)
+        check_counts(
+            limit=self.limit, held_out=self.held_out, repeats=self.repeats, timed=self.timed
+        )
         for pairing in self.pairings:
             pairing.points(self.sweep)
 
@@ -331,7 +356,9 @@ def data_places(entries: Sequence[str]) -> dict[str, Path]:
         if not name or path is None:
             raise InputError(f"data: {name!r} is not NAME=PATH, such as pope=data/pope.parquet")
         if name in SYNTHETIC_SETS:
-            raise InputError(f"data: {name!r} is a set of picturebook, which is drawn; give yours another name")
+            raise InputError(
+                f"data: {name!r} is a set of picturebook, which is drawn; give yours another name"
+            )
         places[name] = path
     return places
 
@@ -361,7 +388,10 @@ def measurable(
 
 def by_reason(told: Mapping[str, str]) -> list[str]:
     """Return a line for each reason: the names that it is told of, and itself."""
-    return [f"{', '.join(name for name in told if told[name] == why)}: {why}" for why in dict.fromkeys(told.values())]
+    return [
+        f"{', '.join(name for name in told if told[name] == why)}: {why}"
+        for why in dict.fromkeys(told.values())
+    ]
 
 
 def _lacks_for(row: Variant) -> str | None:
@@ -370,7 +400,11 @@ def _lacks_for(row: Variant) -> str | None:
         return "recorded answers have no keys and values; give a model as target"
     if not parse_weighting(row.weighting).hard_labels:
         return "recorded answers have no probabilities to learn from; give a model as target"
-    return "recorded answers have no passes to time; give a model as target" if row.adaptive_gamma else None
+    return (
+        "recorded answers have no passes to time; give a model as target"
+        if row.adaptive_gamma
+        else None
+    )
 
 
 def load_model(
@@ -385,7 +419,9 @@ def load_model(
         model = synthetic_model(name, jnp.dtype(dtype))
         places = None if mesh is None else shardings(model.config, model.params, mesh)
         return replace(model, params=jax.device_put(model.params, places))
-    return LoadedModel.load(name, jnp.dtype(dtype), tiles=tiles, share_tower_with=share_tower_with, mesh=mesh)
+    return LoadedModel.load(
+        name, jnp.dtype(dtype), tiles=tiles, share_tower_with=share_tower_with, mesh=mesh
+    )
 
 
 def load_models(
@@ -406,7 +442,9 @@ def load_models(
         draft = load_model(config.draft, config.dtype, config.tiles)
         target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
     else:
-        target = load_model(config.target, config.dtype, config.tiles, mesh=config.mesh(config.batch_size))
+        target = load_model(
+            config.target, config.dtype, config.tiles, mesh=config.mesh(config.batch_size)
+        )
         if config.draft:
             draft = load_model(config.draft, config.dtype, config.tiles, target)
     if head is not None:
@@ -415,13 +453,19 @@ def load_models(
         print(f"target {config.target}\ndraft  {config.draft or head}", file=sys.stderr)
     if captioner is None:
         return target, draft, None
-    return target, draft, load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target)
+    return (
+        target,
+        draft,
+        load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target),
+    )
 
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
     """Raise InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
     if not config.draft and any(view != "kv" for row in config.rows for view in row.views):
-        raise InputError("draft: there is none, and not all rows draft with the KV head alone; give --draft DIR")
+        raise InputError(
+            "draft: there is none, and not all rows draft with the KV head alone; give --draft DIR"
+        )
     for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):
             next(local_rows(Path(place.removeprefix(REPLAY))), None)

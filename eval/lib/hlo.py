@@ -18,8 +18,19 @@ from functools import cached_property
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
 STAGES = ("draft", "extend", "verify", "commit")
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
-_OPERATION = re.compile(r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[\w\-]+)\(")
-_KERNELS = ("fusion", "custom-call", "copy", "transpose", "sort", "dot", "convolution", *COLLECTIVES)
+_OPERATION = re.compile(
+    r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<kind>[\w\-]+)\("
+)
+_KERNELS = (
+    "fusion",
+    "custom-call",
+    "copy",
+    "transpose",
+    "sort",
+    "dot",
+    "convolution",
+    *COLLECTIVES,
+)
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 
@@ -106,15 +117,24 @@ class ProgramText:
             total.copied[stage] += _copied(line)
             total.kernels[stage] += kind.removesuffix("-start") in _KERNELS
             for channel, made in self._messages(line, operation):
-                if channel not in channels:  # a TPU's compiler lets one begin, run and end in three fusions
+                if (
+                    channel not in channels
+                ):  # a TPU's compiler lets one begin, run and end in three fusions
                     total.collectives[stage] += 1
                     total.sent[stage] += made
                 channels |= {channel} - {None}
             if kind == "while":
-                total.add(self._cost(_called(line, "body")[0]), self._turns(_called(line, "condition")[0]))
+                total.add(
+                    self._cost(_called(line, "body")[0]), self._turns(_called(line, "condition")[0])
+                )
             elif kind == "conditional":
-                branches = map(self._cost, _called(line, "branch_computations|true_computation|false_computation"))
-                total.add(min(branches, key=lambda cost: (cost.cycles.total(), cost.kernels.total())))
+                branches = map(
+                    self._cost,
+                    _called(line, "branch_computations|true_computation|false_computation"),
+                )
+                total.add(
+                    min(branches, key=lambda cost: (cost.cycles.total(), cost.kernels.total()))
+                )
             elif kind == "call":
                 total.add(self._cost(_called(line, "to_apply")[0]))
         return total
@@ -124,7 +144,12 @@ class ProgramText:
         kind = operation["kind"].removesuffix("-start")
         if kind == "fusion":
             inside = self.computations.get(_called(line, "calls")[0], ())
-            return [one for inner in inside if (op := _OPERATION.match(inner)) for one in self._messages(inner, op)]
+            return [
+                one
+                for inner in inside
+                if (op := _OPERATION.match(inner))
+                for one in self._messages(inner, op)
+            ]
         if kind not in COLLECTIVES:
             return []
         channel = re.search(r"channel_id=(\d+)", line)
@@ -132,7 +157,9 @@ class ProgramText:
 
     def _turns(self, condition: str) -> int:
         """Return how often a loop turns that counts up to a constant; 1 where its condition says no number."""
-        numbers = re.findall(r"s32\[\]\S* constant\((\d+)\)", "\n".join(self.computations[condition]))
+        numbers = re.findall(
+            r"s32\[\]\S* constant\((\d+)\)", "\n".join(self.computations[condition])
+        )
         return int(numbers[0]) if len(numbers) == 1 else 1
 
 
@@ -148,7 +175,9 @@ def _called(line: str, role: str) -> list[str]:
 
 def _stage(line: str) -> str:
     name = re.search(r'op_name="([^"]*)"', line)
-    return next((part for part in name[1].split("/") if part in STAGES), "other") if name else "other"
+    return (
+        next((part for part in name[1].split("/") if part in STAGES), "other") if name else "other"
+    )
 
 
 def _copied(line: str) -> int:
@@ -169,4 +198,7 @@ def array_bytes(text: str) -> int:
     32
     """
     found = _ARRAY.findall(text)
-    return sum(_BYTES.get(kind, 4) * math.prod(map(int, filter(None, shape.split(",")))) for kind, shape in found)
+    return sum(
+        _BYTES.get(kind, 4) * math.prod(map(int, filter(None, shape.split(","))))
+        for kind, shape in found
+    )

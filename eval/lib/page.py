@@ -39,7 +39,9 @@ TITLES = {
 """Figures by file name, and what they show."""
 
 
-def draw_all(config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path) -> list[Path]:
+def draw_all(
+    config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path
+) -> list[Path]:
     """Draw every figure that the rows and records hold something for, as PNG files; none without matplotlib."""
     if not rows or pyplot() is None:
         return []
@@ -67,7 +69,9 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
     wide = max(0.75, 0.17 * len(names) + 0.1)  # inches that a set takes
     shown = min(len(sets), max(1, int(WIDTH / wide)))
     shown = -(-len(sets) // -(-len(sets) // shown))  # panels of about as many sets each
-    groups = [(turn, sets[at : at + shown]) for turn in config.turns for at in range(0, len(sets), shown)]
+    groups = [
+        (turn, sets[at : at + shown]) for turn in config.turns for at in range(0, len(sets), shown)
+    ]
     figure, axes = stacked_axes(len(groups), max(6.0, wide * shown + 1.2), 2.6)
     bar = 0.8 / len(names)
     for axis, (turn, group) in zip(axes, groups):
@@ -92,10 +96,14 @@ def acceptance_by_position(rows: Sequence[Record]) -> Any:
     figure, (axis,) = stacked_axes(1, 6.0, 3.2)
     names = list(dict.fromkeys(row["row"] for row in rows))
     for i, name in enumerate(names):
-        by_place = zip(*(r["conditional_acceptance_rate_per_position"] for r in rows if r["row"] == name))
+        by_place = zip(
+            *(r["conditional_acceptance_rate_per_position"] for r in rows if r["row"] == name)
+        )
         known = [[rate for rate in place if rate is not None] for place in by_place]
         means = [float(np.mean(place)) if place else np.nan for place in known]
-        axis.plot(np.arange(1, len(means) + 1) + _aside(i, len(names)), means, label=name, **_line(i))
+        axis.plot(
+            np.arange(1, len(means) + 1) + _aside(i, len(names)), means, label=name, **_line(i)
+        )
     axis.set_xlabel("place in the block")
     axis.set_ylabel("accepted, given all before were")
     axis.xaxis.get_major_locator().set_params(integer=True)
@@ -114,7 +122,13 @@ def stage_times(rows: Sequence[Record]) -> Any:
         first = next(row for row in timed if row["row"] == name)
         drafting = first["gamma"] * first["draft_ms"]
         axis.barh(y, drafting, color=COLOURS[0], label="draft" if y == 0 else None)
-        axis.barh(y, first["verify_ms"], left=drafting, color=COLOURS[2], label="verify" if y == 0 else None)
+        axis.barh(
+            y,
+            first["verify_ms"],
+            left=drafting,
+            color=COLOURS[2],
+            label="verify" if y == 0 else None,
+        )
     axis.axvline(timed[0]["target_ms"], color="black", linestyle=":", label="one plain target pass")
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
@@ -132,17 +146,26 @@ def weight_trajectory(records: Sequence[Record]) -> Any:
     names = list(dict.fromkeys(record["row"] for record in learning))[:6]
     if not names:
         return None
-    shown = [max((record for record in learning if record["row"] == name), key=movement) for name in names]
+    shown = [
+        max((record for record in learning if record["row"] == name), key=movement)
+        for name in names
+    ]
     views = list(dict.fromkeys(view for record in shown for view in record["views"]))
     figure, axes = stacked_axes(len(shown), 8.0, 1.7)
     grounds = {"accepted draft": COLOURS[2], "the target's own token": COLOURS[1]}
     for axis, record in zip(axes, shown):
         places = record["trace"]["place"]
         for x, place in enumerate(places):
-            axis.axvspan(x - 0.5, x + 0.5, color=list(grounds.values())[place < 0], alpha=0.15, linewidth=0)
+            axis.axvspan(
+                x - 0.5, x + 0.5, color=list(grounds.values())[place < 0], alpha=0.15, linewidth=0
+            )
         for view, weights in zip(record["views"], np.asarray(record["trace"]["weights"]).T):
-            axis.step(range(len(weights)), weights, where="mid", **_band(views.index(view), len(views)))
-        axis.set_title(f"{record['row']}, {record['sample']}, turn {record['turn']}", loc="left", fontsize=9)
+            axis.step(
+                range(len(weights)), weights, where="mid", **_band(views.index(view), len(views))
+            )
+        axis.set_title(
+            f"{record['row']}, {record['sample']}, turn {record['turn']}", loc="left", fontsize=9
+        )
         axis.set_xlim(-0.5, len(places) - 0.5)
         axis.set_ylim(-0.06, 1.06)
         axis.set_ylabel("weight")
@@ -205,7 +228,9 @@ def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
                 np.add.at(accepted, at, places >= 0)
                 np.add.at(all_tokens, at, 1)
         share = accepted / np.maximum(all_tokens, 1)
-        axis.plot((np.arange(bins) + 0.5 + _aside(i, len(names))) / bins, share, label=name, **_line(i))
+        axis.plot(
+            (np.arange(bins) + 0.5 + _aside(i, len(names))) / bins, share, label=name, **_line(i)
+        )
     axis.set_xlabel("place in the answer")
     axis.set_ylabel("share of accepted drafts")
     _legend(figure, axis)
@@ -225,7 +250,13 @@ def _style(i: int) -> Record:
 def _line(i: int) -> Record:
     """Return the i-th line's style: dashed once the colours have all been used, and with a marker of its own."""
     dashes, marker = ("-", "--", ":")[i // len(COLOURS) % 3], MARKERS[i % len(MARKERS)]
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1}
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "linestyle": dashes,
+        "marker": marker,
+        "markersize": 4,
+        "linewidth": 1,
+    }
 
 
 def _aside(i: int, count: int) -> float:
@@ -243,13 +274,22 @@ def _legend(figure: Any, axis: Any) -> None:
     handles, labels = axis.get_legend_handles_labels()
     columns = max(1, int(figure.get_figwidth() / (0.65 + 0.06 * max(map(len, labels)))))
     figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(labels) // columns))
-    figure.legend(handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center")
+    figure.legend(
+        handles, labels, frameon=False, fontsize=8, ncols=columns, loc="outside lower center"
+    )
 
 
-def stacked_axes(count: int, width: float, height: float, alike: bool = True) -> tuple[Any, list[Any]]:
+def stacked_axes(
+    count: int, width: float, height: float, alike: bool = True
+) -> tuple[Any, list[Any]]:
     """Return a figure and a column of axes, each of that height in inches; `alike`, over one range of values."""
     figure, axes = pyplot().subplots(
-        count, 1, figsize=(width, height * count + 0.3), sharey=alike, squeeze=False, layout="constrained"
+        count,
+        1,
+        figsize=(width, height * count + 0.3),
+        sharey=alike,
+        squeeze=False,
+        layout="constrained",
     )
     for axis in axes[:, 0]:
         axis.spines[["top", "right"]].set_visible(False)
@@ -296,7 +336,9 @@ def write_html(
       records: those with a `trace` are shown, up to SHOWN samples of each set and turn.
       questions: by what a record has in `ASKED`, the prompt's text and its images.
     """
-    page = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(default=True))
+    page = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(default=True)
+    )
     html = page.get_template("page.html.jinja").render(
         **table._asdict(),
         run=run,
@@ -319,7 +361,9 @@ def token_class(place: int, agree: Sequence[bool] | None) -> str:
     return "several" if right else "mixture"
 
 
-def _samples(records: Sequence[Record], questions: Mapping[tuple[Any, ...], tuple[str, Sequence[Any]]]) -> list[Record]:
+def _samples(
+    records: Sequence[Record], questions: Mapping[tuple[Any, ...], tuple[str, Sequence[Any]]]
+) -> list[Record]:
     out: dict[tuple[Any, ...], Record] = {}
     shown: dict[tuple[str, int], set[str]] = {}
     for record in records:
@@ -334,19 +378,33 @@ def _samples(records: Sequence[Record], questions: Mapping[tuple[Any, ...], tupl
         if key not in out:
             text, images = questions.get(key, ("", ()))
             pictures = [_picture(image) for image in images]
-            out[key] = {"dataset": key[0], "sample": key[1], "turn": key[2], "question": text, "images": pictures}
+            out[key] = {
+                "dataset": key[0],
+                "sample": key[1],
+                "turn": key[2],
+                "question": text,
+                "images": pictures,
+            }
             out[key]["rows"] = []
         agree = trace["agree"]
         tokens = [
-            (piece, token_class(place, agree[i]), _tip(record["views"], place, agree[i], trace["weights"][i]))
+            (
+                piece,
+                token_class(place, agree[i]),
+                _tip(record["views"], place, agree[i], trace["weights"][i]),
+            )
             for i, (piece, place) in enumerate(zip(trace["pieces"], trace["place"]))
         ]
         length = record["mean_acceptance_length"]
-        out[key]["rows"].append({"name": record["row"], "views": record["views"], "tokens": tokens, "length": length})
+        out[key]["rows"].append(
+            {"name": record["row"], "views": record["views"], "tokens": tokens, "length": length}
+        )
     return list(out.values())
 
 
-def _tip(views: Sequence[str], place: int, agree: Sequence[bool] | None, weights: Sequence[float]) -> str:
+def _tip(
+    views: Sequence[str], place: int, agree: Sequence[bool] | None, weights: Sequence[float]
+) -> str:
     """Return what is said when the pointer rests on a token."""
     parts = ["written by the target" if place < 0 else f"drafted at place {place + 1}"]
     if agree is not None:

@@ -66,7 +66,9 @@ GROUP = ("pairing", "dataset")
 """What rows that were measured by turns have in common, as `eval.lib.comparison.GROUP`."""
 
 
-def measure(config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Record] = ()) -> Iterator[Group]:
+def measure(
+    config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Record] = ()
+) -> Iterator[Group]:
     """Yield what each pairing gives on each set that has no rows `before`: rows of methods and of the sweep, records.
 
     A pairing that fails on a set costs no other. Only one pairing's models are held at a time.
@@ -74,9 +76,16 @@ def measure(config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Reco
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
     done = {(row["pairing"], row["dataset"]) for row in before}
-    left = [(pairing, name) for pairing in config.pairings for name in config.sets if (pairing.name, name) not in done]
+    left = [
+        (pairing, name)
+        for pairing in config.pairings
+        for name in config.sets
+        if (pairing.name, name) not in done
+    ]
     work = sum(_runs(config, pairing) for pairing, _ in left)
-    with tqdm(total=work, unit="run", desc="collaboration", delay=1, disable=process()[0] > 0) as bar:
+    with tqdm(
+        total=work, unit="run", desc="collaboration", delay=1, disable=process()[0] > 0
+    ) as bar:
         for pairing, dataset in left:
             bar.set_postfix_str(f"{pairing.name}, {dataset}", refresh=False)
             try:
@@ -84,11 +93,20 @@ def measure(config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Reco
                 for name in pairing.models:
                     if name not in loaded:
                         shared = next(iter(loaded.values()), None)
-                        loaded[name] = load_model(name, config.dtype, share_tower_with=shared, mesh=mesh)
+                        loaded[name] = load_model(
+                            name, config.dtype, share_tower_with=shared, mesh=mesh
+                        )
                 models = [loaded[name] for name in pairing.models]
-                group = Group(*_Measurement(config, pairing, models, dataset, judge, bar).rows(), [])
+                group = Group(
+                    *_Measurement(config, pairing, models, dataset, judge, bar).rows(), []
+                )
             except Exception as error:
-                place = {"dataset": dataset, "turn": 1, "pairing": pairing.name, "row": pairing.name}
+                place = {
+                    "dataset": dataset,
+                    "turn": 1,
+                    "pairing": pairing.name,
+                    "row": pairing.name,
+                }
                 group = Group([], [], [place | {"error": told(error)}])
             yield group
 
@@ -128,8 +146,12 @@ class _Measurement:
         asked = config.samples(self.dataset, max(config.limit, config.held_out))
         samples = [sample for sample in asked if self.fits(programs["standard"], sample)]
         if not samples:
-            raise InputError(f"set {self.dataset}: no prompt fits the models' context; give fewer --max-new-tokens")
-        references = read_references(programs["standard"], samples[: config.held_out], config.max_new_tokens)
+            raise InputError(
+                f"set {self.dataset}: no prompt fits the models' context; give fewer --max-new-tokens"
+            )
+        references = read_references(
+            programs["standard"], samples[: config.held_out], config.max_new_tokens
+        )
         rows, records = self.methods(programs, references, samples[: config.limit])
         rows += self.sweep(references, samples[: config.limit])
         return [row | {"left_out": len(asked) - len(samples)} for row in rows], records
@@ -140,13 +162,19 @@ class _Measurement:
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
             for form in engine.assembly.forms:
-                form.check_context(request, prompt_row(engine.encoder, form.model, form.view, request.prompt))
+                form.check_context(
+                    request, prompt_row(engine.encoder, form.model, form.view, request.prompt)
+                )
         except InputError:
             return False
         return True
 
-    def program(self, method: Method, gammas: tuple[int, ...], combine: str | None = None) -> Engine:
-        return Engine(self.models, config=self.config.collaboration(self.pairing, method, gammas, combine))
+    def program(
+        self, method: Method, gammas: tuple[int, ...], combine: str | None = None
+    ) -> Engine:
+        return Engine(
+            self.models, config=self.config.collaboration(self.pairing, method, gammas, combine)
+        )
 
     def methods(
         self, programs: dict[str, Engine], references: References, samples: Sequence[Sample]
@@ -157,10 +185,14 @@ class _Measurement:
             "held_out_nats": references.nats(combination),
             "held_out_nats_alone": references.nats_alone(),
         }
-        pooled = collaboration_metrics([a.stats for every in answers.values() for a in every])["alpha"]
+        pooled = collaboration_metrics([a.stats for every in answers.values() for a in every])[
+            "alpha"
+        ]
         alphas = [alpha or 0.0 for alpha in pooled]
         widths = {name: _scoring_widths(program) for name, program in programs.items()}
-        times = time_members(programs["CoS"], requests[0], [1, *(w for pair in widths.values() for w in pair)])
+        times = time_members(
+            programs["CoS"], requests[0], [1, *(w for pair in widths.values() for w in pair)]
+        )
         best = best_schedule(alphas, times[1], lengths=range(1, 7))
         rows, records = [], []
         for name, program in programs.items():
@@ -192,7 +224,9 @@ class _Measurement:
                     "decode_tokens_per_second": rates[name],
                     "speedup_measured": rates[name] / rates["standard"],
                     "quality": mean(here, "quality"),
-                    "token_identity_rate": float(np.mean(same)) if self.pairing.temperature == 0 else None,
+                    "token_identity_rate": float(np.mean(same))
+                    if self.pairing.temperature == 0
+                    else None,
                 }
             )
         return rows, records
@@ -203,15 +237,22 @@ class _Measurement:
         points = self.pairing.points(self.config.sweep)
         for text in dict.fromkeys(point.combine for point in points):
             here = {point.gammas: point for point in points if point.combine == text}
-            programs: dict[Any, Engine] = {"standard": self.program("standard", (1,) * len(self.models), text)}
+            programs: dict[Any, Engine] = {
+                "standard": self.program("standard", (1,) * len(self.models), text)
+            }
             programs |= {gammas: self.program("alternating", gammas, text) for gammas in here}
             judged = list(here)[-1]
             requests, answers, rates = self.answers(programs, samples, [judged])
             combination = parse_combination(text, len(self.models))
             widths = {gammas: _scoring_widths(programs[gammas]) for gammas in here}
-            times = time_members(programs[judged], requests[0], [1, *(w for pair in widths.values() for w in pair)])
+            times = time_members(
+                programs[judged], requests[0], [1, *(w for pair in widths.values() for w in pair)]
+            )
             alphas = references.alphas(combination, self.pairing.temperature)
-            scores = [{"quality": self.judge(s, a.text)} for s, a in zip(samples, answers[judged], strict=True)]
+            scores = [
+                {"quality": self.judge(s, a.text)}
+                for s, a in zip(samples, answers[judged], strict=True)
+            ]
             shared = {
                 "held_out_nats": references.nats(combination),
                 "held_out_alpha": alphas,
@@ -244,10 +285,17 @@ class _Measurement:
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
         requests = [
-            Request(first_prompt(encoder, sample), config.max_new_tokens, pairing.temperature, seed=config.seed + i)
+            Request(
+                first_prompt(encoder, sample),
+                config.max_new_tokens,
+                pairing.temperature,
+                seed=config.seed + i,
+            )
             for i, sample in enumerate(samples)
         ]
-        timed, rates = interleaved(list(programs.values()), requests[: config.timed], config.repeats, self.bar)
+        timed, rates = interleaved(
+            list(programs.values()), requests[: config.timed], config.repeats, self.bar
+        )
         answers = dict(zip(programs, timed, strict=True))
         for name in judged:
             answers[name] = [*answers[name], *programs[name].generate(requests[config.timed :])]
@@ -262,7 +310,9 @@ class _Measurement:
             "turn": 1,
             "pairing": pairing.name,
             "row": row,
-            "models": [os.path.relpath(name) if os.path.isabs(name) else name for name in pairing.models],
+            "models": [
+                os.path.relpath(name) if os.path.isabs(name) else name for name in pairing.models
+            ],
             "combine": given.combine,
             "method": given.method,
             "gammas": list(given.checked(len(pairing.models))[1]),
@@ -324,19 +374,27 @@ class References:
         return [float((logits.argmax(-1) == best).mean()) for logits in self.logits]
 
     def _combined(self, combination: Combination, temperature: float) -> np.ndarray:
-        return np.asarray(combination.soft(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature)))
+        return np.asarray(
+            combination.soft(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature))
+        )
 
     def _alone(self, temperature: float) -> np.ndarray:
-        return np.asarray(tempered(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature)))
+        return np.asarray(
+            tempered(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature))
+        )
 
     def _mean_nats(self, probs: np.ndarray) -> float:
-        return float(-np.log(np.maximum(probs[np.arange(len(self.tokens)), self.tokens], 1e-30)).mean())
+        return float(
+            -np.log(np.maximum(probs[np.arange(len(self.tokens)), self.tokens], 1e-30)).mean()
+        )
 
 
 def read_references(engine: Engine, samples: Sequence[Sample], most: int) -> References:
     """Show all models the samples' first questions and the first `most` tokens of their reference answers."""
     starts = range(0, len(samples), REFERENCE_BATCH)
-    logits, tokens = zip(*(_read(engine, samples[at : at + REFERENCE_BATCH], most) for at in starts))
+    logits, tokens = zip(
+        *(_read(engine, samples[at : at + REFERENCE_BATCH], most) for at in starts)
+    )
     return References(np.concatenate(logits, axis=1), np.concatenate(tokens))
 
 
@@ -344,23 +402,36 @@ def _read(engine: Engine, samples: Sequence[Sample], most: int) -> tuple[np.ndar
     encoder = engine.encoder
     prompts = [first_prompt(encoder, sample) for sample in samples]
     answers = [
-        np.asarray([*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][:most], np.int32)
+        np.asarray(
+            [*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][
+                :most
+            ],
+            np.int32,
+        )
         for s in samples
     ]
     state = engine.prefill([Request(prompt, most) for prompt in prompts])
     padding = [np.zeros(0, np.int32)] * (state.count.shape[0] - len(answers))
     # The last token of the prompt is read again, for what follows it.
     fed, length = pad_rows(
-        [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)] + padding, most
+        [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)]
+        + padding,
+        most,
     )
     real = np.arange(most) < length[:, None]
     targets, _ = pad_rows([*answers, *padding], most)
     assert isinstance(engine.program, OneProposer | Alternating)
     members = zip(engine.program.members, engine.params["models"], state.target, strict=True)
-    logits = [np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members]
+    logits = [
+        np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members
+    ]
     return np.stack(logits), targets[real]
 
 
 @partial(jax.jit, static_argnums=0)
-def _score(member: Member, params: Params, tokens: Int[Array, "B T"], cache: KVCache) -> Float[Array, "B T V"]:
-    return member.model.extend(params, tokens, cache.replace(length=cache.length - 1))[0].astype(jnp.float32)
+def _score(
+    member: Member, params: Params, tokens: Int[Array, "B T"], cache: KVCache
+) -> Float[Array, "B T V"]:
+    return member.model.extend(params, tokens, cache.replace(length=cache.length - 1))[0].astype(
+        jnp.float32
+    )

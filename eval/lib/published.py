@@ -20,7 +20,10 @@ class Published:
 
     def is_of(self, config: Any) -> bool:
         """Return whether the configuration has all the settings; the order of sets does not matter."""
-        return all(_unordered(getattr(config, name)) == _unordered(value) for name, value in self.settings.items())
+        return all(
+            _unordered(getattr(config, name)) == _unordered(value)
+            for name, value in self.settings.items()
+        )
 
 
 def _unordered(value: Any) -> Any:
@@ -39,5 +42,7 @@ def read_numbers(text: str) -> dict[str, dict[str, float]]:
     rows = {}
     for line in lines:
         name, *cells = line.strip().rsplit(maxsplit=len(columns))
-        rows[name] = {column: float(cell) for column, cell in zip(columns, cells, strict=True) if cell != "-"}
+        rows[name] = {
+            column: float(cell) for column, cell in zip(columns, cells, strict=True) if cell != "-"
+        }
     return rows

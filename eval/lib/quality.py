@@ -12,7 +12,9 @@ from jaxspec.data.benchmarks import BENCHMARKS
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 
-SHORT = {name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)} - {None}
+SHORT = {
+    name for known in BENCHMARKS.values() if known.short for name in (known.name, known.synthetic)
+} - {None}
 """Sets whose answers are right or wrong, and picturebook's sets that stand for them."""
 MEASURES = {"humaneval": "pass@1", "cnn-dm": "ROUGE-L"}
 """What CoS's sets are judged by, where that is not accuracy."""
@@ -27,7 +29,9 @@ def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None
     Args:
       run_code: run what is answered to HumanEval, which is None otherwise.
     """
-    if sample.turns[0][0].endswith("\nAnswer:"):  # after worked examples models go on with a question of their own
+    if sample.turns[0][0].endswith(
+        "\nAnswer:"
+    ):  # after worked examples models go on with a question of their own
         answer = answer.partition("\nQuestion:")[0]
     measure = MEASURES.get(sample.dataset)
     if measure == "pass@1":
@@ -89,12 +93,16 @@ def passes_tests(sample: Sample, answer: str) -> bool:
     labels, asked = dict(sample.labels), sample.turns[0][0]
     fenced = re.search(r"(?s)```(?:[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
     code = fenced[1] if fenced else answer
-    whole = re.search(rf"(?ms)^def {re.escape(labels['entry_point'])}\b.*?(?=\n{_OUTSIDE}|\Z)", code)
+    whole = re.search(
+        rf"(?ms)^def {re.escape(labels['entry_point'])}\b.*?(?=\n{_OUTSIDE}|\Z)", code
+    )
     if whole:
         body = code if fenced else whole[0]
     else:
         indented, *after = re.split(rf"\n(?={_OUTSIDE})", "\n" + code.lstrip("\n"))
-        body = indented if indented.strip() else f"    {''.join(after[:1])}"  # a decoder may cut the first spaces
+        body = (
+            indented if indented.strip() else f"    {''.join(after[:1])}"
+        )  # a decoder may cut the first spaces
     return passes(f"{asked}\n{body}\n\n{labels['test']}\n\ncheck({labels['entry_point']})\n")
 
 
@@ -109,7 +117,9 @@ def rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
-        raise InputError("quality: rouge-score is not installed; pip install -e '.[quality]'") from error
+        raise InputError(
+            "quality: rouge-score is not installed; pip install -e '.[quality]'"
+        ) from error
     return RougeScorer(["rougeL"], use_stemmer=True)
 
 
@@ -127,7 +137,11 @@ def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -
         except LookupError:
             return None
         lexicon = wordnet
-    return float(meteor_score([_words(text).split() for text in references], _words(answer).split(), wordnet=lexicon))
+    return float(
+        meteor_score(
+            [_words(text).split() for text in references], _words(answer).split(), wordnet=lexicon
+        )
+    )
 
 
 def _words(text: str) -> str:

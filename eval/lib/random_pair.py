@@ -73,10 +73,14 @@ class ForcedSpeculator(Speculator):
 
     pattern: tuple[int, ...] = (0,)
 
-    def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
+    def judge(
+        self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling
+    ) -> Verdict:
         """Return the verdict with its count replaced."""
         verdict = super().judge(logits, draft, state, options)
-        return verdict.replace(count=jnp.asarray(self.pattern)[state.stats.steps % len(self.pattern)])
+        return verdict.replace(
+            count=jnp.asarray(self.pattern)[state.stats.steps % len(self.pattern)]
+        )
 
 
 def accepted_pattern(block_efficiency: float, gamma: int, blocks: int = 100) -> tuple[int, ...]:
@@ -99,11 +103,15 @@ class Pair:
 
     @cached_property
     def target(self) -> LoadedModel:
-        return LoadedModel(self.config.target, random_params(self.config.target, self.dtype), None, None)
+        return LoadedModel(
+            self.config.target, random_params(self.config.target, self.dtype), None, None
+        )
 
     @cached_property
     def draft(self) -> LoadedModel:
-        return LoadedModel(self.config.draft, random_params(self.config.draft, self.dtype, 1), None, None)
+        return LoadedModel(
+            self.config.draft, random_params(self.config.draft, self.dtype, 1), None, None
+        )
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -118,14 +126,21 @@ class Pair:
     def drafter(self, views: int) -> ChainDrafter:
         """Return a drafter of so many views, which all show the same."""
         shown = (VIEWS["T"],) * views
-        return ChainDrafter(self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size)
+        return ChainDrafter(
+            self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size
+        )
 
     def prompts(self, batch: int, views: int) -> PromptBatch:
         """Return rows of `context` tokens."""
         length = self.config.context
-        tokens = jnp.arange(batch * length).reshape(batch, -1) % text_config(self.config.draft).vocab_size
+        tokens = (
+            jnp.arange(batch * length).reshape(batch, -1)
+            % text_config(self.config.draft).vocab_size
+        )
         rows = PromptRows(tokens.astype(jnp.int32), jnp.full(batch, length, jnp.int32))
-        return PromptBatch(rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views, jnp.float32))
+        return PromptBatch(
+            rows, None, (rows,) * views, None, jnp.full((batch, views), 1 / views, jnp.float32)
+        )
 
     def image_prompt(self, model: LoadedModel, images: int) -> tuple[PromptRows, Array | None]:
         """Return a prompt of so many images and a text behind them, and the features of the images."""
@@ -149,17 +164,26 @@ def measure_passes(pair: Pair) -> list[Record]:
     roofline = measure_roofline(pair.dtype, config.probe_megabytes, config.probe_side)
     for batch, slots in config.shapes:
         target = pair.passes(pair.target, batch, slots, max(config.gammas) + 1)
-        calls = {f"target {tokens}": target.over(tokens) for tokens in (1, *(gamma + 1 for gamma in config.gammas))}
+        calls = {
+            f"target {tokens}": target.over(tokens)
+            for tokens in (1, *(gamma + 1 for gamma in config.gammas))
+        }
         for views in config.views:
             calls[f"draft {views}"] = pair.passes(pair.draft, views * batch, slots, 1).over(1)
         ms = time_loops(calls, config.repeats, f"passes, B = {batch}, S = {slots}")
-        work = pass_work(text_config(config.target), pair.dtype.itemsize, batch, 1, target.state.slots)
+        work = pass_work(
+            text_config(config.target), pair.dtype.itemsize, batch, 1, target.state.slots
+        )
         gbps, tflops = work.bytes / ms["target 1"] / 1e6, work.flops / ms["target 1"] / 1e9
         rows.append(
             {"kind": "passes", "batch": batch, "slots": slots, "target_ms": ms["target 1"]}
             | {"verify_ms": {str(gamma): ms[f"target {gamma + 1}"] for gamma in config.gammas}}
             | {"draft_ms": {str(views): ms[f"draft {views}"] for views in config.views}}
-            | {"effective_gbps": gbps, "copy_share": gbps / roofline.copy_gbps, "read_share": gbps / roofline.read_gbps}
+            | {
+                "effective_gbps": gbps,
+                "copy_share": gbps / roofline.copy_gbps,
+                "read_share": gbps / roofline.read_gbps,
+            }
             | {"matmul_share": tflops / roofline.matmul_tflops, "roofline": vars(roofline)}
         )
     return rows
@@ -186,14 +210,24 @@ def measure_images(pair: Pair) -> list[Record]:
         for images in config.images if model.model.has_vision else (0,):
             if images:
                 pixels = image_zeros(model.config, 1, images)
-                calls[f"{name} tower {images}"] = _repeated(_run_encode, model.model, model.params, pixels)
+                calls[f"{name} tower {images}"] = _repeated(
+                    _run_encode, model.model, model.params, pixels
+                )
             prompt = pair.image_prompt(model, images)
-            calls[f"{name} prefill {images}"] = _repeated(_run_prefill, model.model, model.params, *prompt)
+            calls[f"{name} prefill {images}"] = _repeated(
+                _run_prefill, model.model, model.params, *prompt
+            )
     ms = time_loops(calls, config.repeats, "images")
     found = []
     for images in config.images:
-        times = {name: ms.get(f"{name} {images}") for name in dict.fromkeys(key.rpartition(" ")[0] for key in calls)}
-        found.append({"kind": "images", "images": images} | {f"{k.replace(' ', '_')}_ms": v for k, v in times.items()})
+        times = {
+            name: ms.get(f"{name} {images}")
+            for name in dict.fromkeys(key.rpartition(" ")[0] for key in calls)
+        }
+        found.append(
+            {"kind": "images", "images": images}
+            | {f"{k.replace(' ', '_')}_ms": v for k, v in times.items()}
+        )
     return found
 
 
@@ -208,8 +242,12 @@ def _run_encode(model: LanguageModel, params: Params, pixels: dict[str, Array]) 
 
 
 @partial(jax.jit, static_argnums=0)
-def _run_prefill(model: LanguageModel, params: Params, rows: PromptRows, features: Array | None) -> Array:
-    logits, cache = model.prefill(params, model.embed(params, rows, features), rows, rows.tokens.shape[1])
+def _run_prefill(
+    model: LanguageModel, params: Params, rows: PromptRows, features: Array | None
+) -> Array:
+    logits, cache = model.prefill(
+        params, model.embed(params, rows, features), rows, rows.tokens.shape[1]
+    )
     return logits + cache.k[-1][0, 0, 0, 0] * 0
 
 
@@ -225,14 +263,19 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     programs: dict[str, Any] = {"plain": Autoregressive(pair.target.model)}
     for tau in config.forced:
         pattern = accepted_pattern(tau, gamma)
-        programs[f"{tau:g}"] = ForcedSpeculator(pair.target.model, drafter, Static(), pattern=pattern)
+        programs[f"{tau:g}"] = ForcedSpeculator(
+            pair.target.model, drafter, Static(), pattern=pattern
+        )
     states = {
-        name: run_prefill(program, pair.params, inputs, options, config.new) for name, program in programs.items()
+        name: run_prefill(program, pair.params, inputs, options, config.new)
+        for name, program in programs.items()
     }
     steps: dict[str, float] = {}
 
     def decode(name: str, times: int) -> Array:
-        done = [_run_decode(programs[name], pair.params, states[name], options) for _ in range(times)]
+        done = [
+            _run_decode(programs[name], pair.params, states[name], options) for _ in range(times)
+        ]
         steps[name] = float(done[-1].stats.steps.max())
         return done[-1].count
 
@@ -250,12 +293,30 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     found = []
     for tau in config.forced:
         loop, reached = ms[f"{tau:g}"], (config.new - 1) / steps[f"{tau:g}"]
-        predicted = predicted_speedup(tau, gamma, times["draft_ms"], times["target_ms"], times["verify_ms"])
+        predicted = predicted_speedup(
+            tau, gamma, times["draft_ms"], times["target_ms"], times["verify_ms"]
+        )
         found.append(
-            {"kind": "forced", "batch": batch, "views": views, "gamma": gamma, "forced_acceptance_length": tau}
-            | {"mean_acceptance_length": reached, "plain_tokens_per_second": batch * 1e3 * config.new / ms["plain"]}
-            | {"tokens_per_second": batch * 1e3 * config.new / loop, "speedup_measured": ms["plain"] / loop}
-            | {"speedup_predicted": predicted_speedup(tau, gamma, times["draft_ms"], times["target_ms"])}
+            {
+                "kind": "forced",
+                "batch": batch,
+                "views": views,
+                "gamma": gamma,
+                "forced_acceptance_length": tau,
+            }
+            | {
+                "mean_acceptance_length": reached,
+                "plain_tokens_per_second": batch * 1e3 * config.new / ms["plain"],
+            }
+            | {
+                "tokens_per_second": batch * 1e3 * config.new / loop,
+                "speedup_measured": ms["plain"] / loop,
+            }
+            | {
+                "speedup_predicted": predicted_speedup(
+                    tau, gamma, times["draft_ms"], times["target_ms"]
+                )
+            }
             | {"speedup_predicted_with_verify": predicted}
             | {"loop_efficiency": ms["plain"] / loop / predicted * tau / reached}
             | times
@@ -274,13 +335,26 @@ def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[R
     for views in pair.config.views:
         for rule in ("static", *rules) if views > 1 else ("static",):
             program = Speculator(pair.target.model, pair.drafter(views), parse_weighting(rule))
-            state = run_prefill(program, pair.params, pair.prompts(batch, views), options, pair.config.new)
+            state = run_prefill(
+                program, pair.params, pair.prompts(batch, views), options, pair.config.new
+            )
             calls[f"{views} {rule}"] = blocks(program, pair.params, state, options)
             size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.weighting)) // batch
-            found.append({"kind": "mixtures", "batch": batch, "views": views, "rule": rule, "state_bytes": size})
+            found.append(
+                {
+                    "kind": "mixtures",
+                    "batch": batch,
+                    "views": views,
+                    "rule": rule,
+                    "state_bytes": size,
+                }
+            )
     ms = time_loops(calls, pair.config.repeats, f"mixtures, B = {batch}")
     for row in found:
-        block, plain, one = (ms[key] for key in (f"{row['views']} {row['rule']}", f"{row['views']} static", "1 static"))
+        block, plain, one = (
+            ms[key]
+            for key in (f"{row['views']} {row['rule']}", f"{row['views']} static", "1 static")
+        )
         row |= {"block_ms": block, "share": block / plain - 1, "times_one_view": block / one}
     return found
 
@@ -291,7 +365,9 @@ def _run_decode(program: Any, params: Params, state: DecodeState, options: Sampl
     return program.decode(params, state, options)
 
 
-def blocks(program: Speculator, params: Params, state: DecodeState, options: Sampling) -> Callable[[int], Any]:
+def blocks(
+    program: Speculator, params: Params, state: DecodeState, options: Sampling
+) -> Callable[[int], Any]:
     """Return `call(n)`, which runs n blocks from one state, all over the same slots.
 
     What holds the caches is handed on from call to call: a copy of them would take as long as a good part of a block.
@@ -306,7 +382,9 @@ def blocks(program: Speculator, params: Params, state: DecodeState, options: Sam
 
 
 @partial(jax.jit, static_argnames="program", donate_argnames="state")
-def _run_blocks(program: Speculator, params: Params, state: DecodeState, options: Sampling, times: int) -> DecodeState:
+def _run_blocks(
+    program: Speculator, params: Params, state: DecodeState, options: Sampling, times: int
+) -> DecodeState:
     def step(_: int, now: DecodeState) -> DecodeState:
         after = program.block(params, now, options)
         target, drafter = rewound(after.target, state.target), rewound(after.drafter, state.drafter)
@@ -320,4 +398,6 @@ def greedy(batch: int, new: int) -> Sampling:
     whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), batch)
     data = jax.random.key_data(keys)
-    return Sampling(real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), data, greedy=True)
+    return Sampling(
+        real, whole, real + 1, whole + new, jnp.full(1, -1, jnp.int32), data, greedy=True
+    )

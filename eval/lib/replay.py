@@ -49,19 +49,30 @@ class ReplayModel(LanguageModel):
     def has_vision(self) -> bool:
         return False
 
-    def embed(self, params: Params, rows: PromptRows, features: Any = None, pool: Any = None) -> Float[Array, "B L 0"]:
+    def embed(
+        self, params: Params, rows: PromptRows, features: Any = None, pool: Any = None
+    ) -> Float[Array, "B L 0"]:
         """Return nothing: prompts are not read."""
         return jnp.zeros((*rows.tokens.shape, 0))
 
     def prefill(
-        self, params: Params, embeds: Float[Array, "B L 0"], rows: PromptRows, slots: int, keep_hidden: bool = False
+        self,
+        params: Params,
+        embeds: Float[Array, "B L 0"],
+        rows: PromptRows,
+        slots: int,
+        keep_hidden: bool = False,
     ) -> tuple[Float[Array, "B V"], KVCache]:
         """Return the first token of every answer, as one-hot logits; there are no hidden states."""
         none = jnp.zeros_like(rows.length)
         return self._say(params, none[:, None])[:, 0], KVCache(k=(), v=(), length=none, shift=none)
 
     def extend(
-        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        cache: KVCache,
+        tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Return the tokens of the answer behind the next T, or behind the nodes of a tree, whatever these are."""
         width = tokens.shape[1]
@@ -92,7 +103,9 @@ class RecordedTarget(LoadedModel):
         and for texts that were told in another number of tokens.
         """
         if not isinstance(draft.config, LlavaConfig):
-            raise InputError(f"{PREFIX}{path}: needs a draft that is an LVLM, whose prompts it can read; give another")
+            raise InputError(
+                f"{PREFIX}{path}: needs a draft that is an LVLM, whose prompts it can read; give another"
+            )
         answers: dict[tuple[str, int], tuple[int, ...]] = {}
         for row, sample, turn, tokens in _read(path, draft):
             if answers.setdefault((sample, turn), tokens) != tokens:
@@ -115,7 +128,9 @@ class RecordedTarget(LoadedModel):
 
     def with_head(self, path: str | Path) -> LoadedModel:
         """Raise InputError: there are no keys and values that a KV head could read."""
-        raise InputError(f"{PREFIX}{self.source}: has no keys and values for KV head {path}; leave the head out")
+        raise InputError(
+            f"{PREFIX}{self.source}: has no keys and values for KV head {path}; leave the head out"
+        )
 
     def answer(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the recorded tokens of a prompt; InputError where there are none."""
@@ -148,7 +163,9 @@ class RecordedEngine(Engine):
         super().__post_init__()
         if isinstance(self.program, Speculator) and not self.program.weighting.hard_labels:
             rule = self.program.weighting
-            raise InputError(f"weighting {rule}: learns from probabilities, and recorded answers have none")
+            raise InputError(
+                f"weighting {rule}: learns from probabilities, and recorded answers have none"
+            )
 
     @property
     def _refills(self) -> bool:
@@ -164,7 +181,9 @@ class RecordedEngine(Engine):
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
         """Return the request, for no more tokens than the recorded answer has."""
         if request.temperature > 0:
-            raise InputError(f"temperature {request.temperature}: recorded answers are greedy; give 0")
+            raise InputError(
+                f"temperature {request.temperature}: recorded answers are greedy; give 0"
+            )
         known = len(self.target.answer(request.prompt))
         return replace(request, max_new_tokens=min(request.max_new_tokens, known))
 
@@ -176,11 +195,16 @@ class RecordedEngine(Engine):
 
     def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
         """Raise InputError: there are no probabilities."""
-        raise InputError("logprobs: recorded answers have no probabilities; give a target that is loaded")
+        raise InputError(
+            "logprobs: recorded answers have no probabilities; give a target that is loaded"
+        )
 
 
 def engine_of(
-    target: LoadedModel, draft: LoadedModel | None, config: EngineConfig, captioner: Captioner | None = None
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    config: EngineConfig,
+    captioner: Captioner | None = None,
 ) -> Engine:
     """Return the engine of a target that is loaded, or recorded."""
     kind = RecordedEngine if isinstance(target, RecordedTarget) else Engine
@@ -192,11 +216,16 @@ def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, t
     for row in local_rows(path):
         warmth, turn = row.values.get("temperature"), row.values.get("turn", 1)
         if warmth:
-            raise InputError(f"{row.place}: drawn at temperature {warmth!r:.60}; record greedy answers")
+            raise InputError(
+                f"{row.place}: drawn at temperature {warmth!r:.60}; record greedy answers"
+            )
         if "choices" in row.values:
             sample, answers = answers_of(row)
         else:
-            sample = next((row.values[key] for key in ("sample", "id", "question_id") if key in row.values), None)
+            sample = next(
+                (row.values[key] for key in ("sample", "id", "question_id") if key in row.values),
+                None,
+            )
             if sample is None:
                 raise InputError(f"{row.place}: no column sample, id or question_id; give one")
             if not _counts(turn):
@@ -234,7 +263,11 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
     """Return the ids of an answer; `count` is how many tokens it was, where the line tells."""
     size = text_config(draft.config).vocab_size
     if ids is not None:
-        if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < size for i in ids):
+        if (
+            not isinstance(ids, list)
+            or not ids
+            or not all(type(i) is int and 0 <= i < size for i in ids)
+        ):
             raise InputError(
                 f"{row.place}: token_ids is no list of ids from 0 to {size - 1}; use the draft's tokeniser"
             )

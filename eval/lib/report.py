@@ -43,8 +43,21 @@ from jaxspec.files import (
 
 PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
 FILES = (
-    *("results.json", "records.jsonl", "table.md", "report.html", "summary.csv", "*-temperature-*.jsonl"),
-    *("block_efficiency.png", "acceptance_by_position.png", "stage_times.png", "weight_trajectory.png", "overlap.png"),
+    *(
+        "results.json",
+        "records.jsonl",
+        "table.md",
+        "report.html",
+        "summary.csv",
+        "*-temperature-*.jsonl",
+    ),
+    *(
+        "block_efficiency.png",
+        "acceptance_by_position.png",
+        "stage_times.png",
+        "weight_trajectory.png",
+        "overlap.png",
+    ),
     *("accepted_over_time.png", "sweep.png"),
 )
 """What runs write, and what the next one with the same options replaces."""
@@ -78,9 +91,15 @@ class Run:
         self.tables: Sequence[Table] = ()
         self._open = ExitStack()
         begun = on_first(lambda: begin(out, options))
-        self.folder = begun if process()[0] == 0 else Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+        self.folder = (
+            begun
+            if process()[0] == 0
+            else Path(self._open.enter_context(tempfile.TemporaryDirectory()))
+        )
 
-    def add(self, rows: Sequence[Record], records: Sequence[Record], failed: Sequence[Record] = ()) -> None:
+    def add(
+        self, rows: Sequence[Record], records: Sequence[Record], failed: Sequence[Record] = ()
+    ) -> None:
         """Add what was measured, to be written next."""
         self.rows += rows
         self.records += records
@@ -92,7 +111,9 @@ class Run:
         self.tables = tables
         about |= {"failed": self.failed} if self.failed else {}
         text = "\n".join(map(markdown, tables))
-        on_first(lambda: write_results(self.folder, self.about | about, self.rows, self.records, text))
+        on_first(
+            lambda: write_results(self.folder, self.about | about, self.rows, self.records, text)
+        )
 
     def restore(self, group: Sequence[str]) -> None:
         """Take up the rows and records that a stopped run of the same options has left; one line tells of it.
@@ -111,7 +132,9 @@ class Run:
         self.about = describe_run(self.preset, self.options)
         if left["run"]["device"] != self.about["device"]:
             there = f"was measured on {left['run']['device']}, and this is {self.about['device']}"
-            raise InputError(f"{self.folder}: {there}; go on there, give another --out, or remove it")
+            raise InputError(
+                f"{self.folder}: {there}; go on there, give another --out, or remove it"
+            )
 
         def place(row: Record) -> tuple[Any, ...]:
             return tuple(row.get(field) for field in group)
@@ -122,7 +145,10 @@ class Run:
         lines = (self.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
         self.records = [record for record in map(json.loads, lines) if place(record) in whole]
         if whole:
-            print(f"{self.folder}: {len(whole)} parts are measured already; goes on with the rest", file=sys.stderr)
+            print(
+                f"{self.folder}: {len(whole)} parts are measured already; goes on with the rest",
+                file=sys.stderr,
+            )
         return rows
 
     def __enter__(self) -> Run:
@@ -191,8 +217,12 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
         theirs = _options(folder / "results.json")
         for name, mine in _deciding(options).items():
             if theirs.get(name) != mine:
-                told = f"{name} {reprlib.repr(theirs.get(name))}, and now it is {reprlib.repr(mine)}"
-                raise InputError(f"{folder}: holds results of {told}; give another --out, or remove it")
+                told = (
+                    f"{name} {reprlib.repr(theirs.get(name))}, and now it is {reprlib.repr(mine)}"
+                )
+                raise InputError(
+                    f"{folder}: holds results of {told}; give another --out, or remove it"
+                )
     with writing(fresh):
         fresh.mkdir(parents=True, exist_ok=True)
     return fresh
@@ -200,8 +230,12 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
 
 def finish(fresh: Path, out: Path) -> None:
     """Put all files of the run in the place of an earlier one's, in one step; what else lies in `out` stays."""
-    with whole_directory(Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)) as place:
-        shutil.copytree(fresh, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*.tmp"))  # a kill's halves
+    with whole_directory(
+        Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)
+    ) as place:
+        shutil.copytree(
+            fresh, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*.tmp")
+        )  # a kill's halves
     shutil.rmtree(fresh)
 
 
@@ -210,9 +244,15 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Places of what this checkout ships begin at its root, wherever it lies.
     """
-    told = json.dumps(dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value))
+    told = json.dumps(
+        dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
+    )
     told = told.replace(f"{ASSETS.parents[1]}/", "")
-    return {name: value for name, value in json.loads(told).items() if name not in ("out", "published", "cluster")}
+    return {
+        name: value
+        for name, value in json.loads(told).items()
+        if name not in ("out", "published", "cluster")
+    }
 
 
 def _options(file: Path) -> dict[str, Any]:
@@ -223,7 +263,9 @@ def _options(file: Path) -> dict[str, Any]:
         return {}
 
 
-def write_results(out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str) -> None:
+def write_results(
+    out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
+) -> None:
     """Write the three files, each of them whole or not at all; the rows last, so that each has its records."""
     write_text(out / "table.md", table)
     write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
@@ -252,22 +294,32 @@ def failures(failed: Sequence[Record]) -> list[str]:
     for record in failed:
         places.setdefault(record["row"], []).append(f"{record['dataset']} (turn {record['turn']})")
     errors = {record["row"]: record["error"] for record in reversed(failed)}
-    return [f"{row} failed on {', '.join(dict.fromkeys(where))}: {errors[row]}" for row, where in places.items()]
+    return [
+        f"{row} failed on {', '.join(dict.fromkeys(where))}: {errors[row]}"
+        for row, where in places.items()
+    ]
 
 
 def put_between(page: Path, name: str, made: str) -> None:
     """Replace what stands between the markers of this name in a page. Raises InputError where it has none."""
     between = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    text, count = between.subn(lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text(encoding="utf-8"))
+    text, count = between.subn(
+        lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text(encoding="utf-8")
+    )
     if count != 1:
-        raise InputError(f"{page}: {count} pairs of markers <!-- {name}: --> ... <!-- /{name} -->; put in one")
+        raise InputError(
+            f"{page}: {count} pairs of markers <!-- {name}: --> ... <!-- /{name} -->; put in one"
+        )
     write_text(page, text)
 
 
 def markdown(table: Table) -> str:
     """Return a Markdown table under a heading, numbers right-aligned."""
     lines = [f"# {table.title}", "", "| " + " | ".join(table.header) + " |"]
-    lines += ["|---|" + "---:|" * (len(table.header) - 1), *("| " + " | ".join(row) + " |" for row in table.cells)]
+    lines += [
+        "|---|" + "---:|" * (len(table.header) - 1),
+        *("| " + " | ".join(row) + " |" for row in table.cells),
+    ]
     return "\n".join([*lines, "", *table.notes]) + "\n"
 
 
@@ -308,9 +360,14 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    told = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     names = {"model name": "", "cpu family": "family ", "model": "model "}
-    return ", ".join(f"{word}{told[name]}" for name, word in names.items() if name in told) or platform.machine()
+    return (
+        ", ".join(f"{word}{told[name]}" for name, word in names.items() if name in told)
+        or platform.machine()
+    )
 
 
 def _version(package: str) -> str | None:
@@ -325,6 +382,8 @@ def _git() -> str | None:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         here = Path(__file__).resolve().parent
-        return subprocess.run(command, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS, test_set
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample, own_sample, own_samples
 from jaxspec.errors import InputError, nearest
+from picturebook import FOLLOW_UPS, SYNTHETIC_SETS, test_set
 
 MMSPEC = "mmspec"
 SETS = (*SYNTHETIC_SETS, *BENCHMARKS, MMSPEC)
@@ -61,7 +61,9 @@ def evaluation_set(
         return test_set(name, limit, turns, kinds)
     if name == MMSPEC:
         if name not in data:
-            raise InputError(f"set {MMSPEC}: no data; give its prompt file with --data {MMSPEC}=PATH")
+            raise InputError(
+                f"set {MMSPEC}: no data; give its prompt file with --data {MMSPEC}=PATH"
+            )
         return _with_turns(read_prompts(data[name]), name, turns, limit)
     if name not in BENCHMARKS:
         return _with_turns(own_samples(name, data[name], images), name, turns, limit)
@@ -91,7 +93,9 @@ def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) ->
     found = list(islice((sample for sample in samples if len(sample.turns) >= turns), limit))
     if not found:
         what = "samples" if turns == 1 else "sample with a second turn"
-        raise InputError(f"set {name}: no {what} in its file; add one, or give other --sets or --turns")
+        raise InputError(
+            f"set {name}: no {what} in its file; add one, or give other --sets or --turns"
+        )
     return found
 
 
@@ -113,12 +117,16 @@ def add_follow_ups(
       borrowed: samples of the sets in `SOURCES` by kind; sample i asks question i modulo their number.
     """
     if unknown := [kind for kind in kinds if kind not in FOLLOW_UPS]:
-        raise InputError(f"follow-ups: unknown kind {unknown[0]!r}; {nearest(unknown[0], tuple(FOLLOW_UPS))}")
+        raise InputError(
+            f"follow-ups: unknown kind {unknown[0]!r}; {nearest(unknown[0], tuple(FOLLOW_UPS))}"
+        )
     out = []
     for i, sample in enumerate(samples):
         possible = [kind for kind in kinds if kind != "caption" or sample.images]
         if not possible:
-            raise InputError(f"follow-ups: {sample.dataset} has no images to caption; use another kind than caption")
+            raise InputError(
+                f"follow-ups: {sample.dataset} has no images to caption; use another kind than caption"
+            )
         kind = possible[i % len(possible)]
         if kind == "question":
             following = samples[(i + 1) % len(samples)]
@@ -126,7 +134,10 @@ def add_follow_ups(
             turn = following.turns[0]
         elif kind in BORROWED:
             asked, reference = borrowed[kind][i % len(borrowed[kind])].turns[0]
-            turn = (BORROWED[kind].format(question=_sentence(asked) if kind == "fact" else asked), reference)
+            turn = (
+                BORROWED[kind].format(question=_sentence(asked) if kind == "fact" else asked),
+                reference,
+            )
         else:
             what = "this image" if len(sample.images) == 1 else f"these {len(sample.images)} images"
             turn = (REQUESTS[kind].format(what=what), "")

@@ -77,10 +77,18 @@ def measure_regret(
     Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer of it.
     """
     if isinstance(target, RecordedTarget):
-        raise InputError(f"regret: needs the target's probabilities, and {config.target} has none; give a model")
-    mixing = [row for row in config.rows if len(row.views) > 1 and "kv" not in row.views and row.tree is None]
+        raise InputError(
+            f"regret: needs the target's probabilities, and {config.target} has none; give a model"
+        )
+    mixing = [
+        row
+        for row in config.rows
+        if len(row.views) > 1 and "kv" not in row.views and row.tree is None
+    ]
     if not mixing:
-        raise InputError("regret: no row mixes views of the prompt in a chain; give a preset or --rows that do")
+        raise InputError(
+            "regret: no row mixes views of the prompt in a chain; give a preset or --rows that do"
+        )
     plain = Engine(target, None, config.plain())
     rows: list[Record] = []
     records: list[Record] = []
@@ -92,11 +100,19 @@ def measure_regret(
                 answers = [result.tokens for result in plain.generate(requests)]
                 for views in dict.fromkeys(row.views for row in mixing):
                     some = [row for row in mixing if row.views == views]
-                    engine = Engine(target, draft, config.engine(Variant("views", views)), captioner)
-                    found = spread(partial(_replayed, config, engine, some), list(zip(requests, answers, strict=True)))
+                    engine = Engine(
+                        target, draft, config.engine(Variant("views", views)), captioner
+                    )
+                    found = spread(
+                        partial(_replayed, config, engine, some),
+                        list(zip(requests, answers, strict=True)),
+                    )
                     for row, sums in zip(some, zip(*found, strict=True), strict=True):
                         place = where | {"row": row.name, "views": list(views)}
-                        place |= {"weighting": str(parse_weighting(row.weighting)), "gamma": config.gamma}
+                        place |= {
+                            "weighting": str(parse_weighting(row.weighting)),
+                            "gamma": config.gamma,
+                        }
                         pooled = {name: sum((one[name] for one in sums), 0.0) for name in sums[0]}
                         rows.append(place | {"samples": len(prompts)} | _per_token(pooled))
                         records += [
@@ -119,9 +135,13 @@ def _replayed(
         requests, answers = zip(*answered[start : start + config.batch_size])
         recording = record(engine, requests, answers)
         best = {f"best_{name}": values for name, values in best_fixed(recording).items()}
-        sums = [replay(parse_weighting(row.weighting), config.gamma, recording) | best for row in rows]
+        sums = [
+            replay(parse_weighting(row.weighting), config.gamma, recording) | best for row in rows
+        ]
         sums = jax.device_get(sums)
-        found += [[{k: float(v[i]) for k, v in one.items()} for one in sums] for i in range(len(answers))]
+        found += [
+            [{k: float(v[i]) for k, v in one.items()} for one in sums] for i in range(len(answers))
+        ]
     return found
 
 
@@ -135,7 +155,9 @@ def _per_token(sums: dict[str, float]) -> Record:
     )
 
 
-def record(engine: Engine, requests: Sequence[Request], answers: Sequence[Sequence[int]]) -> Recording:
+def record(
+    engine: Engine, requests: Sequence[Request], answers: Sequence[Sequence[int]]
+) -> Recording:
     """Run one pass of target and draft over each answer, on the caches that prefill left."""
     program = engine.program
     assert isinstance(program, Speculator)
@@ -149,12 +171,16 @@ def record(engine: Engine, requests: Sequence[Request], answers: Sequence[Sequen
 
 
 @partial(jax.jit, static_argnums=0)
-def _record(program: Speculator, params: Params, state: Any, tokens: Array, length: Array) -> Recording:
+def _record(
+    program: Speculator, params: Params, state: Any, tokens: Array, length: Array
+) -> Recording:
     drafter, views = program.drafter, len(program.drafter.views)
     batch, new = tokens.shape
     ones = jnp.ones(batch)
     logits, _ = program.target.extend(params["target"], tokens[:, :-1], state.target)
-    fed = jnp.concatenate([state.drafter.last[:, None], jnp.tile(tokens[:, :-1], (views, 1))], axis=1)
+    fed = jnp.concatenate(
+        [state.drafter.last[:, None], jnp.tile(tokens[:, :-1], (views, 1))], axis=1
+    )
     view_logits, _ = drafter.model.extend(params["drafter"], fed, state.drafter.cache)
     view_logits = fit_vocabulary(view_logits, drafter.vocabulary).reshape(views, batch, new, -1)
 
@@ -171,7 +197,9 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
     views, (batch, places, _) = len(q), p.shape
     real = jnp.zeros(batch)
     keys = jax.vmap(partial(jax.random.key, impl="threefry2x32"))(jnp.arange(batch))
-    options = Sampling(real, real, real, real, real, jax.random.key_data(keys))  # for `step_keys` alone
+    options = Sampling(
+        real, real, real, real, real, jax.random.key_data(keys)
+    )  # for `step_keys` alone
     rows = jnp.arange(batch)[:, None]
 
     def block(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
@@ -187,7 +215,9 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
         valid = (jnp.arange(gamma) <= accepted[:, None]) & live[:, None]
         state = rule.observe(state, weights, p_here[:, :gamma], q_here[:, :, :gamma], valid)
         end = jnp.where(live, jnp.minimum(count + accepted + 1, length), count)
-        used = used.at[rows, jnp.where(at < end[:, None], at, places)].set(weights[:, None], mode="drop")
+        used = used.at[rows, jnp.where(at < end[:, None], at, places)].set(
+            weights[:, None], mode="drop"
+        )
         return end, state, used, blocks + live
 
     start = (
@@ -199,7 +229,10 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
     _, _, used, blocks = jax.lax.while_loop(lambda carry: jnp.any(carry[0] < length), block, start)
     mixed = jnp.einsum("RBTV,BTR->BTV", q, used, precision="highest")
     losses = costs(("kl", "tvd", "misses"), p, mixed)[..., None]
-    return _sums(losses, recording) | {"tokens": jnp.maximum(length - 1, 0).astype(jnp.float32), "blocks": blocks}
+    return _sums(losses, recording) | {
+        "tokens": jnp.maximum(length - 1, 0).astype(jnp.float32),
+        "blocks": blocks,
+    }
 
 
 @jax.jit
@@ -207,10 +240,14 @@ def best_fixed(recording: Recording) -> dict[str, Float[Array, " B"]]:
     """Return each answer's least summed loss with one and the same weights for all its tokens, loss by loss."""
     views = len(recording.view_probs)
     grid = jnp.asarray(simplex_grid(views, HINDSIGHT_STEPS.get(views, 10)))
-    return _sums(mixture_costs(("kl", "tvd", "misses"), recording.p, recording.view_probs, grid), recording)
+    return _sums(
+        mixture_costs(("kl", "tvd", "misses"), recording.p, recording.view_probs, grid), recording
+    )
 
 
-def _sums(losses: Float[Array, "B T measures points"], recording: Recording) -> dict[str, Float[Array, " B"]]:
+def _sums(
+    losses: Float[Array, "B T measures points"], recording: Recording
+) -> dict[str, Float[Array, " B"]]:
     sums = jnp.where(recording.counted[..., None, None], losses, 0.0).sum(1).min(-1)
     return {"kl": sums[:, 0], "rejections": sums[:, 1] / 2, "misses": sums[:, 2]}
 
@@ -224,16 +261,24 @@ def predict_heads(
     with tqdm(total=len(parts) * (1 + len(heads)), unit="run", desc="predicting", delay=1) as bar:
         for place, part in parts:
             for _, prompts in each_turn(part, plain, place["dataset"]):
-                answers = plain.generate([Request(prompt, config.max_new_tokens) for prompt in prompts])
+                answers = plain.generate(
+                    [Request(prompt, config.max_new_tokens) for prompt in prompts]
+                )
                 bar.update()
-                answered = [(prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)]
+                answered = [
+                    (prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)
+                ]
                 for name, head in heads.items():
                     agrees = spread(
-                        lambda some, head=head: [head_agreement(plain.lead, head, *one, max(gammas)) for one in some],
+                        lambda some, head=head: [
+                            head_agreement(plain.lead, head, *one, max(gammas)) for one in some
+                        ],
                         answered,
                     )
                     for gamma in gammas:
-                        steps, emitted = np.sum([count_blocks(steps, gamma) for steps in agrees], axis=0).tolist()
+                        steps, emitted = np.sum(
+                            [count_blocks(steps, gamma) for steps in agrees], axis=0
+                        ).tolist()
                         where = place | {"gamma": gamma}
                         found[*map(where.get, GROUP), name] = emitted / steps if steps else None
                     bar.update()
@@ -261,9 +306,13 @@ def head_agreement(
     begin = int(rows.length[0]) - len(answer)
     prompts = head_rows(head.config, [shown[:begin]], width, len(prompt.images))
     # The head reads the answer too, as far as a draft's beginning: its slots are text.
-    prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(begin, begin + len(answer))
+    prompts.text[0, (prompts.text[0] >= 0).sum() :][: len(answer)] = np.arange(
+        begin, begin + len(answer)
+    )
     params = {"target": target.params, "head": head.params}
-    agrees = _agreement(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][: len(answer)]
+    agrees = _agreement(target.model, head.config, gamma, params, rows, images, prompts)[0, begin:][
+        : len(answer)
+    ]
     last = np.arange(len(answer))[:, None] + np.arange(1, gamma + 1)
     return np.asarray(agrees) & (last < len(answer))
 
@@ -281,14 +330,26 @@ def _agreement(
     """Tell so for every token of a row as the beginning of a draft."""
     features = None if images is None else model.encode(params["target"], images)
     length = rows.tokens.shape[1]
-    seen, cache = model.read(params["target"], model.embed(params["target"], rows, features), rows, length)
-    at: Int[Any, "1 L J"] = np.minimum(np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1)
+    seen, cache = model.read(
+        params["target"], model.embed(params["target"], rows, features), rows, length
+    )
+    at: Int[Any, "1 L J"] = np.minimum(
+        np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1
+    )
     tokens = rows.tokens[:, at[0]]
     written = PromptRows(tokens[..., :-1].reshape(1, -1), rows.length)
     embeds = model.embed(params["target"], written, None).reshape(*tokens[..., :-1].shape, -1)
     before = states_before(config, seen, at[..., 0])
     hidden = apply(
-        KVHead(config), params["head"], embeds, at[..., 0], at[..., :-1], cache.k[-1], cache.v[-1], prompts, before
+        KVHead(config),
+        params["head"],
+        embeds,
+        at[..., 0],
+        at[..., :-1],
+        cache.k[-1],
+        cache.v[-1],
+        prompts,
+        before,
     )
     drafts = LanguageModel(config.text_config)
     own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
@@ -309,4 +370,8 @@ def whole_row(
         return rows, None, which_image(row, [])
     sizes = [(image.height, image.width) for image in pictures]
     images = image_inputs(target, [pictures], sum(reader.tiles(size, len(sizes)) for size in sizes))
-    return rows, images, which_image(row, [len(reader.slots(size, None, len(sizes)).sources) for size in sizes])
+    return (
+        rows,
+        images,
+        which_image(row, [len(reader.slots(size, None, len(sizes)).sources) for size in sizes]),
+    )

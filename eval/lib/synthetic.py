@@ -65,12 +65,18 @@ def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Param
     """Make Normal(0, 0.02) weights, norms at one, on the device in that dtype: no second copy ever exists."""
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
-    return jax.tree.unflatten(tree, [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)])
+    return jax.tree.unflatten(
+        tree, [_random_leaf(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves)]
+    )
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-    return jnp.ones(shape, dtype) if len(shape) < 2 else jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
+    return (
+        jnp.ones(shape, dtype)
+        if len(shape) < 2
+        else jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
+    )
 
 
 def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Params:
@@ -91,5 +97,7 @@ def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Par
     dtype = params["language_model"]["lm_head"]["kernel"].dtype
     decoder = dict(params["language_model"])
     decoder["lm_head"] = {"kernel": jnp.asarray(head, dtype)}
-    decoder["model"] = decoder["model"] | {"embed_tokens": {"embedding": jnp.asarray(embedding, dtype)}}
+    decoder["model"] = decoder["model"] | {
+        "embed_tokens": {"embedding": jnp.asarray(embedding, dtype)}
+    }
     return {**params, "language_model": decoder}

@@ -31,7 +31,9 @@ CALL_MS = 40.0
 """How long one timed call lasts: long against its dispatch, which takes up to a millisecond."""
 
 
-def time_loops(calls: Mapping[str, Callable[[int], Any]], repeats: int, name: str | None = None) -> dict[str, float]:
+def time_loops(
+    calls: Mapping[str, Callable[[int], Any]], repeats: int, name: str | None = None
+) -> dict[str, float]:
     """Return the least milliseconds of what `call(n)` does n times; calls are interleaved, to see the same machine.
 
     The least, because what else runs on a machine can only add: on an idle one it is next to the median.
@@ -41,9 +43,13 @@ def time_loops(calls: Mapping[str, Callable[[int], Any]], repeats: int, name: st
     """
     counts = {}
     times: dict[str, list[float]] = {key: [] for key in calls}
-    with tqdm(total=(1 + repeats) * len(calls), desc=name, unit="call", leave=False, disable=name is None) as bar:
+    with tqdm(
+        total=(1 + repeats) * len(calls), desc=name, unit="call", leave=False, disable=name is None
+    ) as bar:
         for key, call in calls.items():
-            for _ in range(2):  # compiles; what a call hands on to the next may be of another kind than it was given
+            for _ in range(
+                2
+            ):  # compiles; what a call hands on to the next may be of another kind than it was given
                 jax.block_until_ready(call(1))
             counts[key] = int(np.clip(CALL_MS / _milliseconds(call, 2), 1, 1000))
             bar.update()
@@ -157,7 +163,9 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
     target = Passes(program.target.extend, engine.params["target"], state.target, len(state.count))
-    draft = Passes(program.drafter.extend, engine.params, state.drafter, len(state.count), place_drafter)
+    draft = Passes(
+        program.drafter.extend, engine.params, state.drafter, len(state.count), place_drafter
+    )
     calls = {
         "draft_ms": draft.over(-(-program.drafter.reads // program.drafter.gamma)),
         "target_ms": target.over(1),
@@ -167,7 +175,11 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
 
 
 def predicted_speedup(
-    mean_acceptance_length: float, gamma: int, draft_ms: float, target_ms: float, verify_ms: float | None = None
+    mean_acceptance_length: float,
+    gamma: int,
+    draft_ms: float,
+    target_ms: float,
+    verify_ms: float | None = None,
 ) -> float:
     """Return Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
 
@@ -180,14 +192,20 @@ def predicted_speedup(
     return mean_acceptance_length / (gamma * draft_ms / target_ms + verify_ms / target_ms)
 
 
-def time_members(engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10) -> dict[int, list[float]]:
+def time_members(
+    engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10
+) -> dict[int, list[float]]:
     """Time a pass of each model over so many tokens, after the request's prompt, in milliseconds."""
     state = engine.prefill([request])
     members = [
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))
         for form, cache in zip(engine.assembly.forms, state.target, strict=True)
     ]
-    calls = {f"{width} {m}": model.over(width) for width in set(widths) for m, model in enumerate(members)}
+    calls = {
+        f"{width} {m}": model.over(width)
+        for width in set(widths)
+        for m, model in enumerate(members)
+    }
     found = time_loops(calls, repeats)
     return {width: [found[f"{width} {m}"] for m in range(len(members))] for width in set(widths)}
 
@@ -215,8 +233,16 @@ def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int =
     depth = megabytes * 2**20 // (width * dtype.itemsize)
     matrix, square = jnp.ones((depth, width), dtype) / depth, jnp.ones((side, side), dtype) / side
     # What each probe does again and again: to x, with another array.
-    steps = {"copy": lambda x, _: x + 1, "read": lambda x, y: x + (x @ y).max(), "matmul": lambda x, y: x @ y}
-    state = {"copy": jnp.ones((depth, width), dtype), "read": jnp.ones((1, depth), dtype), "matmul": square + 0}
+    steps = {
+        "copy": lambda x, _: x + 1,
+        "read": lambda x, y: x + (x @ y).max(),
+        "matmul": lambda x, y: x @ y,
+    }
+    state = {
+        "copy": jnp.ones((depth, width), dtype),
+        "read": jnp.ones((1, depth), dtype),
+        "matmul": square + 0,
+    }
     others = {"copy": square[0], "read": matrix, "matmul": square}
 
     def call(name: str, times: int) -> Array:
@@ -225,7 +251,9 @@ def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int =
 
     ms = time_loops({name: partial(call, name) for name in steps}, repeats, "roofline")
     size = depth * width * dtype.itemsize
-    return Roofline(2 * size / ms["copy"] / 1e6, size / ms["read"] / 1e6, 2 * side**3 / ms["matmul"] / 1e9)
+    return Roofline(
+        2 * size / ms["copy"] / 1e6, size / ms["read"] / 1e6, 2 * side**3 / ms["matmul"] / 1e9
+    )
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -248,7 +276,11 @@ def pass_work(config: TextConfig, itemsize: int, batch: int, tokens: int, slots:
     Embeddings that are only looked up count nothing.
     """
     leaves = jax.tree_util.tree_leaves_with_path(abstract_params(config))
-    weights = sum(leaf.size for path, leaf in leaves if config.tie_word_embeddings or path[-1].key != "embedding")
+    weights = sum(
+        leaf.size
+        for path, leaf in leaves
+        if config.tie_word_embeddings or path[-1].key != "embedding"
+    )
     layers, width = config.num_hidden_layers, config.head_dim
     cache = 2 * layers * batch * slots * config.num_key_value_heads * width
     attention = 4 * layers * batch * tokens * slots * config.num_attention_heads * width

@@ -21,12 +21,30 @@ from jaxspec.models import family_of
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *(
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
     *("vocab.json", "merges.txt"),
 )
-IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+IMAGE_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
 _PARTS = (
-    *("config.json", "generation_config.json", SINGLE, INDEX, "README.md", *TOKENIZER_FILES, *IMAGE_FILES),
+    *(
+        "config.json",
+        "generation_config.json",
+        SINGLE,
+        INDEX,
+        "README.md",
+        *TOKENIZER_FILES,
+        *IMAGE_FILES,
+    ),
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates"),
 )
 """What a checkpoint consists of, besides the shards of its weights."""
@@ -48,19 +66,25 @@ def check_files(path: Path) -> None:
     """
     home = Path(os.path.realpath(path))
     homes = [home]
-    if home.parent.name == "snapshots":  # of a model in a hub cache; its blobs may be links to those of all models
+    if (
+        home.parent.name == "snapshots"
+    ):  # of a model in a hub cache; its blobs may be links to those of all models
         homes += [Path(os.path.realpath(folder / "blobs")) for folder in home.parents[1:3]]
     for file in (*path.glob("*"), *path.glob("additional_chat_templates/*")):
         if file.suffix not in _READ:
             continue
         there = Path(os.path.realpath(file))
         if not any(there.is_relative_to(home) for home in homes):
-            raise InputError(f"{file}: a link that leads out of the directory; put the file itself there")
+            raise InputError(
+                f"{file}: a link that leads out of the directory; put the file itself there"
+            )
         found = there.stat() if there.exists() else None
         if found and not stat.S_ISREG(found.st_mode):
             raise InputError(f"{file}: no regular file; remove it")
         if found and file.suffix not in _WEIGHTS and found.st_size > _LARGEST:
-            raise InputError(f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read; fetch it again")
+            raise InputError(
+                f"{file}: {found.st_size} bytes, and at most {_LARGEST} are read; fetch it again"
+            )
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -104,7 +128,9 @@ def what_lies_in(path: Path) -> str:
     for ending, kind in ((".bin", "PyTorch .bin"), (".pth", "PyTorch .pth"), (".msgpack", "Flax")):
         found = [name for name in names if name.endswith(ending)]
         if found:
-            return f"only {kind} weights ({found[0]}); save the model as safetensors with transformers"
+            return (
+                f"only {kind} weights ({found[0]}); save the model as safetensors with transformers"
+            )
     return ""
 
 
@@ -113,12 +139,18 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not readable as JSON ({first_line(error)}); fetch it again") from error
+        raise InputError(
+            f"{file}: not readable as JSON ({first_line(error)}); fetch it again"
+        ) from error
     if not isinstance(raw, dict):
         raise InputError(f"{file}: holds a {type(raw).__name__}, not an object; fetch it again")
     parts: list[Any] = [raw]
     for _ in range(_DEEPEST):
-        lists = [part.values() if isinstance(part, dict) else part for part in parts if isinstance(part, dict | list)]
+        lists = [
+            part.values() if isinstance(part, dict) else part
+            for part in parts
+            if isinstance(part, dict | list)
+        ]
         parts = [part for inner in lists for part in inner]
     if parts:
         raise InputError(f"{file}: nested over {_DEEPEST} deep; fetch it again")
@@ -164,7 +196,12 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
 def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
     """Return at most one problem: the configuration of the model or of a part says that it is quantised."""
     parts = [raw, *(part for part in raw.values() if isinstance(part, dict))]
-    found = [part[key] for part in parts for key in ("quantization_config", "compression_config") if part.get(key)]
+    found = [
+        part[key]
+        for part in parts
+        for key in ("quantization_config", "compression_config")
+        if part.get(key)
+    ]
     if not found:
         return []
     method = found[0].get("quant_method", "?") if isinstance(found[0], dict) else found[0]
@@ -197,14 +234,18 @@ def check_destination(path: str | Path, overwrite: bool, source: Path | None = N
     if not (path / "config.json").is_file():
         raise InputError(f"{path}: exists and is no checkpoint; give another path, or remove it")
     if not overwrite:
-        raise InputError(f"{path}: holds a checkpoint; give another path, or --overwrite (overwrite=True)")
+        raise InputError(
+            f"{path}: holds a checkpoint; give another path, or --overwrite (overwrite=True)"
+        )
 
 
 def check_output(out: Path, *runs: Path) -> None:
     """Raise InputError where training in the directories `runs` may not leave its model; asked before it begins."""
     check_destination(out, overwrite=True)
     if (out / "config.json").exists() and not any(run.exists() for run in runs):
-        raise InputError(f"--out {out}: holds a model that another run made; give another path, or remove it")
+        raise InputError(
+            f"--out {out}: holds a model that another run made; give another path, or remove it"
+        )
 
 
 def _is_part(name: str) -> bool:

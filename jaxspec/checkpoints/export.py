@@ -65,15 +65,22 @@ def export(
     check_destination(destination, overwrite, path)
     if is_kv_head(path):
         if target is not None or text_only:
-            raise InputError(f"{path}: a KV head, which has neither words nor towers; leave vocab-of and text-only out")
+            raise InputError(
+                f"{path}: a KV head, which has neither words nor towers; leave vocab-of and text-only out"
+            )
         return _export_head(path, destination, dtype, draft_vocabulary, overwrite)
     found = load(path)
     config, params, raw = found.config, found.params, read_raw_config(found.path)
     if text_only:
         if not LanguageModel(config).has_vision:
-            raise InputError(f"{found.path}: {config.model_type!r} is a text model already; leave text-only out")
+            raise InputError(
+                f"{found.path}: {config.model_type!r} is a text model already; leave text-only out"
+            )
         config, params, raw = text_config(config), text_params(config, params), _text_entries(raw)
-        config = replace(config, **{key: raw[key] for key in _TOKEN_IDS if getattr(config, key) is None and key in raw})
+        config = replace(
+            config,
+            **{key: raw[key] for key in _TOKEN_IDS if getattr(config, key) is None and key in raw},
+        )
     words = text_config(config).draft_vocabulary
     kept = _first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
     config, params = widened(config, params)
@@ -112,7 +119,9 @@ def export(
         params,
         dtype=dtype,
         max_shard_bytes=max_shard_bytes,
-        generation={key: value for key, value in generation.items() if key != "transformers_version"},
+        generation={
+            key: value for key, value in generation.items() if key != "transformers_version"
+        },
         extra=raw,
         write_more=write_more,
         overwrite=overwrite,
@@ -121,7 +130,11 @@ def export(
 
 
 def _export_head(
-    source: Path, destination: str | Path, dtype: jnp.dtype | None, draft_vocabulary: int | None, overwrite: bool
+    source: Path,
+    destination: str | Path,
+    dtype: jnp.dtype | None,
+    draft_vocabulary: int | None,
+    overwrite: bool,
 ) -> KVHeadConfig:
     config, params = load_kv_head(source)
     if draft_vocabulary is not None:
@@ -139,7 +152,9 @@ def _export_head(
 
 def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, ...]:
     if not 0 < count <= len(words):
-        raise InputError(f"{path}: a draft vocabulary of {len(words)} tokens, and {count} are asked for; give fewer")
+        raise InputError(
+            f"{path}: a draft vocabulary of {len(words)} tokens, and {count} are asked for; give fewer"
+        )
     return words[:count]
 
 
@@ -180,4 +195,6 @@ def with_words(params: Params, words: int) -> Params:
 def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an LVLM's config.json says of its decoder; token ids may stand outside."""
     outer = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None}
-    return outer | {key: value for key, value in (raw.get("text_config") or {}).items() if value is not None}
+    return outer | {
+        key: value for key, value in (raw.get("text_config") or {}).items() if value is not None
+    }

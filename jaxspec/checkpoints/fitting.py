@@ -29,8 +29,22 @@ _ROWS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
 """Tensors with a row a token."""
 _DEPTHS = ("num_hidden_layers", "depth")
 _WIDTHS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("word_embed_proj_dim", "num_heads", "out_hidden_size", "num_channels", "in_channels", "image_size"),
+    *(
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ),
+    *(
+        "word_embed_proj_dim",
+        "num_heads",
+        "out_hidden_size",
+        "num_channels",
+        "in_channels",
+        "image_size",
+    ),
 )
 
 
@@ -122,7 +136,9 @@ def in_hub_layout(
         if _BUFFERS.search(name):
             continue
         if name in stored:
-            problems.append(f"{stored[name].name} and {tensor.name} are the same parameter; remove one")
+            problems.append(
+                f"{stored[name].name} and {tensor.name} are the same parameter; remove one"
+            )
         stored[name] = tensor
     return stored
 
@@ -141,7 +157,9 @@ def oversized(config: Any, stored: Mapping[str, StoredTensor]) -> list[str]:
     ]
 
 
-def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> list[str]:
+def misfits(
+    config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
+) -> list[str]:
     """Return all in which the tensors contradict config.json. Drops from `stored` a head that is the embedding."""
     problems = _drop_tied_head(config, slots, stored) + _depths(slots, stored)
     deep = {problem.split(":")[0] for problem in problems}
@@ -159,14 +177,20 @@ def misfits(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, St
                 f"set {says} to the rows, padding counted, or resize the tensor"
             )
         elif shape != slot.file_shape:
-            problems.append(f"{found.name} is {list(shape)}, config.json asks for {list(slot.file_shape)}")
+            problems.append(
+                f"{found.name} is {list(shape)}, config.json asks for {list(slot.file_shape)}"
+            )
         if found.dtype not in FLOATS:
             problems.append(f"{found.name} is {found.dtype}, supported: {', '.join(FLOATS)}")
     surplus = sorted(stored.keys() - slots.keys())
-    return problems + [f"{stored[name].name} is unexpected" for name in surplus if _stem(name) not in deep]
+    return problems + [
+        f"{stored[name].name} is unexpected" for name in surplus if _stem(name) not in deep
+    ]
 
 
-def _drop_tied_head(config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]) -> list[str]:
+def _drop_tied_head(
+    config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
+) -> list[str]:
     text = text_config(config)
     embeddings = next((name for name in slots if name.endswith("embed_tokens.weight")), "")
     name = re.sub(r"model\.(decoder\.)?embed_tokens", "lm_head", embeddings)

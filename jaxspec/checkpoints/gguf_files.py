@@ -77,10 +77,15 @@ class _Leaf:
         return int(np.prod(self.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        with reading(f"{self.place}: {self.tensor.tensor_type.name} cannot be dequantised", "take another file"):
+        with reading(
+            f"{self.place}: {self.tensor.tensor_type.name} cannot be dequantised",
+            "take another file",
+        ):
             numbers = import_module("gguf").dequantize(self.tensor.data, self.tensor.tensor_type)
         if not np.isfinite(numbers).all():
-            raise InputError(f"{self.place}: holds NaN or infinity; fetch it again, or another model")
+            raise InputError(
+                f"{self.place}: holds NaN or infinity; fetch it again, or another model"
+            )
         if self.heads:
             pairs = numbers.reshape(self.heads, -1, 2, *numbers.shape[1:])
             numbers = pairs.swapaxes(1, 2).reshape(numbers.shape)
@@ -94,7 +99,12 @@ def converted(file: Path, name: str = "") -> Path:
     """
     found = file.resolve().stat()
     made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns}"
-    path = cache_directory() / "gguf" / hashlib.sha256(made_of.encode()).hexdigest()[:16] / (name or file.stem)
+    path = (
+        cache_directory()
+        / "gguf"
+        / hashlib.sha256(made_of.encode()).hexdigest()[:16]
+        / (name or file.stem)
+    )
     if not (path / "config.json").is_file():
         print(f"{file}: written to {path}, once, in float32", file=sys.stderr)
         convert(file, path)
@@ -124,20 +134,29 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
       InputError: as `save`; or the file is unreadable, of another architecture, or contradicts itself.
     """
     if find_spec("gguf") is None:
-        raise InputError(f"{file}: read with the gguf package, which is not installed; pip install -e '.[gguf]'")
+        raise InputError(
+            f"{file}: read with the gguf package, which is not installed; pip install -e '.[gguf]'"
+        )
     with reading(f"{file}: not readable as GGUF", "fetch it again"):
         reader = _open(file)
         entries = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         factors = tensors.pop("rope_freqs.weight", None)
         # To what follows they are float32, as they will be.
-        listed = [StoredTensor(t.name, file, "F32", tuple(t.shape.tolist()[::-1]), 0, 0) for t in tensors.values()]
+        listed = [
+            StoredTensor(t.name, file, "F32", tuple(t.shape.tolist()[::-1]), 0, 0)
+            for t in tensors.values()
+        ]
         problems: list[str] = []
         stored = in_hub_layout(listed, _LAYOUT, problems)
         config = _config(file, entries, stored, factors and factors.data)
-        problems = problems or oversized(config, stored) or misfits(config, slots_of(config)[0], stored)
+        problems = (
+            problems or oversized(config, stored) or misfits(config, slots_of(config)[0], stored)
+        )
         if problems:
-            raise InputError(f"{file}: {len(problems)} problems, first: {problems[0]}; fetch it again")
+            raise InputError(
+                f"{file}: {len(problems)} problems, first: {problems[0]}; fetch it again"
+            )
         tokenizer = _tokenizer(entries)
     slots, tree = slots_of(config)
     reordered = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -164,9 +183,13 @@ def _open(file: Path) -> Any:
     package: Any = import_module("gguf")
 
     class Reader(package.GGUFReader):
-        def _get(self, offset: Any, dtype: Any, count: Any = 1, *args: Any, **options: Any) -> np.ndarray:
+        def _get(
+            self, offset: Any, dtype: Any, count: Any = 1, *args: Any, **options: Any
+        ) -> np.ndarray:
             found = super()._get(offset, dtype, count, *args, **options)
-            if len(found) < count:  # where a list says that it has 2^60 entries, all would be looked for
+            if (
+                len(found) < count
+            ):  # where a list says that it has 2^60 entries, all would be looked for
                 raise ValueError("it ends early")
             return found
 
@@ -178,10 +201,18 @@ def _config(
 ) -> RotaryConfig:
     kind, embedding = entries.get("general.architecture"), stored.get("model.embed_tokens.weight")
     if kind not in _FAMILIES:
-        raise InputError(f"{file}: architecture {kind!r} is not supported in GGUF; supported: {', '.join(_FAMILIES)}")
+        raise InputError(
+            f"{file}: architecture {kind!r} is not supported in GGUF; supported: {', '.join(_FAMILIES)}"
+        )
     if entries.get("split.count", 1) > 1:
-        raise InputError(f"{file}: one of {entries['split.count']} parts; join them with llama-gguf-split --merge")
-    own = {name.removeprefix(f"{kind}."): value for name, value in entries.items() if name.startswith(f"{kind}.")}
+        raise InputError(
+            f"{file}: one of {entries['split.count']} parts; join them with llama-gguf-split --merge"
+        )
+    own = {
+        name.removeprefix(f"{kind}."): value
+        for name, value in entries.items()
+        if name.startswith(f"{kind}.")
+    }
     lacks = [f"{kind}.{name}" for name in _ENTRIES.values() if name not in own]
     if lacks or embedding is None:
         raise InputError(f"{file}: lacks {', '.join(lacks) or 'token_embd.weight'}; fetch it again")
@@ -203,15 +234,29 @@ def _config(
         "pad_token_id": entries.get("tokenizer.ggml.padding_token_id"),
     }
     config = plain = _FAMILIES[kind].from_hf(raw)
-    if factors is not None:  # what each frequency is divided by, which for Llama 3.1 and later no entry says
-        config = _FAMILIES[kind].from_hf(raw | {"rope_scaling": _LLAMA3 | {"factor": float(factors.max())}})
-        if not np.allclose(rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0):
-            raise InputError(f"{file}: rope_freqs.weight is of no Llama 3, and others are not read; take another file")
+    if (
+        factors is not None
+    ):  # what each frequency is divided by, which for Llama 3.1 and later no entry says
+        config = _FAMILIES[kind].from_hf(
+            raw | {"rope_scaling": _LLAMA3 | {"factor": float(factors.max())}}
+        )
+        if not np.allclose(
+            rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
+        ):
+            raise InputError(
+                f"{file}: rope_freqs.weight is of no Llama 3, and others are not read; take another file"
+            )
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
-    whole |= {"attention.sliding_window": max(own.get("attention.sliding_window", 0), config.max_position_embeddings)}
+    whole |= {
+        "attention.sliding_window": max(
+            own.get("attention.sliding_window", 0), config.max_position_embeddings
+        )
+    }
     for name, value in whole.items():
         if own.get(name, value) not in (value, 0):
-            raise InputError(f"{file}: {kind}.{name} {own[name]} is not supported; supported: {value}")
+            raise InputError(
+                f"{file}: {kind}.{name} {own[name]} is not supported; supported: {value}"
+            )
     return config
 
 
@@ -223,19 +268,31 @@ def _tokenizer(entries: dict[str, Any]) -> Any:
     places = [f"transformers.integrations.{name}" for name in ("gguf", "ggml")]
     theirs = import_module(next(place for place in places if find_spec(place)))
     own = {name.removeprefix("tokenizer."): value for name, value in entries.items()}
-    known = {ours: own[name] for name, ours in theirs.GGUF_TOKENIZER_MAPPING["tokenizer"].items() if name in own}
+    known = {
+        ours: own[name]
+        for name, ours in theirs.GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+        if name in own
+    }
     words, _ = theirs.convert_gguf_tokenizer(entries["general.architecture"], known)
     kinds = own["ggml.model"], own.get("ggml.pre")
     if "smollm" in kinds:  # whose digits stand alone, of which transformers does not know
         words.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
         )
     ids = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {ours: own.get(f"ggml.{theirs}_token_id") for ours, theirs in ids.items()}
     special = {f"{ours}_token": known["tokens"][i] for ours, i in ids.items() if i is not None}
-    if own.get("ggml.add_bos_token", any(kind in _BEGINS for kind in kinds)) and "bos_token" in special:
+    if (
+        own.get("ggml.add_bos_token", any(kind in _BEGINS for kind in kinds))
+        and "bos_token" in special
+    ):
         bos = special["bos_token"]
-        words.post_processor = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], [(bos, ids["bos"])])
+        words.post_processor = processors.TemplateProcessing(
+            [bos, "$A"], [bos, "$A", "$B"], [(bos, ids["bos"])]
+        )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
     tokenizer.chat_template = own.get("chat_template")
     return tokenizer

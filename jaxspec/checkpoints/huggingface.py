@@ -108,10 +108,14 @@ def load(
             if held.nbytes < _LARGE:
                 check_finite(tensor, held)
             else:
-                checks.append(beside.submit(check_finite, tensor, held))  # while the next one is read
+                checks.append(
+                    beside.submit(check_finite, tensor, held)
+                )  # while the next one is read
             return held
 
-        leaves = [_read(found.tensors[name], slots[name], dtype, target, read) for name, target in work]
+        leaves = [
+            _read(found.tensors[name], slots[name], dtype, target, read) for name, target in work
+        ]
         jax.block_until_ready(leaves)
     for check in checks:
         check.result()
@@ -153,16 +157,26 @@ def save(
       InputError: `path` holds something, or cannot be written, or the parameters do not fit the config.
     """
     slots, _ = slots_of(config)
-    leaves = {tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    leaves = {
+        tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+    }
     wrong = sorted(
-        {name for name, leaf in leaves.items() if name not in slots or slots[name].shape != leaf.shape}
+        {
+            name
+            for name, leaf in leaves.items()
+            if name not in slots or slots[name].shape != leaf.shape
+        }
         | (slots.keys() - leaves.keys())
     )
     if wrong:
-        raise InputError(_line(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]]))
+        raise InputError(
+            _line(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
+        )
 
     with written_whole(path, overwrite) as fresh:
-        _write_configs(fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {}, extra or {})
+        _write_configs(
+            fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {}, extra or {}
+        )
         _write_tensors(fresh, slots, leaves, dtype, max_shard_bytes)
         save_processors(fresh, config, tokenizer, image_processor)
         if write_more is not None:
@@ -171,7 +185,9 @@ def save(
 
 def _peak_memory() -> int:
     """Return the most bytes of memory that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def _line(path: Path, problems: list[str]) -> str:
@@ -195,7 +211,10 @@ def _read(
         return jax.device_put(whole.astype(dtype or whole.dtype, copy=False).transpose(back))
     pieces = sharding.addressable_devices_indices_map(slot.shape).values()
     spans = [[part.indices(size)[:2] for part, size in zip(piece, slot.shape)] for piece in pieces]
-    box = [slice(min(s[axis][0] for s in spans), max(s[axis][1] for s in spans)) for axis in range(len(slot.shape))]
+    box = [
+        slice(min(s[axis][0] for s in spans), max(s[axis][1] for s in spans))
+        for axis in range(len(slot.shape))
+    ]
     held = read(tensor, [box[axis] for axis in slot.order]).transpose(back)
 
     def part(index: Any) -> np.ndarray:
@@ -210,10 +229,16 @@ def _read(
 
 
 def _write_tensors(
-    path: Path, slots: dict[str, Slot], leaves: dict[str, Any], dtype: jnp.dtype | None, max_shard_bytes: int
+    path: Path,
+    slots: dict[str, Slot],
+    leaves: dict[str, Any],
+    dtype: jnp.dtype | None,
+    max_shard_bytes: int,
 ) -> None:
     shards: list[list[str]] = [[]]
-    sizes = {name: leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for name, leaf in leaves.items()}
+    sizes = {
+        name: leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for name, leaf in leaves.items()
+    }
     for name in slots:
         if shards[-1] and sum(sizes[other] for other in shards[-1]) + sizes[name] > max_shard_bytes:
             shards.append([])
@@ -221,7 +246,9 @@ def _write_tensors(
 
     where = {}
     for number, names in enumerate(shards, 1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = (
+            SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        )
         tensors = {}
         for name in names:
             leaf = np.asarray(leaves[name]).transpose(slots[name].order)
@@ -232,17 +259,26 @@ def _write_tensors(
         # safetensors makes files that only their owner may read, whatever the umask says.
         (path / file).chmod((path / "config.json").stat().st_mode)
     if len(shards) > 1:
-        write_json(path / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where})
+        write_json(
+            path / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        )
 
 
 def _write_configs(
-    path: Path, config: ModelConfig, dtype: Any, generation: Mapping[str, Any], extra: Mapping[str, Any]
+    path: Path,
+    config: ModelConfig,
+    dtype: Any,
+    generation: Mapping[str, Any],
+    extra: Mapping[str, Any],
 ) -> None:
     name, by = jnp.dtype(dtype).name, {"transformers_version": version("transformers")}
     # `torch_dtype` is what transformers before 4.56 reads.
     own = _with_extra(config.to_hf(), extra) | {"dtype": name, "torch_dtype": name} | by
     write_json(path / "config.json", own)
-    ids = {key: getattr(text_config(config), key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {
+        key: getattr(text_config(config), key)
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     known = {key: value for key, value in (ids | dict(generation)).items() if value is not None}
     write_json(path / "generation_config.json", known | by)
 

@@ -43,7 +43,9 @@ from jaxspec.typing import Params
 def is_kv_head(path: str | Path) -> bool:
     """Return whether a local directory holds a KV head."""
     path = Path(path).expanduser()
-    return (path / "config.json").is_file() and read_raw_config(path).get("model_type") == KVHeadConfig.model_type
+    return (path / "config.json").is_file() and read_raw_config(path).get(
+        "model_type"
+    ) == KVHeadConfig.model_type
 
 
 def named_tensors(params: Params) -> dict[str, np.ndarray]:
@@ -51,7 +53,10 @@ def named_tensors(params: Params) -> dict[str, np.ndarray]:
     slots, _ = slots_in(params)
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     named = {tensor_name(path): np.asarray(leaf) for path, leaf in leaves}
-    return {name: np.ascontiguousarray(leaf.transpose(slots[name].order)) for name, leaf in named.items()}
+    return {
+        name: np.ascontiguousarray(leaf.transpose(slots[name].order))
+        for name, leaf in named.items()
+    }
 
 
 def save_kv_head(
@@ -69,7 +74,10 @@ def save_kv_head(
     """
     with written_whole(path, overwrite) as fresh:
         write_json(fresh / "config.json", config.to_dict())
-        tensors = {name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()}
+        tensors = {
+            name: tensor.astype(dtype or tensor.dtype)
+            for name, tensor in named_tensors(params).items()
+        }
         save_file(tensors, fresh / SINGLE, metadata={"format": "pt"})
         (fresh / SINGLE).chmod((fresh / "config.json").stat().st_mode)
         if write_more is not None:
@@ -80,18 +88,24 @@ def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTens
     """Return the tensors of a head's file, unread, and how they do not fit its configuration."""
     stored = {tensor.name: tensor for tensor in list_file(path / SINGLE)}
     problems = oversized(config, stored)
-    return stored, problems or misfits(config.text_config, slots_in(abstract_head(config))[0], stored)
+    return stored, problems or misfits(
+        config.text_config, slots_in(abstract_head(config))[0], stored
+    )
 
 
 def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
     """Return what `save_kv_head` wrote; None keeps the file's dtype. InputError where anything does not fit."""
     path = Path(path).expanduser()
     if not is_kv_head(path):
-        raise InputError(f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory")
+        raise InputError(
+            f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory"
+        )
     config = KVHeadConfig.from_dict(read_raw_config(path))
     stored, wrong = list_kv_head(path, config)
     if wrong:
-        raise InputError(f"{path}: {len(wrong)} tensors do not fit, first: {wrong[0]}; export it again")
+        raise InputError(
+            f"{path}: {len(wrong)} tensors do not fit, first: {wrong[0]}; export it again"
+        )
     slots, tree = slots_in(abstract_head(config))
     leaves = []
     for name, slot in slots.items():

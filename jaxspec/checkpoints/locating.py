@@ -25,11 +25,15 @@ def locate(path_or_id: str | Path, revision: str | None = None, weights: bool = 
     if named and path.exists():
         if path.suffix == ".gguf" and path.is_file():
             return converted(path)
-        raise InputError(f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json")
+        raise InputError(
+            f"checkpoint {str(path_or_id)!r}: is a file; give the directory that holds config.json"
+        )
     if path_or_id == SMOLLM2:
         return smollm2()
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", path_or_id):
-        raise InputError(f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name")
+        raise InputError(
+            f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

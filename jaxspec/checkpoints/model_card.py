@@ -11,7 +11,13 @@ from typing import Any
 import jax
 
 from jaxspec.checkpoints.gguf_files import SMOLLM2
-from jaxspec.config import KVHeadConfig, LlavaOnevisionConfig, ModelConfig, QwenVLConfig, text_config
+from jaxspec.config import (
+    KVHeadConfig,
+    LlavaOnevisionConfig,
+    ModelConfig,
+    QwenVLConfig,
+    text_config,
+)
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.models import LanguageModel, family_of
 from jaxspec.typing import Params
@@ -23,7 +29,13 @@ _ASSISTANT = {
     False: "transformers 4.57 refuses a language model as the draft of one that reads images; 5 and jaxspec take it.",
 }
 _READ_VIDEOS = (LlavaOnevisionConfig, QwenVLConfig)
-_GREEDY = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "min_new_tokens": 0, "min_length": 0}
+_GREEDY = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "min_new_tokens": 0,
+    "min_length": 0,
+}
 """Settings of transformers' greedy decoding, where they change nothing."""
 
 
@@ -66,16 +78,23 @@ def write_model_card(
         "family": f"{family_of(config.model_type).title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
         "parameters": _count(params),
         "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, {text.num_attention_heads} heads",
-        "vocabulary": f"{text.vocab_size:,}" + (f", of which the last {added:,} are means" if added else ""),
+        "vocabulary": f"{text.vocab_size:,}"
+        + (f", of which the last {added:,} are means" if added else ""),
         "context": f"{text.max_position_embeddings:,} tokens",
         "made from": f"`{model_name(source)}`",
     }
     if scored:
-        facts["drafts"] = f"{scored:,} tokens{'' if text.draft_vocabulary else '; the score of others is their mean'}"
+        facts["drafts"] = (
+            f"{scored:,} tokens{'' if text.draft_vocabulary else '; the score of others is their mean'}"
+        )
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
     commands, notes = f"jaxspec generate --target path/to/this {_asked(has_vision)}", ""
-    told = "On CPUs, where both compute in float32, this writes what the Python above does." if encoder else ""
+    told = (
+        "On CPUs, where both compute in float32, this writes what the Python above does."
+        if encoder
+        else ""
+    )
     if told and has_vision:
         told += "\nWhere torchvision is installed, transformers scales images with it, a little differently."
     if isinstance(config, _READ_VIDEOS):
@@ -84,14 +103,18 @@ def write_model_card(
         facts["draft for"] = f"`{target}`"
         view = "" if has_vision else " --views T"
         commands += f"\njaxspec generate --target {_place(target)} --draft path/to/this{view} {_asked(has_vision)}"
-        told = told.replace("this", "the first command") + "\nThe second speculates with this model."
+        told = (
+            told.replace("this", "the first command") + "\nThe second speculates with this model."
+        )
         notes += f"\n`target.generate(..., assistant_model=model)` speculates with it.\n{_ASSISTANT[has_vision]}\n"
     front = f"library_name: transformers\npipeline_tag: {'image-text-to-text' if has_vision else 'text-generation'}"
     python = f"## In transformers (4.57 or 5)\n\n```python\n{_snippet(has_vision, encoder, generation)}\n```\n{notes}"
     _write(path, name, source, facts, front, f"{python}\n{_in_jaxspec(commands)}\n{told.strip()}")
 
 
-def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str, source: Path) -> None:
+def write_head_card(
+    path: Path, config: KVHeadConfig, params: Params, name: str, source: Path
+) -> None:
     """Write what a KV head is, for which target, and how to draft with it."""
     text, has_vision = config.text_config, config.image_tokens > 0
     facts = {
@@ -105,13 +128,17 @@ def write_head_card(path: Path, config: KVHeadConfig, params: Params, name: str,
     if text.draft_vocabulary:
         facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"
     if config.pools:
-        facts["image slots"] = f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
+        facts["image slots"] = (
+            f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
+        )
     command = f"jaxspec generate --target {_place(config.target_name)} --draft path/to/this {_asked(has_vision)}"
     body = f"{_in_jaxspec(command)}\ntransformers has no such model."
     _write(path, name, source, facts, "library_name: jaxspec", body)
 
 
-def _write(path: Path, name: str, source: Path, facts: Mapping[str, str], front: str, body: str) -> None:
+def _write(
+    path: Path, name: str, source: Path, facts: Mapping[str, str], front: str, body: str
+) -> None:
     """Write front matter, title, table and licence, and then the body."""
     licence = licence_of(source)
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
@@ -138,7 +165,9 @@ def _count(params: Params) -> str:
 
 def _asked(has_vision: bool) -> str:
     """Return the options of a command that asks the card's question."""
-    return f'{"--image photo.jpg " * has_vision}--prompt "{_QUESTION[has_vision]}" --max-new-tokens 64'
+    return (
+        f'{"--image photo.jpg " * has_vision}--prompt "{_QUESTION[has_vision]}" --max-new-tokens 64'
+    )
 
 
 def _in_jaxspec(commands: str) -> str:
@@ -168,9 +197,17 @@ inputs = processor(images=Image.open("photo.jpg"), text=text{own}, return_tensor
         asked = """inputs = tokenizer.apply_chat_template(
     messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
 )"""
-    greedy = [f"{key}={value}" for key, value in _GREEDY.items() if generation.get(key, value) not in (None, value)]
+    greedy = [
+        f"{key}={value}"
+        for key, value in _GREEDY.items()
+        if generation.get(key, value) not in (None, value)
+    ]
     options = ", ".join(["**inputs", "max_new_tokens=64", "do_sample=False", *greedy])
-    imports = f"{'from PIL import Image' * has_vision}\nfrom transformers import {kind}, {reader}".lstrip("\n")
+    imports = (
+        f"{'from PIL import Image' * has_vision}\nfrom transformers import {kind}, {reader}".lstrip(
+            "\n"
+        )
+    )
     return f"""{imports}
 
 {load}

@@ -36,7 +36,9 @@ State = TypeVar("State")
 # Orbax's threads print a traceback for every failed write, and lines for files that it does not need; here what ends a
 # run becomes the one line of an InputError.
 _ECHOES = ("_SignalingThread", "Failed to json parse Metadata file")
-logging.getLogger("absl").addFilter(lambda record: not any(echo in record.getMessage() for echo in _ECHOES))
+logging.getLogger("absl").addFilter(
+    lambda record: not any(echo in record.getMessage() for echo in _ECHOES)
+)
 
 
 class Checkpoints:
@@ -54,7 +56,9 @@ class Checkpoints:
         path = epath.Path(directory)
         self._directory = path if "://" in str(directory) else path.absolute()
         self._run = run
-        options = ocp.CheckpointManagerOptions(preservation_policy=LatestN(keep), cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=LatestN(keep), cleanup_tmp_directories=True
+        )
         with self._writing():
             self._manager = ocp.CheckpointManager(self._directory, options=options)
 
@@ -62,7 +66,10 @@ class Checkpoints:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if isinstance(error, WriteError):
             return  # closing waits for the write that failed, and raises anew
@@ -101,10 +108,14 @@ class Checkpoints:
 
         Raises InputError where all are damaged.
         """
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
         damaged: dict[int, str] = {}
         for step in self._steps():
-            found, reason = self._read(step, state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore())
+            found, reason = self._read(
+                step, state=ocp.args.StandardRestore(abstract), data=ocp.args.JsonRestore()
+            )
             if found is not None:
                 self._set_aside(damaged, step)
                 return found["state"], found["data"]["processes"][0]
@@ -134,7 +145,10 @@ class Checkpoints:
             if found is None:
                 gc.collect()
             sys.unraisablehook = hook
-        if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(found is not None)).all():
+        if (
+            jax.process_count() > 1
+            and not multihost_utils.process_allgather(np.bool_(found is not None)).all()
+        ):
             found, reason = None, reason or "another process cannot"
         return found, reason
 
@@ -184,8 +198,7 @@ def _sum_of_json(values: Any) -> int:
 
 @jax.jit
 def _sum(state: Any) -> Array:
-    """Return a number that any other bit in the state would change, however its arrays are placed; they are not moved.
-    """
+    """Return a number that any other bit in the state would change, however its arrays are placed; they are not moved."""
     total = jnp.uint32(0)
     for leaf in map(jnp.asarray, jax.tree.leaves(state)):
         unsigned = jnp.dtype(f"u{min(leaf.dtype.itemsize, 4)}")

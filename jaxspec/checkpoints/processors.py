@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from jaxspec.checkpoints.directories import IMAGE_FILES, TOKENIZER_FILES, check_files, installed, read_json, write_json
+from jaxspec.checkpoints.directories import (
+    IMAGE_FILES,
+    TOKENIZER_FILES,
+    check_files,
+    installed,
+    read_json,
+    write_json,
+)
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.config.lvlm import MOST_TILES
 from jaxspec.config.schema import RULES, Rule, check_fields
@@ -36,7 +43,9 @@ _SINGLE_TILE_SETTINGS = {
 }
 _MEND = "use the preprocessor_config.json that belongs to the model"
 _RULES = {
-    **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"), Rule(bool)),
+    **dict.fromkeys(
+        ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"), Rule(bool)
+    ),
     "image_mean": Rule(float, -1e3, 1e3, (0, 1)),
     "image_std": Rule(float, 1e-6, 1e3, (0, 1)),
     "rescale_factor": Rule(float, 1e-9, 1e3),
@@ -75,7 +84,12 @@ def load_tokenizer(path: str | Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template
     with reading(f"{path}: the tokenizer is read and does not work"):
-        tokenizer.decode([*tokenizer.encode(_LETTERS), *filter(None, (tokenizer.bos_token_id, tokenizer.eos_token_id))])
+        tokenizer.decode(
+            [
+                *tokenizer.encode(_LETTERS),
+                *filter(None, (tokenizer.bos_token_id, tokenizer.eos_token_id)),
+            ]
+        )
     return tokenizer
 
 
@@ -103,10 +117,16 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
 
     _require(path, _IMAGE_PROCESSORS, "image processor")
     # The same wish in the words of transformers 5 and of transformers 4.
-    wish = {"backend": "pil"} if int(transformers.__version__.split(".")[0]) >= 5 else {"use_fast": False}
+    wish = (
+        {"backend": "pil"}
+        if int(transformers.__version__.split(".")[0]) >= 5
+        else {"use_fast": False}
+    )
     with reading(f"{path}: transformers cannot read the image processor"):
         try:
-            processor = transformers.AutoImageProcessor.from_pretrained(str(path), trust_remote_code=False, **wish)
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                str(path), trust_remote_code=False, **wish
+            )
         except Exception:
             _check_torchvision()
             raise
@@ -124,16 +144,22 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
     if isinstance(config, QwenVLConfig):
         vision = config.vision_config
         ours = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
-        theirs = tuple(settings.get(name) for name in ("patch_size", "temporal_patch_size", "merge_size"))
+        theirs = tuple(
+            settings.get(name) for name in ("patch_size", "temporal_patch_size", "merge_size")
+        )
         if ours != theirs:
-            raise InputError(f"{where}: cuts patches {theirs}, and config.json says {ours}; {_MEND}")
+            raise InputError(
+                f"{where}: cuts patches {theirs}, and config.json says {ours}; {_MEND}"
+            )
     else:
         side = config.vision_config.image_size
         names = ("size", "crop_size", "height", "width", "shortest_edge", "longest_edge")
         edges = dict[str, Rule].fromkeys(names, Rule(int, 1, 2 * side))
         for pinpoint in settings.get("image_grid_pinpoints") or ():
             if len(pinpoint) != 2 or pinpoint[0] * pinpoint[1] > MOST_TILES * side**2:
-                raise InputError(f"{where}: image_grid_pinpoints {pinpoint} are over {MOST_TILES} tiles; {_MEND}")
+                raise InputError(
+                    f"{where}: image_grid_pinpoints {pinpoint} are over {MOST_TILES} tiles; {_MEND}"
+                )
     for name in ("size", "crop_size"):
         size = settings.get(name)
         check_fields(where, size if isinstance(size, dict) else {name: size}, edges)
@@ -146,7 +172,9 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
         raise InputError(f"{path}: {error}") from error
     for name, (shape, _) in family.images.shapes(config).items():
         if tiles[name].shape[1:] != shape or not np.isfinite(tiles[name]).all():
-            raise InputError(f"{where}: makes of a blank image no {name} of shape {list(shape)}, all finite; {_MEND}")
+            raise InputError(
+                f"{where}: makes of a blank image no {name} of shape {list(shape)}, all finite; {_MEND}"
+            )
 
 
 def _check_torchvision() -> None:
@@ -168,7 +196,9 @@ def single_tile_processor(tiled: Any) -> Any:
     return maker(**known)
 
 
-def save_processors(path: Path, config: ModelConfig, tokenizer: Any | None, image_processor: Any | None) -> None:
+def save_processors(
+    path: Path, config: ModelConfig, tokenizer: Any | None, image_processor: Any | None
+) -> None:
     """Write the tokeniser and the image processor into `path`, so that transformers 4 and 5 read them.
 
     With both, and an LVLM, `processor_config.json` makes transformers' `AutoProcessor` work on the directory.
@@ -204,7 +234,9 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: Any | None, add_bos: bool) -> None:
+def copy_processors(
+    source: Path, path: Path, config: ModelConfig, tokenizer: Any | None, add_bos: bool
+) -> None:
     """Copy tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
 
     The loaded tokeniser's chat templates, a dictionary, are written where tokenisers and processors of both versions
@@ -219,7 +251,9 @@ def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: An
     if whole.is_file() and not images.is_file():
         nested = read_json(whole).get("image_processor")
         if nested:  # where transformers 5 keeps it, and transformers 4 does not look
-            nested["image_processor_type"] = nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
+            nested["image_processor_type"] = (
+                nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
+            )
             write_json(images, nested)
     if tokenizer is None:
         return
@@ -232,13 +266,21 @@ def copy_processors(source: Path, path: Path, config: ModelConfig, tokenizer: An
         _rewrite(whole, {}, _processor(config, tokenizer))
     for name, text in tokenizer.chat_template.items():
         if Path(name).name != name:
-            raise InputError(f"{source}: a chat template is called {name!r}; give it a name that a file can have")
-        file = path / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+            raise InputError(
+                f"{source}: a chat template is called {name!r}; give it a name that a file can have"
+            )
+        file = path / (
+            "chat_template.jinja"
+            if name == "default"
+            else f"additional_chat_templates/{name}.jinja"
+        )
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
 
-def _rewrite(file: Path, entries: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+def _rewrite(
+    file: Path, entries: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Change entries of a JSON file, which may be missing, and take its chat template out."""
     given = read_json(file) if file.is_file() else {}
     given.pop("chat_template", None)
@@ -252,8 +294,12 @@ def _begin_with_bos(file: Path, tokenizer: Any) -> None:
     if not file.is_file() or tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
         return
     words, bos = Tokenizer.from_file(str(file)), tokenizer.bos_token
-    first = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B"], [(bos, tokenizer.bos_token_id)])
-    words.post_processor = processors.Sequence([words.post_processor, first]) if words.post_processor else first
+    first = processors.TemplateProcessing(
+        [bos, "$A"], [bos, "$A", "$B"], [(bos, tokenizer.bos_token_id)]
+    )
+    words.post_processor = (
+        processors.Sequence([words.post_processor, first]) if words.post_processor else first
+    )
     words.save(str(file))
 
 
@@ -281,4 +327,7 @@ def _require(path: str | Path, files: tuple[str, ...], what: str) -> str:
 
 def _first(path: Path, files: tuple[str, ...]) -> str | None:
     """Return the first file that is there; of "a and b" both must be."""
-    return next((name for name in files if all((path / part).is_file() for part in name.split(" and "))), None)
+    return next(
+        (name for name in files if all((path / part).is_file() for part in name.split(" and "))),
+        None,
+    )

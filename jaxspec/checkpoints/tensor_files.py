@@ -21,11 +21,22 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
-from jaxspec.checkpoints.directories import BIN, BIN_INDEX, INDEX, SINGLE, what_lies_in, without_torch
+from jaxspec.checkpoints.directories import (
+    BIN,
+    BIN_INDEX,
+    INDEX,
+    SINGLE,
+    what_lies_in,
+    without_torch,
+)
 from jaxspec.checkpoints.torch_files import list_torch_file
 from jaxspec.errors import InputError, first_line
 
-FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+FLOATS = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
 """What parameters may be stored as. Other dtypes are those of quantised models."""
 _CHUNK = 1 << 19
 """Numbers looked at together, so that they stay in the processor's cache."""
@@ -49,13 +60,20 @@ class StoredTensor:
 
     def read(self, box: Box | None = None) -> np.ndarray:
         """Return the tensor, or a box of it, reading no other bytes. Raises InputError if the file ends early."""
-        spans = [part.indices(size)[:2] for part, size in zip(box or [slice(None)] * len(self.shape), self.shape)]
+        spans = [
+            part.indices(size)[:2]
+            for part, size in zip(box or [slice(None)] * len(self.shape), self.shape)
+        ]
         out = np.empty([stop - start for start, stop in spans], FLOATS[self.dtype])
         # Up to the last axis that is not whole, the box lies in runs; they are what is read.
         cut = max([i for i, size in enumerate(self.shape) if out.shape[i] != size], default=0)
         strides = [math.prod(self.shape[i + 1 :]) * out.itemsize for i in range(len(self.shape))]
         first = self.offset + sum(start * stride for (start, _), stride in zip(spans, strides))
-        runs = out.reshape(-1).view(np.uint8).reshape(math.prod(out.shape[:cut]), -1) if out.size else []
+        runs = (
+            out.reshape(-1).view(np.uint8).reshape(math.prod(out.shape[:cut]), -1)
+            if out.size
+            else []
+        )
         with open(self.file, "rb", buffering=0) as file:
             for outer, run in zip(np.ndindex(*out.shape[:cut]), runs):
                 at = first + sum(i * stride for i, stride in zip(outer, strides))
@@ -74,7 +92,9 @@ def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
     for start in range(0, bits.size, _CHUNK):
         part = bits[start : start + _CHUNK]
         if part.max() >= below or part.view(f"i{part.itemsize}").max() >= above:
-            raise InputError(f"{tensor.file}: {tensor.name} holds NaN or infinity; fetch it again, or another model")
+            raise InputError(
+                f"{tensor.file}: {tensor.name} holds NaN or infinity; fetch it again, or another model"
+            )
 
 
 def _read_fully(file: Any, buffer: memoryview, at: int) -> None:
@@ -90,7 +110,9 @@ def list_file(file: Path) -> list[StoredTensor]:
     """Return the tensors of one file of weights, in name order. Raises InputError where it is cut short or corrupt."""
     try:
         if file.suffix == ".bin":
-            tensors = [StoredTensor(name, file, *place) for name, place in list_torch_file(file).items()]
+            tensors = [
+                StoredTensor(name, file, *place) for name, place in list_torch_file(file).items()
+            ]
         else:
             tensors = _in_safetensors(file)
         if strange := [tensor.name for tensor in tensors if not tensor.name.isprintable()]:
@@ -112,7 +134,9 @@ def _in_safetensors(file: Path) -> list[StoredTensor]:
         header = json.loads(stream.read(length))
     header.pop("__metadata__", None)
     return [
-        StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), start + 8 + length, stop - start)
+        StoredTensor(
+            name, file, entry["dtype"], tuple(entry["shape"]), start + 8 + length, stop - start
+        )
         for name, entry in header.items()
         for start, stop in [entry["data_offsets"]]
     ]
@@ -124,7 +148,9 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
     Where there are safetensors and .bin, the first are read.
     """
     index: dict[str, str] | None = None
-    found = next((path / name for name in (SINGLE, INDEX, BIN, BIN_INDEX) if (path / name).is_file()), None)
+    found = next(
+        (path / name for name in (SINGLE, INDEX, BIN, BIN_INDEX) if (path / name).is_file()), None
+    )
     if found is None:
         mend = what_lies_in(path) or without_torch() or "save the model as safetensors"
         problems.append(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
@@ -135,9 +161,13 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
     files = [found]
     if found.suffix == ".json":
         try:
-            index = _checked(json.loads(found.read_text(encoding="utf-8"))["weight_map"], found.suffixes[-3])
+            index = _checked(
+                json.loads(found.read_text(encoding="utf-8"))["weight_map"], found.suffixes[-3]
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            problems.append(f"{found}: not readable as an index ({first_line(error)}); fetch it again")
+            problems.append(
+                f"{found}: not readable as an index ({first_line(error)}); fetch it again"
+            )
             return []
         files = [path / name for name in sorted(set(index.values()))]
     tensors: list[StoredTensor] = []
@@ -164,5 +194,7 @@ def _checked(index: Any, ending: str) -> dict[str, str]:
         raise ValueError(f"its weight_map is {str(index)[:60]!r}")
     for shard in index.values():
         if not isinstance(shard, str) or not re.fullmatch(r"\w[\w. -]*" + re.escape(ending), shard):
-            raise ValueError(f"it names {str(shard)[:60]!r}, and no file of its directory is called so")
+            raise ValueError(
+                f"it names {str(shard)[:60]!r}, and no file of its directory is called so"
+            )
     return index

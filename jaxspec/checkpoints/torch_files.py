@@ -27,7 +27,9 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
     """
     with open(file, "rb") as stream:
         if stream.read(4) != b"PK\x03\x04":
-            raise InputError(f"{file}: not as torch writes files since 1.6; fetch it again, or {_saved_again(file)}")
+            raise InputError(
+                f"{file}: not as torch writes files since 1.6; fetch it again, or {_saved_again(file)}"
+            )
     with zipfile.ZipFile(file) as archive:
         if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
             raise ValueError("its parts are packed, which torch does not do")
@@ -38,15 +40,23 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"code ({found[1]}), and none of it was run" if found else "more than tensors"
-        raise InputError(f"{file}: holds {what}; take the model's safetensors, or another model") from error
-    if not isinstance(held, dict) or not all(isinstance(one, torch.Tensor) for one in held.values()):
+        raise InputError(
+            f"{file}: holds {what}; take the model's safetensors, or another model"
+        ) from error
+    if not isinstance(held, dict) or not all(
+        isinstance(one, torch.Tensor) for one in held.values()
+    ):
         raise InputError(f"{file}: holds no dictionary of tensors alone; {_saved_again(file)}")
     size, tensors = file.stat().st_size, {}
     for name, tensor in held.items():
         if tensor.layout != torch.strided or not tensor.is_contiguous():
-            raise InputError(f"{file}: {str(name)[:60]!r} lies in no row-major order; {_saved_again(file)}")
+            raise InputError(
+                f"{file}: {str(name)[:60]!r} lies in no row-major order; {_saved_again(file)}"
+            )
         dtype = str(tensor.dtype).removeprefix("torch.")
-        offset = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
+        offset = (
+            tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
+        )
         if offset + tensor.nbytes > size:
             raise ValueError(f"{name} of {tensor.nbytes} bytes would end behind it")
         tensors[name] = _NAMES.get(dtype, dtype), tuple(tensor.shape), offset, tensor.nbytes

@@ -94,7 +94,15 @@ class Ask(Compiles):
         """Return the checked request, with a prompt to be replaced as soon as there is a tokeniser."""
         place_images(self.prompt, len(self.image))
         nothing = Prompt(np.zeros(0, np.int32))
-        return Request(nothing, self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.seed, self.stop)
+        return Request(
+            nothing,
+            self.max_new_tokens,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.seed,
+            self.stop,
+        )
 
     def pictures(self) -> list[Image]:
         """Return the images, of which one that is none is an InputError."""
@@ -120,7 +128,9 @@ def answer(
     """
     encode = engine.encoder.raw if args.raw else engine.encoder.prompt
     request = replace(request, prompt=encode(args.prompt, images))
-    memory = engine.memory_report([request])  # refuses what the answer itself would, before anything is told
+    memory = engine.memory_report(
+        [request]
+    )  # refuses what the answer itself would, before anything is told
     for line in (*loaded, memory):
         say(line)
     progress("compiling and decoding")
@@ -156,4 +166,6 @@ def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         whole = "whole " if kind is int else ""
-        raise InputError(f"{option}: {text!r} is no list of {whole}numbers; separate them by commas") from None
+        raise InputError(
+            f"{option}: {text!r} is no list of {whole}numbers; separate them by commas"
+        ) from None

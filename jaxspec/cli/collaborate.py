@@ -36,10 +36,13 @@ def run(args: Collaborate) -> None:
     """Print the answer. All that can be checked without the models is checked before they are read."""
     names = args.models.split(",")
     gammas = args.gammas and tuple(
-        capped_gamma("--gammas", gamma, args.max_new_tokens) for gamma in numbers("--gammas", args.gammas, int)
+        capped_gamma("--gammas", gamma, args.max_new_tokens)
+        for gamma in numbers("--gammas", args.gammas, int)
     )
     views = args.views and tuple(args.views.split(","))
-    config = CollaborationConfig(args.combine, args.method, gammas or None, args.proposer, views or None, batch_size=1)
+    config = CollaborationConfig(
+        args.combine, args.method, gammas or None, args.proposer, views or None, batch_size=1
+    )
     config.checked(len(names))
     images, request = args.pictures(), args.request()
     paths = [locate(name) for name in names]
@@ -48,7 +51,9 @@ def run(args: Collaborate) -> None:
         if path not in loaded:
             progress(f"loading {path}")
             first = next(iter(loaded.values()), None)
-            loaded[path] = LoadedModel.load(path, args.computes_in, tiles=args.tiles, share_tower_with=first)
+            loaded[path] = LoadedModel.load(
+                path, args.computes_in, tiles=args.tiles, share_tower_with=first
+            )
     engine = Engine([loaded[path] for path in paths], config=config)
 
     def describe(result: Result) -> dict[str, Any]:

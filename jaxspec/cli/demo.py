@@ -48,7 +48,9 @@ class Contest(NamedTuple):
 
 
 CONTESTS = {
-    "mini": Contest(str(ASSETS / "mini" / "target"), 5, ("Tell me what you see in the image.",), 30),
+    "mini": Contest(
+        str(ASSETS / "mini" / "target"), 5, ("Tell me what you see in the image.",), 30
+    ),
     "smollm2": Contest(
         SMOLLM2,
         3,
@@ -85,7 +87,9 @@ def run(args: Demo) -> None:
     console = Console(highlight=False, soft_wrap=True)
     contest: Contest = CONTESTS[args.model]
     if args.drafter == "draft" and args.model != "mini":
-        raise InputError(f"drafter draft: {args.model} is shipped with a KV head alone; leave the option out")
+        raise InputError(
+            f"drafter draft: {args.model} is shipped with a KV head alone; leave the option out"
+        )
     out = args.out
     if out and out.exists() and not (out.is_file() and b'"speedup_median"' in out.read_bytes()):
         raise InputError(f"out {args.out}: no demo has written it; give the name of a new file")
@@ -110,7 +114,9 @@ def run(args: Demo) -> None:
         _write(console, telling.stream(request))
         progress("timing")
         # The first turn compiles. By turns, so that what else the machine does slows both; the least, as it only adds.
-        turns = [(plain.generate(request), drafting.generate(request)) for _ in range(1 + contest.runs)]
+        turns = [
+            (plain.generate(request), drafting.generate(request)) for _ in range(1 + contest.runs)
+        ]
         clear()
         least = [min(result.decode_ms for result in runs) for runs in zip(*turns[1:])]
         rows.append(_row(prompt, *turns[0], *least))
@@ -119,10 +125,22 @@ def run(args: Demo) -> None:
     if len(rows) > 1:
         console.print(f"[bold]{middle:.2f} times as fast[/] as plain decoding, in the median.")
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
-    console.print(f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}.")
+    console.print(
+        f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}."
+    )
     if args.out is not None:
-        ran = {"model": args.model, "gamma": contest.gamma, "device": jax.devices()[0].device_kind, "load": load}
-        told = ran | {"jax": jax.__version__, "jaxspec": __version__, "speedup_median": middle, "rows": rows}
+        ran = {
+            "model": args.model,
+            "gamma": contest.gamma,
+            "device": jax.devices()[0].device_kind,
+            "load": load,
+        }
+        told = ran | {
+            "jax": jax.__version__,
+            "jaxspec": __version__,
+            "speedup_median": middle,
+            "rows": rows,
+        }
         write_text(args.out, json.dumps(told, indent=1) + "\n")
 
 
@@ -157,10 +175,14 @@ def _write(console: Console, answer: Iterator[Result]) -> None:
             console.print(Text(printable(piece), DRAFTED if place >= 0 else ""), end="")
         shown = len(places)
     drafted = sum(place >= 0 for place in places)
-    console.print(f"\n\n[{DRAFTED}]Drafted[/], and kept by the target: {drafted} of {shown} tokens.")
+    console.print(
+        f"\n\n[{DRAFTED}]Drafted[/], and kept by the target: {drafted} of {shown} tokens."
+    )
 
 
-def _row(prompt: str, plain: Result, drafted: Result, plain_ms: float, drafted_ms: float) -> dict[str, Any]:
+def _row(
+    prompt: str, plain: Result, drafted: Result, plain_ms: float, drafted_ms: float
+) -> dict[str, Any]:
     """Return what was measured of one prompt; of pairs, plain decoding's comes first."""
     return {
         "prompt": prompt,

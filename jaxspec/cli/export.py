@@ -72,7 +72,10 @@ def run_import(args: Import) -> None:
     if not args.source.is_file():
         raise InputError(f"{args.source}: no such file; give one that ends in .gguf")
     progress(f"importing {args.source}")
-    _tell(args.destination, convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite))
+    _tell(
+        args.destination,
+        convert(args.source, args.destination, jnp.dtype(args.dtype), args.overwrite),
+    )
 
 
 def run(args: Export) -> None:
@@ -103,7 +106,11 @@ def run(args: Export) -> None:
 def _tell(path: Path, config: Any) -> None:
     files = list(path.glob("*.safetensors"))
     held = human_bytes(sum(file.stat().st_size for file in files))
-    print(printable(f"{path}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"))
+    print(
+        printable(
+            f"{path}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"
+        )
+    )
 
 
 def _bytes(size: str) -> int:

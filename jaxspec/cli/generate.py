@@ -62,7 +62,16 @@ class Generate(Ask):
     """Devices that the target is split over; the draft is on each."""
 
 
-OF_DRAFTS = ("views", "captioner", "weights", "weighting", "gamma", "tree", "adaptive_gamma", "context")
+OF_DRAFTS = (
+    "views",
+    "captioner",
+    "weights",
+    "weighting",
+    "gamma",
+    "tree",
+    "adaptive_gamma",
+    "context",
+)
 """Options that are about a draft or a KV head."""
 
 
@@ -87,7 +96,9 @@ def run(args: Generate) -> None:
     _check_drafts(args, draft, head, views)
     images, request = args.pictures(), args.request()
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
-    models = [(args.target, args.revision)] + ([] if draft is None else [(draft, args.draft_revision)])
+    models = [(args.target, args.revision)] + (
+        [] if draft is None else [(draft, args.draft_revision)]
+    )
     paths = [locate(*model) for model in models]
     for path in paths:
         directories.read_config(path)
@@ -109,7 +120,9 @@ def run(args: Generate) -> None:
 
     def describe(result: Result) -> dict[str, Any]:
         drafts, block = isinstance(engine.program, Speculator), block_fields(config)
-        stats = acceptance_metrics([result.stats]) | (block if drafts else dict.fromkeys(block) | {"gamma": 0})
+        stats = acceptance_metrics([result.stats]) | (
+            block if drafts else dict.fromkeys(block) | {"gamma": 0}
+        )
         length = stats["mean_acceptance_length"]
         return stats | {
             "views": list(views) if drafts else None,
@@ -121,22 +134,32 @@ def run(args: Generate) -> None:
     answer(args, engine, request, images, describe, *reports)
 
 
-def _check_drafts(args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]) -> None:
+def _check_drafts(
+    args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]
+) -> None:
     """Raise InputError for drafts that draft nothing, and for options that are about none."""
     if draft is None and head is None:
         _refuse(args, OF_DRAFTS, "is about a draft, and none is given; give --draft")
     if draft is None:
         _refuse(args, ["draft_revision"], "is of a hub id, and --draft is none; leave it out")
     if ("kv" in views) != (head is not None):
-        what = "--kv-head is given and they have no view kv" if head else "kv is a KV head; give --kv-head"
+        what = (
+            "--kv-head is given and they have no view kv"
+            if head
+            else "kv is a KV head; give --kv-head"
+        )
         raise InputError(f"--views: {','.join(views)}: {what}")
     if draft is not None and views == ("kv",):
-        raise InputError("--draft: is shown nothing, as the only view is kv; leave it out, or name another view too")
+        raise InputError(
+            "--draft: is shown nothing, as the only view is kv; leave it out, or name another view too"
+        )
     reads = needs_captioner(parse_views(views), args.captioner)
     if args.captioner is not None:
         check_captioner(args.captioner)
         if not reads:
-            raise InputError(f"--captioner: no view of {','.join(views)} shows captions; name C, or leave it out")
+            raise InputError(
+                f"--captioner: no view of {','.join(views)} shows captions; name C, or leave it out"
+            )
 
 
 def _refuse(args: Generate, names: Sequence[str], why: str) -> None:

@@ -71,12 +71,17 @@ def run(args: Plans) -> None:
         return
     head = None if args.kv_head is None else _head(args.kv_head, target)
     views = (*(args.views.split(",") if args.draft else ()), *(("kv",) if head else ()))
-    program, params = abstract_program(target, draft, views, args.gamma, parse_dtype(args.dtype), head=head)
+    program, params = abstract_program(
+        target, draft, views, args.gamma, parse_dtype(args.dtype), head=head
+    )
     sizes = sizes_of(program, args.prompt, args.images, args.new)
     drafted = bool(views)
     columns = ["weights", "caches", "working", "together", "of", "fits", "ms a token"]
     columns += ["ms a block", *(f"x at {n}" for n in TOKENS)] if drafted else []
-    table = _table(f"{args.target}, batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}", columns)
+    table = _table(
+        f"{args.target}, batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}",
+        columns,
+    )
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
     for kind in args.chips:
         for count in COUNTS:
@@ -89,18 +94,27 @@ def run(args: Plans) -> None:
         "Each device's. Weights and caches are exact, working memory is what one device would need alone. Times are "
         "the least: those of reading weights and caches at the device's full bandwidth."
     )
-    _print(table, notes + f" x at {TOKENS[0]}: speed-up over plain decoding at {TOKENS[0]} tokens a pass." * drafted)
+    _print(
+        table,
+        notes
+        + f" x at {TOKENS[0]}: speed-up over plain decoding at {TOKENS[0]} tokens a pass."
+        * drafted,
+    )
 
 
 def _training(args: Plans, target: ModelConfig, draft: ModelConfig | None) -> tuple[Table, str]:
     """Return a line per number of devices of a training step, and what is to be known of it."""
     check_counts(train=args.train)
     if draft is None or args.kv_head is not None:
-        raise InputError(f"train: {args.train} samples; give --draft, and no --kv-head: it is a draft that is taught")
+        raise InputError(
+            f"train: {args.train} samples; give --draft, and no --kv-head: it is a draft that is taught"
+        )
     try:
         from jaxspec.training.plan import abstract_step, mesh_for
     except ImportError as error:
-        raise InputError(f"train: {error.name} is not installed; pip install -e '.[train]'") from error
+        raise InputError(
+            f"train: {error.name} is not installed; pip install -e '.[train]'"
+        ) from error
 
     batch = int(args.train or 0)
 
@@ -110,17 +124,30 @@ def _training(args: Plans, target: ModelConfig, draft: ModelConfig | None) -> tu
         return mesh, abstract_step(target, draft, mesh, batch, args.prompt, args.dtype)
 
     first = planned(1)[1]
-    title = f"{args.target} teaches {args.draft}: {batch} samples of {args.prompt} tokens, {args.dtype}"
-    table, flops = _table(title, [*first.held, "together", "of", "fits", "s a step", "mesh"]), first.flops
+    title = (
+        f"{args.target} teaches {args.draft}: {batch} samples of {args.prompt} tokens, {args.dtype}"
+    )
+    table, flops = (
+        _table(title, [*first.held, "together", "of", "fits", "s a step", "mesh"]),
+        first.flops,
+    )
     for kind in args.chips:
         for count in (*COUNTS, 32, 64):
             mesh, step = planned(count)
             held, chip = step.held, CHIPS[kind]
             total = sum(held.values())
             fits = total <= TRAINING_ROOM * chip.gib * 2**30
-            axes = " ".join(f"--tune.mesh.{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
-            told = [*map(human_bytes, (*held.values(), total)), f"{chip.gib:g} GiB", "yes" if fits else "no"]
-            table.add_row(f"{count} {kind}", *told, f"{flops / count / chip.tflops / 1e12:.3g}", axes or "-")
+            axes = " ".join(
+                f"--tune.mesh.{axis} {size}" for axis, size in mesh.shape.items() if size > 1
+            )
+            told = [
+                *map(human_bytes, (*held.values(), total)),
+                f"{chip.gib:g} GiB",
+                "yes" if fits else "no",
+            ]
+            table.add_row(
+                f"{count} {kind}", *told, f"{flops / count / chip.tflops / 1e12:.3g}", axes or "-"
+            )
             if fits:
                 break
     return table, (
@@ -161,5 +188,7 @@ def _head(name: str, target: ModelConfig) -> KVHeadConfig:
     if name == "new":
         return usual_head(target)
     if not is_kv_head(name):
-        raise InputError(f"kv_head {name}: no KV head lies there; give the directory of one, or new")
+        raise InputError(
+            f"kv_head {name}: no KV head lies there; give the directory of one, or new"
+        )
     return KVHeadConfig.from_dict(read_raw_config(locate(name)))

@@ -20,8 +20,22 @@ Feature = Literal["none", "last_hidden"]
 it was predicted from, the target's of a block's first token, else the head's own (EAGLE's input)."""
 
 _DEPENDS_ON = (
-    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings"),
+    *(
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    ),
+    *(
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "tie_word_embeddings",
+    ),
 )
 """Fields of a decoder that a head relies on."""
 
@@ -81,7 +95,9 @@ class KVHeadConfig:
         return self.feature == "last_hidden"
 
     @classmethod
-    def of_target(cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any) -> Self:
+    def of_target(
+        cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any
+    ) -> Self:
         """Return the configuration of a head for a target (a `ModelConfig`).
 
         Args:
@@ -91,15 +107,23 @@ class KVHeadConfig:
         """
         text: TextConfig = getattr(target, "text_config", target)
         if not isinstance(text, RotaryConfig):
-            raise InputError(f"KV head: a target of type {text.model_type!r} has no rotary keys to read; give another")
+            raise InputError(
+                f"KV head: a target of type {text.model_type!r} has no rotary keys to read; give another"
+            )
         if text is target:
-            image_tokens, options = 0, options | {"pooling": "drop", "image_slots": 0, "slot_bias": False}
+            image_tokens, options = (
+                0,
+                options | {"pooling": "drop", "image_slots": 0, "slot_bias": False},
+            )
         elif image_tokens is None:
             image_tokens = target.image_tokens if isinstance(target, LlavaConfig) else 0
         if not image_tokens and "pooling" not in options:
             options["pooling"] = "drop"
         return cls(
-            replace(text, num_hidden_layers=layers), target_hash(target), image_tokens=image_tokens, **options
+            replace(text, num_hidden_layers=layers),
+            target_hash(target),
+            image_tokens=image_tokens,
+            **options,
         )
 
     @classmethod
@@ -107,13 +131,19 @@ class KVHeadConfig:
         """Return what `to_dict` wrote."""
         known = known_fields(cls, raw)
         if "text_config" not in known or "target_hash" not in known:
-            raise InputError("KV head: its config.json lacks text_config or target_hash; export it again")
+            raise InputError(
+                "KV head: its config.json lacks text_config or target_hash; export it again"
+            )
         known["text_config"] = decoder_config(known["text_config"])
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what config.json holds."""
-        return {"model_type": self.model_type} | asdict(self) | {"text_config": self.text_config.to_hf()}
+        return (
+            {"model_type": self.model_type}
+            | asdict(self)
+            | {"text_config": self.text_config.to_hf()}
+        )
 
 
 def target_hash(target: Any) -> str:
@@ -124,5 +154,10 @@ def target_hash(target: Any) -> str:
         fields["rope_scaling"] = asdict(fields["rope_scaling"])
     if text is not target:
         vision = target.vision_config  # of an LVLM
-        fields["images"] = [target.model_type, target.image_token_index, vision.hidden_size, vision.patch_size]
+        fields["images"] = [
+            target.model_type,
+            target.image_token_index,
+            vision.hidden_size,
+            vision.patch_size,
+        ]
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -104,13 +104,20 @@ class LlavaConfig(_Lvlm):
     def tower(self) -> Any:
         """All that the features of an image depend on, but for the weights."""
         pinpoints = getattr(self, "image_grid_pinpoints", None)
-        return self.vision_config, self.vision_feature_layer, self.vision_feature_select_strategy, pinpoints
+        return (
+            self.vision_config,
+            self.vision_feature_layer,
+            self.vision_feature_select_strategy,
+            pinpoints,
+        )
 
     @property
     def image_tokens(self) -> int:
         """P: features that the tower gives of one tile, which is a whole image of LLaVA-1.5."""
         vision = self.vision_config
-        return vision.side**2 + vision.class_token - (self.vision_feature_select_strategy == "default")
+        return (
+            vision.side**2 + vision.class_token - (self.vision_feature_select_strategy == "default")
+        )
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
@@ -118,7 +125,9 @@ class LlavaConfig(_Lvlm):
         if raw.get("text_config") is not None:
             known["text_config"] = decoder_config({"model_type": cls._decoder} | raw["text_config"])
         if raw.get("vision_config") is not None:
-            known["vision_config"] = VisionConfig.from_hf({"model_type": cls._tower} | raw["vision_config"])
+            known["vision_config"] = VisionConfig.from_hf(
+                {"model_type": cls._tower} | raw["vision_config"]
+            )
         return cls(**known)
 
     def to_hf(self) -> dict[str, Any]:
@@ -130,7 +139,13 @@ class LlavaNextConfig(LlavaConfig):
     """LLaVA-NeXT: an image is a base tile and the tiles of the best grid. Defaults are `LlavaNextConfig`'s."""
 
     model_type: str = "llava_next"
-    image_grid_pinpoints: tuple[tuple[int, int], ...] = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+    image_grid_pinpoints: tuple[tuple[int, int], ...] = (
+        (336, 672),
+        (672, 336),
+        (672, 672),
+        (1008, 336),
+        (336, 1008),
+    )
     """Heights and widths that an image may be scaled into, whole tiles."""
 
     architecture = "LlavaNextForConditionalGeneration"
@@ -168,11 +183,15 @@ class LlavaNextConfig(LlavaConfig):
         return LlavaConfig(**shared)
 
     def to_hf(self) -> dict[str, Any]:
-        return super().to_hf() | {"image_grid_pinpoints": [list(pinpoint) for pinpoint in self.image_grid_pinpoints]}
+        return super().to_hf() | {
+            "image_grid_pinpoints": [list(pinpoint) for pinpoint in self.image_grid_pinpoints]
+        }
 
 
 def _onevision_tower() -> VisionConfig:
-    return VisionConfig("siglip_vision_model", 1152, 4304, 26, 16, 3, 384, 14, "gelu_pytorch_tanh", 1e-6)
+    return VisionConfig(
+        "siglip_vision_model", 1152, 4304, 26, 16, 3, 384, 14, "gelu_pytorch_tanh", 1e-6
+    )
 
 
 @dataclass(frozen=True)
@@ -235,7 +254,9 @@ class QwenVLConfig(_Lvlm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.text_config.rope_scaling.mrope_section:
-            raise InputError("qwen2_5_vl config: rope_scaling has no mrope_section; fix config.json")
+            raise InputError(
+                "qwen2_5_vl config: rope_scaling has no mrope_section; fix config.json"
+            )
         if self.vision_config.out_hidden_size != self.text_config.hidden_size:
             raise InputError(
                 f"qwen2_5_vl config: the tower's out_hidden_size {self.vision_config.out_hidden_size} is not the "
@@ -257,9 +278,13 @@ class QwenVLConfig(_Lvlm):
         """Read the hub's flat files, whose decoder's fields stand beside `vision_config`, and the nested ones that
         transformers writes since 4.52."""
         known, text = cls.known(raw), raw.get("text_config") or raw
-        decoder = Qwen2Config.from_hf(_QWEN_TEXT_DEFAULTS | text | {"model_type": Qwen2Config.model_type})
+        decoder = Qwen2Config.from_hf(
+            _QWEN_TEXT_DEFAULTS | text | {"model_type": Qwen2Config.model_type}
+        )
         if not decoder.rope_scaling.mrope_section:
-            decoder = replace(decoder, rope_scaling=replace(decoder.rope_scaling, mrope_section=MROPE_SECTION))
+            decoder = replace(
+                decoder, rope_scaling=replace(decoder.rope_scaling, mrope_section=MROPE_SECTION)
+            )
         vision = QwenVisionConfig.from_hf(raw.get("vision_config") or {})
         return cls(text_config=decoder, vision_config=vision, **known)
 

@@ -25,19 +25,27 @@ class Rule:
 
     def __str__(self) -> str:
         if self.kind in (int, float):
-            noun, nouns = {int: ("whole number", "whole numbers"), float: ("number", "numbers")}[self.kind]
+            noun, nouns = {int: ("whole number", "whole numbers"), float: ("number", "numbers")}[
+                self.kind
+            ]
             span = f" from {self.low:.10g} to {self.high:.10g}"
         else:
             noun = {bool: "truth value (true or false)", str: "text", dict: "object"}[self.kind]
             nouns, span = f"{noun}s", ""
-        forms = (f"one {noun}{span}", f"a list of {nouns}{span}", f"a list of lists of {nouns}{span}")
+        forms = (
+            f"one {noun}{span}",
+            f"a list of {nouns}{span}",
+            f"a list of lists of {nouns}{span}",
+        )
         return " or ".join(forms[level] for level in self.levels)
 
     def allows(self, value: Any, level: int = 0) -> bool:
         """Return whether a value is of the type and in the range; a truth value is no number, and infinity is none."""
         if isinstance(value, list | tuple):
             return level < max(self.levels) and all(self.allows(part, level + 1) for part in value)
-        if level not in self.levels or not isinstance(value, (int, float) if self.kind is float else self.kind):
+        if level not in self.levels or not isinstance(
+            value, (int, float) if self.kind is float else self.kind
+        ):
             return False
         if self.kind not in (int, float):
             return True
@@ -81,7 +89,10 @@ RULES: dict[str, Rule] = {
     **_rules(Rule(int, 1, 1024), "depth gamma num_hidden_layers"),
     **_rules(Rule(int, 1, 1 << 30), "max_position_embeddings original_max_position_embeddings"),
     **_rules(Rule(int, 0, 1 << 30), "max_window_layers sliding_window tokens_per_second"),
-    **_rules(Rule(int, 1, 4096), "image_size patch_size spatial_merge_size temporal_patch_size window_size"),
+    **_rules(
+        Rule(int, 1, 4096),
+        "image_size patch_size spatial_merge_size temporal_patch_size window_size",
+    ),
     **_rules(Rule(int, 0, 1 << 16), "image_slots image_tokens"),
     **_rules(Rule(int, -1024, 1024), "vision_feature_layer"),
     **_rules(Rule(int, 0, 1024, (1,)), "fullatt_block_indexes"),
@@ -110,7 +121,9 @@ def check_fields(part: str, raw: Mapping[str, Any], rules: Mapping[str, Rule] = 
 def check_choice(part: str, config: Any, name: str, *known: str) -> None:
     """Raise InputError where a configuration's field is none of the known words."""
     if (value := getattr(config, name)) not in known:
-        raise InputError(f"{part}: {name} {value!r} is not supported; supported: {', '.join(map(repr, known))}")
+        raise InputError(
+            f"{part}: {name} {value!r} is not supported; supported: {', '.join(map(repr, known))}"
+        )
 
 
 def _shown(value: Any) -> str:

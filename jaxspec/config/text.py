@@ -14,7 +14,14 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        "attention_factor",
+        "original_max_position_embeddings",
+    ),
 }
 """What each `rope_type` reads; more keys may stand in a file, and mean nothing."""
 
@@ -65,12 +72,16 @@ class RopeScaling:
             known.setdefault("factor", positions / known["original_max_position_embeddings"])
             over, under = raw.get("mscale"), raw.get("mscale_all_dim")
             if over and under:
-                ratio = _yarn_magnitude(known["factor"], over) / _yarn_magnitude(known["factor"], under)
+                ratio = _yarn_magnitude(known["factor"], over) / _yarn_magnitude(
+                    known["factor"], under
+                )
                 known.setdefault("attention_factor", ratio)
         return cls(kind, **known)
 
     def to_hf(self) -> dict[str, Any]:
-        out = {"rope_type": self.rope_type} | {key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]}
+        out = {"rope_type": self.rope_type} | {
+            key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]
+        }
         return out | ({"mrope_section": list(self.mrope_section)} if self.mrope_section else {})
 
 
@@ -151,8 +162,12 @@ class RotaryConfig(TextConfig):
     """The tokens that its output head scores, see `jaxspec.models.vocabulary`; empty: all."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_key_value_heads", self.num_key_value_heads or self.num_attention_heads)
-        object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads)
+        object.__setattr__(
+            self, "num_key_value_heads", self.num_key_value_heads or self.num_attention_heads
+        )
+        object.__setattr__(
+            self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads
+        )
         if self.num_attention_heads % self.num_key_value_heads:
             raise InputError(
                 f"text config: num_key_value_heads {self.num_key_value_heads} does not divide "
@@ -199,10 +214,14 @@ class RotaryConfig(TextConfig):
         """Return the family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
         words = out.pop("draft_vocabulary")
-        return out | ({"draft_vocabulary": list(words)} if words else {}) | {
-            "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
-            "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
-        }
+        return (
+            out
+            | ({"draft_vocabulary": list(words)} if words else {})
+            | {
+                "rope_scaling": None if scaling == {"rope_type": "default"} else scaling,
+                "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -264,7 +283,9 @@ class Qwen2Config(RotaryConfig):
         config = super().from_hf(raw)
         layers = range(config.num_hidden_layers)
         first = 28 if raw.get("max_window_layers") is None else raw["max_window_layers"]
-        kinds = raw.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in layers]
+        kinds = raw.get("layer_types") or [
+            "sliding_attention" if i >= first else "full_attention" for i in layers
+        ]
         if raw.get("use_sliding_window") and "sliding_attention" in kinds:
             _refuse_window(raw.get("sliding_window", 4096), config.max_position_embeddings)
         return config
@@ -310,12 +331,17 @@ class OptConfig(TextConfig):
     activation_function: str = "relu"
 
     architecture = "OPTForCausalLM"
-    _RENAMED: ClassVar = {"intermediate_size": "ffn_dim", "remove_final_layer_norm": "_remove_final_layer_norm"}
+    _RENAMED: ClassVar = {
+        "intermediate_size": "ffn_dim",
+        "remove_final_layer_norm": "_remove_final_layer_norm",
+    }
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        object.__setattr__(self, "word_embed_proj_dim", self.word_embed_proj_dim or self.hidden_size)
+        object.__setattr__(
+            self, "word_embed_proj_dim", self.word_embed_proj_dim or self.hidden_size
+        )
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"text config: num_attention_heads {self.num_attention_heads} does not divide "
@@ -330,8 +356,14 @@ class OptConfig(TextConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        flat = {key: value for key, value in raw.items() if key not in ("num_key_value_heads", "head_dim")}
-        return super().from_hf(flat | {ours: raw[theirs] for ours, theirs in cls._RENAMED.items() if theirs in raw})
+        flat = {
+            key: value
+            for key, value in raw.items()
+            if key not in ("num_key_value_heads", "head_dim")
+        }
+        return super().from_hf(
+            flat | {ours: raw[theirs] for ours, theirs in cls._RENAMED.items() if theirs in raw}
+        )
 
     def to_hf(self) -> dict[str, Any]:
         out = super().to_hf()

@@ -9,11 +9,22 @@ from jaxspec.config.schema import check_choice
 from jaxspec.config.text import known_fields
 from jaxspec.errors import InputError
 
-_SHARED_DEFAULTS = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+_SHARED_DEFAULTS = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+}
 _VISION_DEFAULTS: dict[str, dict[str, Any]] = {
-    "clip_vision_model": _SHARED_DEFAULTS | {"image_size": 224, "patch_size": 32, "projection_dim": 512},
+    "clip_vision_model": _SHARED_DEFAULTS
+    | {"image_size": 224, "patch_size": 32, "projection_dim": 512},
     "siglip_vision_model": _SHARED_DEFAULTS
-    | {"image_size": 224, "patch_size": 16, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+    | {
+        "image_size": 224,
+        "patch_size": 16,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+    }
     | {"vision_use_head": True},
 }
 """`CLIPVisionConfig`'s and `SiglipVisionConfig`'s: what a `vision_config` that is in the file may leave out."""
@@ -123,9 +134,14 @@ class QwenVisionConfig:
         known = known_fields(cls, raw)
         theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         if theta != 10000.0:
-            raise InputError(f"vision config: rope_theta {theta} is not supported; Qwen2.5-VL's tower has 10000")
+            raise InputError(
+                f"vision config: rope_theta {theta} is not supported; Qwen2.5-VL's tower has 10000"
+            )
         return cls(**known)
 
     def to_hf(self) -> dict[str, Any]:
         # transformers 5 reads this model_type as well as its own.
-        return asdict(self) | {"model_type": "qwen2_5_vl", "fullatt_block_indexes": list(self.fullatt_block_indexes)}
+        return asdict(self) | {
+            "model_type": "qwen2_5_vl",
+            "fullatt_block_indexes": list(self.fullatt_block_indexes),
+        }

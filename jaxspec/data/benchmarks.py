@@ -91,7 +91,9 @@ def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
     )
 
 
-def _asked(name: str, title: str, hub: str, split: str, synthetic: str, config: str = "default") -> Benchmark:
+def _asked(
+    name: str, title: str, hub: str, split: str, synthetic: str, config: str = "default"
+) -> Benchmark:
     """Return a set of short answers to questions about an image, which IbED and TABED ask to be reasoned."""
     return Benchmark(
         name, title, hub, split, config, synthetic,
@@ -180,7 +182,9 @@ def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
         yield _sample(known, number, row)
 
 
-def few_shot_samples(name: str, path: Path | None = None, examples: Path | None = None) -> Iterator[Sample]:
+def few_shot_samples(
+    name: str, path: Path | None = None, examples: Path | None = None
+) -> Iterator[Sample]:
     """Yield `benchmark_samples` with worked examples before every question, as CoS asks text models.
 
     Four for GSM8K, five of the question's own subject for MMLU, one for CNN/DM: the first of the split that is not
@@ -195,7 +199,9 @@ def few_shot_samples(name: str, path: Path | None = None, examples: Path | None 
     shots = known.shots
     if shots is None:
         have = ", ".join(other.name for other in BENCHMARKS.values() if other.shots)
-        raise InputError(f"shots: {name} is asked without worked examples; sets with them are {have}")
+        raise InputError(
+            f"shots: {name} is asked without worked examples; sets with them are {have}"
+        )
     shown: dict[str, list[str]] = {}
     for row in _rows(known, shots.split, examples):
         group = shown.setdefault(str(row.values.get(shots.by)), [])
@@ -209,7 +215,9 @@ def few_shot_samples(name: str, path: Path | None = None, examples: Path | None 
         if len(group) < shots.count:
             kind = f" of {shots.by} {row.values.get(shots.by)!r}" if shots.by else ""
             place = examples or f"{known.hub}, split {shots.split}"
-            raise InputError(f"shots: {len(group)} rows{kind} in {place}, and {name} takes {shots.count}; give more")
+            raise InputError(
+                f"shots: {len(group)} rows{kind} in {place}, and {name} takes {shots.count}; give more"
+            )
         sample = _sample(known, number, row)
         question, answer = sample.turns[0]
         yield replace(sample, turns=((f"{''.join(group)}Question: {question}\nAnswer:", answer),))
@@ -219,7 +227,15 @@ def _rows(known: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
     """Yield the rows of a split, at least one, in the columns that matter."""
     filtered = known.only[0] if known.only else ""
     shared = known.shots.by if known.shots else ""
-    columns = (*known.question, *known.answer, known.images, known.options, *known.labels, filtered, shared)
+    columns = (
+        *known.question,
+        *known.answer,
+        known.images,
+        known.options,
+        *known.labels,
+        filtered,
+        shared,
+    )
     wanted = re.compile("|".join(filter(None, columns)))
     if path is None:
         rows = hub_rows(known.hub, known.config, split, wanted, known.only)
@@ -231,7 +247,9 @@ def _rows(known: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
     if row is None:
         kept = f" with {known.only[0]} {known.only[1]!r}" if known.only else ""
         where = path or known.hub
-        raise InputError(f"benchmark {known.name}: no rows{kept} in {where}; check that it is this set's data")
+        raise InputError(
+            f"benchmark {known.name}: no rows{kept} in {where}; check that it is this set's data"
+        )
 
 
 def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
@@ -254,12 +272,16 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
             f"{row.place}: no image in column {known.images!r}, of {list(row.values)}; name {known.name}'s own data"
         )
     asked = text_of(row, known.question) if known.question else ""
-    answers = _texts(next((row.values[column] for column in known.answer if column in row.values), None))
+    answers = _texts(
+        next((row.values[column] for column in known.answer if column in row.values), None)
+    )
     reference = answers[0] if answers else ""
     if known.options:
         options = _texts(row.values.get(known.options))
         if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
-            raise InputError(f"{row.place}: answer {answers!r:.60} is no index into the {len(options)} options")
+            raise InputError(
+                f"{row.place}: answer {answers!r:.60} is no index into the {len(options)} options"
+            )
         lettered = [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options)]
         asked, right = "\n".join([asked, *lettered]), int(answers[0])
         answers, reference = [options[right]], lettered[right]
@@ -267,7 +289,11 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
         question = place_images(known.prompt.format(question=asked), len(images))
     except InputError as error:
         raise InputError(f"{row.place}: {error}") from error
-    accepted = [answer.rpartition(known.final)[2].strip() for answer in answers] if known.final else answers
+    accepted = (
+        [answer.rpartition(known.final)[2].strip() for answer in answers]
+        if known.final
+        else answers
+    )
     return Sample(
         f"{known.name}-{number:03d}",
         known.name,

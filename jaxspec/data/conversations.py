@@ -95,15 +95,23 @@ def readable(
         raise InputError(f"images {images}: no such folder; check the path")
     path = on_disk(path)
     skipped.start()
-    rows = json_list(path) if path.suffix == ".json" and os.path.isfile(path) else rows_and_errors(path)
+    rows = (
+        json_list(path)
+        if path.suffix == ".json" and os.path.isfile(path)
+        else rows_and_errors(path)
+    )
     with ThreadPoolExecutor(THREADS) as pool:
         waiting: deque[tuple[str, Future[Sample]]] = deque()
         for number, row in enumerate(rows):
             if isinstance(row, InputError):
                 skipped.add(str(number), row)
                 continue
-            row = replace(row, folder=row.folder if images is None else images, confined=not outside)
-            waiting.append((str(row.values.get("id", number)), pool.submit(conversation, row, frames)))
+            row = replace(
+                row, folder=row.folder if images is None else images, confined=not outside
+            )
+            waiting.append(
+                (str(row.values.get("id", number)), pool.submit(conversation, row, frames))
+            )
             if len(waiting) >= 4 * THREADS:
                 yield from _finished(*waiting.popleft(), skipped)
         while waiting:
@@ -154,9 +162,15 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
             raise InputError(
                 f"{row.place}: video {values[0]!r:.60} is no folder of frames in {row.folder}; extract them"
             )
-        values = sorted(f"{values[0]}/{file.name}" for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+        values = sorted(
+            f"{values[0]}/{file.name}"
+            for file in folder.iterdir()
+            if file.suffix.lower() in SUFFIXES
+        )
         if not values:
-            raise InputError(f"{row.place}: no frames in {folder}; extract them as {', '.join(SUFFIXES)}")
+            raise InputError(
+                f"{row.place}: no frames in {folder}; extract them as {', '.join(SUFFIXES)}"
+            )
     last, count = len(values) - 1, min(frames, len(values))
     return [values[round(i * last / max(count - 1, 1))] for i in range(count)]
 
@@ -165,7 +179,10 @@ def _turns(row: DataRow) -> list[tuple[str, str]]:
     """Return (question, answer) of every answered turn; plain text is the answer to an empty question."""
     if isinstance(row.values.get("prompt"), Mapping):
         return _pairs(row, _best_path(row.values["prompt"]), "role", "text")
-    for column, speaker, words in (("conversations", "from", "value"), ("messages", "role", "content")):
+    for column, speaker, words in (
+        ("conversations", "from", "value"),
+        ("messages", "role", "content"),
+    ):
         if column in row.values:
             return _pairs(row, row.values[column], speaker, words)
     asked = next((row.values[name] for name in ASKED if name in row.values), None)
@@ -175,7 +192,9 @@ def _turns(row: DataRow) -> list[tuple[str, str]]:
         return [(asked.strip(), told.strip())]
     if isinstance(text, str) and text.lstrip().startswith("<human>:"):
         _, *said = SPEAKER.split(text.lstrip())
-        messages = [{"from": who, "value": words} for who, words in zip(said[::2], said[1::2], strict=True)]
+        messages = [
+            {"from": who, "value": words} for who, words in zip(said[::2], said[1::2], strict=True)
+        ]
         return _pairs(row, messages, "from", "value")
     if isinstance(text, str):
         return [("", text.strip())]
@@ -193,7 +212,11 @@ def _best_path(prompt: Any) -> list[Any]:
         return told if isinstance(told, int | float) else math.inf
 
     path = [prompt]
-    while isinstance(path[-1], Mapping) and isinstance(replies := path[-1].get("replies"), list) and replies:
+    while (
+        isinstance(path[-1], Mapping)
+        and isinstance(replies := path[-1].get("replies"), list)
+        and replies
+    ):
         path.append(min(replies, key=rank))
     return path
 
@@ -209,7 +232,9 @@ def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str,
         role = ROLES.get(str(message.get(speaker))) if isinstance(message, Mapping) else None
         text = message.get(words) if isinstance(message, Mapping) else None
         if role is None or not isinstance(text, str):
-            raise InputError(f"{row.place}: {str(message)[:60]!r} is no message {{{speaker}, {words}}}; mend the row")
+            raise InputError(
+                f"{row.place}: {str(message)[:60]!r} is no message {{{speaker}, {words}}}; mend the row"
+            )
         if role == "system" and not turns and asked is None:
             system = f"{text.strip()}\n"
         elif role == "user" and asked is None:
@@ -218,7 +243,9 @@ def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str,
             turns.append((asked, text.strip()))
             asked = None
         elif turns or asked is not None or role != "assistant":
-            raise InputError(f"{row.place}: message {str(text)[:40]!r} of {role!r} is out of turn; mend the row")
+            raise InputError(
+                f"{row.place}: message {str(text)[:40]!r} of {role!r} is out of turn; mend the row"
+            )
     if not turns:
         raise InputError(f"{row.place}: no question with an answer; mend the row")
     return turns

@@ -17,7 +17,10 @@ from jaxspec.errors import InputError
 
 def load_image(path: str | Path) -> Image.Image:
     """Return the image file as upright RGB (EXIF rotation applied, transparency on white)."""
-    path, name = Path(path), repr(str(path))[1:-1][:200]  # of a stranger's captions, say: on one line
+    path, name = (
+        Path(path),
+        repr(str(path))[1:-1][:200],
+    )  # of a stranger's captions, say: on one line
     if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         found = "a folder" if os.path.isdir(path) else "no such file"
         raise InputError(f"image {name}: {found}; give an image file")
@@ -50,8 +53,12 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
     try:
         with Image.open(source) as image:
             if image.format == "EPS":
-                raise InputError(f"image {name}: EPS is a program, and none is run; convert it to PNG")
-            _check_size(image.size, name)  # which its header tells, before megabytes become gigabytes
+                raise InputError(
+                    f"image {name}: EPS is a program, and none is run; convert it to PNG"
+                )
+            _check_size(
+                image.size, name
+            )  # which its header tells, before megabytes become gigabytes
             image.load()
             upright = ImageOps.exif_transpose(image)
     except InputError:
@@ -124,16 +131,22 @@ def _check_size(size: tuple[int, int], name: str) -> None:
     if 0 in size:
         raise InputError(f"image {name}: its size is {width}x{height}; give one with pixels in it")
     if max(size) > LONGEST * min(size):
-        raise InputError(f"image {name}: {width}x{height} is over {LONGEST} times as long as wide; cut it")
+        raise InputError(
+            f"image {name}: {width}x{height} is over {LONGEST} times as long as wide; cut it"
+        )
     if width * height > MOST_PIXELS:
-        raise InputError(f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; scale it down")
+        raise InputError(
+            f"image {name}: {width}x{height} is over {MOST_PIXELS} pixels; scale it down"
+        )
 
 
 def _check_kind(image: Image.Image, name: str) -> None:
     """Raise InputError for sizes and modes that `to_rgb` refuses; nothing is decoded."""
     _check_size(image.size, name)
     if image.mode in ("I", "F"):
-        raise InputError(f"image {name}: pixels of mode {image.mode}, of any range; convert it to 8 bits a channel")
+        raise InputError(
+            f"image {name}: pixels of mode {image.mode}, of any range; convert it to 8 bits a channel"
+        )
 
 
 def _of_array(array: np.ndarray, name: str) -> Image.Image:

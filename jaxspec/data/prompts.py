@@ -100,16 +100,24 @@ class PromptEncoder:
         bos = self.tokenizer.bos_token_id
         return Prompt(np.asarray(ids if bos is None else [bos, *ids], np.int32), tuple(images))
 
-    def follow_up(self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()) -> Prompt:
+    def follow_up(
+        self, prompt: Prompt, answer: Sequence[int], question: str, images: Sequence[Any] = ()
+    ) -> Prompt:
         """Return the next turn: the prompt, the answer's own ids, and another question."""
-        answer = [token for token in answer if token != self.image_token]  # a model may write one: no image of ours
+        answer = [
+            token for token in answer if token != self.image_token
+        ]  # a model may write one: no image of ours
         if not self._has_template and answer[-1:] != self._end:
             answer = [*answer, *self._end]
         text = self._following(question, answer, len(images))
         ids = [*prompt.tokens.tolist(), *answer, *self._ids(text)]
-        return Prompt(np.asarray(ids, np.int32), (*prompt.images, *images), prompt.sample, prompt.turn + 1)
+        return Prompt(
+            np.asarray(ids, np.int32), (*prompt.images, *images), prompt.sample, prompt.turn + 1
+        )
 
-    def dialogues(self, conversations: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def dialogues(
+        self, conversations: Sequence[Sequence[tuple[str, str]]]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return whole conversations for training: ids [L] and the mask [L] of what the assistant wrote.
 
         A first question without words stands without roles: plain text, or a caption behind its images.
@@ -146,7 +154,9 @@ class PromptEncoder:
         A processor's puts BOS where its tokeniser does. A tokeniser's own never does, so that the template must.
         """
         given = self.tokenizer.chat_template
-        named = dict(given) if isinstance(given, dict) else {"default": given or self._written_out()}
+        named = (
+            dict(given) if isinstance(given, dict) else {"default": given or self._written_out()}
+        )
         if self.image_token is None and "default" in named and self._bos(self._opening("Hello.")):
             named["default"] = "{{ bos_token }}" + named["default"]
         return named
@@ -169,24 +179,35 @@ class PromptEncoder:
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return what each token adds to the text; nothing, for a part of a letter that later ones complete."""
-        texts = [self.tokenizer.decode(tokens[:i], skip_special_tokens=True) for i in range(len(tokens) + 1)]
+        texts = [
+            self.tokenizer.decode(tokens[:i], skip_special_tokens=True)
+            for i in range(len(tokens) + 1)
+        ]
         whole = [text.rstrip("\ufffd") for text in texts]
         return [after[len(before) :] for before, after in pairwise(whole)]
 
     def _place(self, question: str, images: int) -> str:
         if VIDEO in question and self.tokenizer.get_vocab().get(VIDEO) is not None:
-            raise InputError(f"prompt {question[:60]!r}: {VIDEO}s are not supported; give some frames as images")
+            raise InputError(
+                f"prompt {question[:60]!r}: {VIDEO}s are not supported; give some frames as images"
+            )
         if self.image_token is not None:
             return place_images(question, images)
         check_text(question)
         if images:
-            raise InputError(f"prompt {question[:60]!r}: {images} images, and the target is a text model; give none")
+            raise InputError(
+                f"prompt {question[:60]!r}: {images} images, and the target is a text model; give none"
+            )
         return question
 
     @property
     def _image_ids(self) -> list[int]:
         assert self.image_token is not None
-        return [self.image_token] if self.marks is None else [self.marks[0], self.image_token, self.marks[1]]
+        return (
+            [self.image_token]
+            if self.marks is None
+            else [self.marks[0], self.image_token, self.marks[1]]
+        )
 
     @property
     def _image_text(self) -> str:
@@ -201,7 +222,11 @@ class PromptEncoder:
 
     def _opening(self, question: str, images: int = 0) -> str:
         """Return the first turn as text, up to where the answer begins."""
-        return self.rendered(question, images=images)[0] if self._has_template else self._vicuna(question, images)
+        return (
+            self.rendered(question, images=images)[0]
+            if self._has_template
+            else self._vicuna(question, images)
+        )
 
     def _following(self, question: str, answer: Sequence[int], images: int = 0) -> str:
         """Return what stands between an answer and the next, as text.
@@ -233,31 +258,42 @@ class PromptEncoder:
             forms.insert(0, turns)
         reason = "it leaves out what was said"
         for contents in forms:
-            messages = [{"role": role, "content": part} for role, part in zip(cycle(("user", "assistant")), contents)]
+            messages = [
+                {"role": role, "content": part}
+                for role, part in zip(cycle(("user", "assistant")), contents)
+            ]
             try:
                 text = render(self.tokenizer, messages)
             except InputError:
                 raise
-            except Exception as error:  # a template divides by zero, a filter meets what it does not expect
+            except (
+                Exception
+            ) as error:  # a template divides by zero, a filter meets what it does not expect
                 reason = first_line(error)
                 continue
             # A template that wants lists of parts renders nothing of a string, and does not complain.
             shown = text.replace(PLACEHOLDER, self._image_text).count(self._image_text)
             if all(words.strip() in text for words in said) and shown >= images:
                 return text, contents
-        raise InputError(f"chat template: cannot render turns of user and assistant ({reason}); mend the tokeniser's")
+        raise InputError(
+            f"chat template: cannot render turns of user and assistant ({reason}); mend the tokeniser's"
+        )
 
     def _bos(self, text: str) -> list[int]:
         """Return BOS, unless the template wrote it, or wrote none for a tokeniser that puts none either."""
         bos = self.tokenizer.bos_token_id
         if bos is None:
             return []
-        if self._has_template and (text.startswith(self.tokenizer.bos_token) or self.tokenizer.encode("")[:1] != [bos]):
+        if self._has_template and (
+            text.startswith(self.tokenizer.bos_token) or self.tokenizer.encode("")[:1] != [bos]
+        ):
             return []
         return [bos]
 
     def _ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text.replace(PLACEHOLDER, self._image_text), add_special_tokens=False)
+        return self.tokenizer.encode(
+            text.replace(PLACEHOLDER, self._image_text), add_special_tokens=False
+        )
 
 
 def check_text(question: str) -> None:
@@ -266,7 +302,9 @@ def check_text(question: str) -> None:
         question.encode()
     except UnicodeEncodeError as error:
         half = question[error.start]
-        raise InputError(f"prompt {question[:60]!r}: {half!r} is half a character; write it in UTF-8") from None
+        raise InputError(
+            f"prompt {question[:60]!r}: {half!r} is half a character; write it in UTF-8"
+        ) from None
 
 
 def place_images(question: str, images: int) -> str:
@@ -315,7 +353,9 @@ def render(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
     finally:
         sys.settrace(before)
     if len(text) > _MOST_ADDED + 4 * len(str(messages)):
-        raise InputError(f"chat template: makes {len(text)} letters of a short prompt; mend the tokeniser's")
+        raise InputError(
+            f"chat template: makes {len(text)} letters of a short prompt; mend the tokeniser's"
+        )
     return text
 
 
@@ -326,7 +366,9 @@ def _check_template(template: str) -> None:
 
     for _, kind, word in jinja2.Environment().lex(template):
         if (kind == "operator" and word == "**") or (kind == "integer" and int(word, 0) > _LARGEST):
-            raise InputError(f"chat template: computes with {word[:40]}, as no chat needs to; mend the tokeniser's")
+            raise InputError(
+                f"chat template: computes with {word[:40]}, as no chat needs to; mend the tokeniser's"
+            )
 
 
 def bucket(size: int, buckets: Sequence[int], what: str) -> int:
@@ -334,7 +376,9 @@ def bucket(size: int, buckets: Sequence[int], what: str) -> int:
     for limit in sorted(buckets):
         if size <= limit:
             return limit
-    raise InputError(f"{what}: {size} is over the largest bucket {max(buckets)}; shorten it or add a bucket")
+    raise InputError(
+        f"{what}: {size} is over the largest bucket {max(buckets)}; shorten it or add a bucket"
+    )
 
 
 def pad_rows(rows: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -59,7 +59,9 @@ class DataRow:
 ANY = re.compile(".*")
 
 
-def local_rows(path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None) -> Iterator[DataRow]:
+def local_rows(
+    path: Path, columns: re.Pattern[str] = ANY, only: tuple[str, str] | None = None
+) -> Iterator[DataRow]:
     """Yield the rows that `rows_and_errors` finds. Raises InputError at the first that is none."""
     yield from _raised(rows_and_errors(path, columns, only))
 
@@ -79,7 +81,9 @@ def rows_and_errors(
     """
     if str(path).startswith(TFDS):
         found = _tfds_rows(str(path))
-        yield from (row for row in found if only is None or isinstance(row, InputError) or _kept(row, only))
+        yield from (
+            row for row in found if only is None or isinstance(row, InputError) or _kept(row, only)
+        )
         return
     for file in _files(path):
         packed = file.suffix == ".gz"
@@ -87,13 +91,21 @@ def rows_and_errors(
             with gzip.open(file) if packed else file.open("rb") as handle:
                 if packed or file.suffix == ".jsonl":
                     rows = _lines(handle, file)
-                    yield from (r for r in rows if only is None or isinstance(r, InputError) or _kept(r, only))
+                    yield from (
+                        r
+                        for r in rows
+                        if only is None or isinstance(r, InputError) or _kept(r, only)
+                    )
                 else:
                     yield from _parquet_rows(handle, str(file), file.parent, columns, only)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise InputError(f"data {file}: cannot be read as gzip ({first_line(error)}); fetch it again") from error
+            raise InputError(
+                f"data {file}: cannot be read as gzip ({first_line(error)}); fetch it again"
+            ) from error
         except OSError as error:
-            raise InputError(f"data {file}: cannot be read ({error.strerror}); check its permissions") from error
+            raise InputError(
+                f"data {file}: cannot be read ({error.strerror}); check its permissions"
+            ) from error
 
 
 def _raised(rows: Iterator[DataRow | InputError]) -> Iterator[DataRow]:
@@ -124,12 +136,16 @@ def on_disk(path: Path) -> Path:
     wanted = [file] if file else [f"*{suffix}" for suffix in SUFFIXES]
     unreachable: Any = (OSError, ValueError, *HfHubHTTPError.__bases__)
     try:
-        folder = Path(snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted))
+        folder = Path(
+            snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted)
+        )
     except unreachable as error:
         told = f"not to be had from the hub ({first_line(error)}); check the id, or fetch it elsewhere ({fetch})"
         raise InputError(f"data {place}: {told}") from error
     if not (folder / file).exists():
-        raise InputError(f"data {place}: there is no such file; check its name, or fetch it elsewhere ({fetch})")
+        raise InputError(
+            f"data {place}: there is no such file; check its name, or fetch it elsewhere ({fetch})"
+        )
     return folder / file
 
 
@@ -156,7 +172,9 @@ def hub_rows(
     try:
         try:
             # The hub copies only the beginning of very large splits, under the second name.
-            shards = files.glob(f"{root}/{split}/*.parquet") or files.glob(f"{root}/partial-{split}/*.parquet")
+            shards = files.glob(f"{root}/{split}/*.parquet") or files.glob(
+                f"{root}/partial-{split}/*.parquet"
+            )
             if not shards:
                 raise FileNotFoundError("it has no such split")
         except unreachable:
@@ -185,7 +203,9 @@ def _cached_shards(repository: str, config: str, split: str) -> list[str]:
         try:
             folder = Path(snapshot_download(repository, allow_patterns=list(patterns), **where))
         except LocalEntryNotFoundError as error:
-            if type(error) is not LocalEntryNotFoundError:  # a download that was stopped, where it is known
+            if (
+                type(error) is not LocalEntryNotFoundError
+            ):  # a download that was stopped, where it is known
                 raise
             return []
         return sorted(file for pattern in patterns for file in folder.glob(pattern))
@@ -200,8 +220,14 @@ def _cached_shards(repository: str, config: str, split: str) -> list[str]:
 
 def _lacking(files: Iterable[Path]) -> str:
     """Return what tells that files of a numbered set are not there, `train-00000-of-00002.parquet` alone; or ""."""
-    sets = Counter(found.group(1, 2, 3) for file in files if (found := _NUMBERED.fullmatch(file.name)))
-    told = (f"{n} of the {int(of)} files {name}-*-of-{of}{end}" for (name, of, end), n in sets.items() if n != int(of))
+    sets = Counter(
+        found.group(1, 2, 3) for file in files if (found := _NUMBERED.fullmatch(file.name))
+    )
+    told = (
+        f"{n} of the {int(of)} files {name}-*-of-{of}{end}"
+        for (name, of, end), n in sets.items()
+        if n != int(of)
+    )
     return next(told, "")
 
 
@@ -211,7 +237,12 @@ def _named_by(card: Path, config: str, split: str) -> list[str]:
 
     try:
         configs = (metadata_load(card) or {})["configs"]
-        parts = [part for entry in configs if entry["config_name"] == config for part in entry["data_files"]]
+        parts = [
+            part
+            for entry in configs
+            if entry["config_name"] == config
+            for part in entry["data_files"]
+        ]
         told = [part["path"] for part in parts if part["split"] == split]
     except Exception as error:  # whatever a stranger's YAML holds
         raise FileNotFoundError(f"{card} names no files of it") from error
@@ -224,23 +255,35 @@ def _tfds_rows(place: str) -> Iterator[DataRow | InputError]:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise InputError(f"data {place}: TFDS is not installed; pip install -e '.[train]'") from error
+        raise InputError(
+            f"data {place}: TFDS is not installed; pip install -e '.[train]'"
+        ) from error
     name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore[union-attr]
-    folders = [file.parent for version in ("", "*.*.*/") for file in sorted(Path(name).glob(f"{version}features.json"))]
+    folders = [
+        file.parent
+        for version in ("", "*.*.*/")
+        for file in sorted(Path(name).glob(f"{version}features.json"))
+    ]
     try:
         read: Any = tfds.builder_from_directory if folders else tfds.builder
         builder = read(str(folders[-1]) if folders else name)
         splits = list(builder.info.splits)
         if not splits:
-            raise InputError(f"data {place}: is not prepared; tfds build {name} --file_format array_record")
+            raise InputError(
+                f"data {place}: is not prepared; tfds build {name} --file_format array_record"
+            )
         if split not in splits and (split or len(splits) > 1):
             mend = nearest(split, splits)
-            raise InputError(f"data {place}: name its split, such as {TFDS}{name}@{splits[0]}; {mend}")
+            raise InputError(
+                f"data {place}: name its split, such as {TFDS}{name}@{splits[0]}; {mend}"
+            )
         records: Any = builder.as_data_source(split or splits[0])
     except InputError:
         raise
     except Exception as error:  # of many kinds
-        raise InputError(f"data {place}: TFDS cannot read it ({first_line(error)}); check name or folder") from error
+        raise InputError(
+            f"data {place}: TFDS cannot read it ({first_line(error)}); check name or folder"
+        ) from error
     for number in range(len(records)):
         values = {key: _plain(value) for key, value in records[number].items()}
         if isinstance(turns := values.get("turns"), dict):
@@ -267,7 +310,9 @@ def _plain(value: Any) -> Any:
 def _files(path: Path) -> list[Path]:
     if os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         if not path.name.endswith(SUFFIXES):
-            raise InputError(f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it to one of these")
+            raise InputError(
+                f"data {path}: not a {' or '.join(SUFFIXES)} file; convert it to one of these"
+            )
         return [path]
     if not os.path.isdir(path):
         raise InputError(f"data {path}: no such file or folder; check the path")
@@ -275,9 +320,13 @@ def _files(path: Path) -> list[Path]:
     kinds = {file.suffix == ".parquet" for file in files}
     if len(kinds) != 1:
         found = "both .parquet and .jsonl files" if kinds else "neither .parquet nor .jsonl files"
-        raise InputError(f"data {path}: the folder holds {found}; name one file, or leave one kind in it")
+        raise InputError(
+            f"data {path}: the folder holds {found}; name one file, or leave one kind in it"
+        )
     if lacking := _lacking(files):
-        raise InputError(f"data {path}: the folder holds {lacking}; fetch the others, or name one file")
+        raise InputError(
+            f"data {path}: the folder holds {lacking}; fetch the others, or name one file"
+        )
     return files
 
 
@@ -303,12 +352,16 @@ def json_list(file: Path) -> Iterator[DataRow | InputError]:
     try:
         text = file.read_bytes().removeprefix(BOM_UTF8).decode()
     except OSError as error:
-        raise InputError(f"data {file}: cannot be read ({error.strerror}); check its permissions") from error
+        raise InputError(
+            f"data {file}: cannot be read ({error.strerror}); check its permissions"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"data {file}: {_reason(error)}; convert it to UTF-8") from error
     at = _after_space(text, 0)
     if text[at : at + 1] != "[":
-        raise InputError(f"data {file}: not a list of rows; write a JSON list, or name JSONL .jsonl")
+        raise InputError(
+            f"data {file}: not a list of rows; write a JSON list, or name JSONL .jsonl"
+        )
     at, number = _after_space(text, at + 1), 0
     while text[at : at + 1] != "]":
         number += 1
@@ -351,13 +404,19 @@ def _reason(error: Exception) -> str:
         return f"not UTF-8 text (byte {error.start})"
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON ({error.msg} at column {error.colno})"
-    return f"nested over {DEEPEST} deep" if isinstance(error, RecursionError) else "a number of thousands of digits"
+    return (
+        f"nested over {DEEPEST} deep"
+        if isinstance(error, RecursionError)
+        else "a number of thousands of digits"
+    )
 
 
 def _row(values: Any, place: str, folder: Path | None) -> DataRow | InputError:
     """Return the row of these values, if they are those of one, and can be written down again."""
     if not isinstance(values, dict):
-        return InputError(f"{place}: a JSON {type(values).__name__}, not an object; write one object a row")
+        return InputError(
+            f"{place}: a JSON {type(values).__name__}, not an object; write one object a row"
+        )
     level: list[Any] = [values]
     for _ in range(DEEPEST):
         below: list[Any] = []
@@ -368,7 +427,9 @@ def _row(values: Any, place: str, folder: Path | None) -> DataRow | InputError:
             elif isinstance(value, list):
                 below += value
             elif isinstance(value, str) and not value.isascii() and (half := _HALF.search(value)):
-                return InputError(f"{place}: half of a character ({half[0]!r}) in a text; mend the row")
+                return InputError(
+                    f"{place}: half of a character ({half[0]!r}) in a text; mend the row"
+                )
         if not below:
             return DataRow(place, values, folder)
         level = below
@@ -376,13 +437,19 @@ def _row(values: Any, place: str, folder: Path | None) -> DataRow | InputError:
 
 
 def _parquet_rows(
-    handle: Any, name: str, folder: Path | None, columns: re.Pattern[str], only: tuple[str, str] | None
+    handle: Any,
+    name: str,
+    folder: Path | None,
+    columns: re.Pattern[str],
+    only: tuple[str, str] | None,
 ) -> Iterator[DataRow | InputError]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise InputError("parquet: pyarrow is not installed; pip install -e '.[benchmarks]'") from error
+        raise InputError(
+            "parquet: pyarrow is not installed; pip install -e '.[benchmarks]'"
+        ) from error
     try:
         file = ParquetFile(handle)
         wanted = [column for column in file.schema_arrow.names if columns.fullmatch(column)]
@@ -405,7 +472,9 @@ def _parquet_rows(
                                 yield _row(values, place, folder)
             before += file.metadata.row_group(group).num_rows
     except (ArrowException, OSError, ValueError) as error:
-        raise InputError(f"data {name}: cannot be read as parquet ({first_line(error)}); fetch it again") from error
+        raise InputError(
+            f"data {name}: cannot be read as parquet ({first_line(error)}); fetch it again"
+        ) from error
 
 
 def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:

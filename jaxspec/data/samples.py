@@ -57,12 +57,16 @@ def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[S
     Raises InputError, naming file and line, for what is not in the form above.
     """
     if images is not None and not images.is_dir():
-        raise InputError(f"images {images}: no such folder; give the one that the images of {path} lie in")
+        raise InputError(
+            f"images {images}: no such folder; give the one that the images of {path} lie in"
+        )
     known: dict[str, str] = {}
     for row in local_rows(path):
         sample = own_sample(name, row if images is None else replace(row, folder=images))
         if (first := known.setdefault(sample.id, row.place)) != row.place:
-            raise InputError(f"{row.place}: id {sample.id!r} stands at {first} already; give each its own")
+            raise InputError(
+                f"{row.place}: id {sample.id!r} stands at {first} already; give each its own"
+            )
         yield sample
 
 
@@ -71,14 +75,25 @@ def own_sample(name: str, row: DataRow) -> Sample:
     identity, turns = row.values.get("id"), row.values.get("turns")
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise InputError(f"{row.place}: 'id' is {identity!r:.60}; give a name, or a whole number")
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        raise InputError(f"{row.place}: 'turns' is {turns!r:.60}, not a list of questions; give one")
+    if (
+        not isinstance(turns, list)
+        or not turns
+        or not all(isinstance(t, str) and t.strip() for t in turns)
+    ):
+        raise InputError(
+            f"{row.place}: 'turns' is {turns!r:.60}, not a list of questions; give one"
+        )
     one, many = row.values.get("image"), row.values.get("images")
     if one and many:
         raise InputError(f"{row.place}: has both 'image' and 'images'; leave one of them")
     if many is not None and not isinstance(many, list):
-        raise InputError(f"{row.place}: 'images' is {many!r:.60}; give a list of paths, or one as 'image'")
-    images = [stored_image(row, "image" if one else "images", path) for path in ([one] if one else many or ())]
+        raise InputError(
+            f"{row.place}: 'images' is {many!r:.60}; give a list of paths, or one as 'image'"
+        )
+    images = [
+        stored_image(row, "image" if one else "images", path)
+        for path in ([one] if one else many or ())
+    ]
     told = row.values.get("reference")
     answers = told if isinstance(told, list) else [told or "", *[""] * (len(turns) - 1)]
     if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
@@ -106,14 +121,20 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
             )
         if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
             where = f"image file {value!r:.60} lies outside of {row.folder}"
-            raise InputError(f"{place}: {where}; link to it from there, or prepare it with --outside")
+            raise InputError(
+                f"{place}: {where}; link to it from there, or prepare it with --outside"
+            )
         try:
             image = StoredImage(file.read_bytes(), f"{place} ({value})")
         except OSError as error:
-            raise InputError(f"{place}: {file} cannot be read ({error.strerror}); check its permissions") from error
+            raise InputError(
+                f"{place}: {file} cannot be read ({error.strerror}); check its permissions"
+            ) from error
     else:
         kind = type(value).__name__
-        raise InputError(f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL")
+        raise InputError(
+            f"{place}: a {kind} is no image; give the hub's {{bytes, path}}, or a path in JSONL"
+        )
     loaded = image.load()
     return replace(image, size=(loaded.height, loaded.width))
 
@@ -122,7 +143,11 @@ def text_of(row: DataRow, columns: tuple[str, ...]) -> str:
     """Return the text of the first of the columns that the row has; InputError if it has none, or no text in it."""
     value = next((row.values[column] for column in columns if column in row.values), None)
     if not isinstance(value, str) or not value.strip():
-        found = f"{value!r:.60} is no text" if value is not None else f"missing among {list(row.values)!r:.200}"
+        found = (
+            f"{value!r:.60} is no text"
+            if value is not None
+            else f"missing among {list(row.values)!r:.200}"
+        )
         raise InputError(
             f"{row.place}: column {' or '.join(columns)!r} {found}; mend the row, or name the set's own data"
         )

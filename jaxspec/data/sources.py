@@ -1,4 +1,4 @@
-"""Where training samples come from: picturebook, prepared data, and weighted mixtures of them, at random access.
+"""Training samples: prepared data and weighted mixtures of them, at random access.
 
 A folder of prepared data is `OUT/NAME/1.0.0`, a TFDS data set of one split, `train`, in ArrayRecord shards that are
 read back at random, here and by `tfds.data_source`. Images are kept in the encoding of their files, each checked once.
@@ -22,7 +22,6 @@ import tensorflow_datasets as tfds
 from tqdm import tqdm
 
 from jaxspec.data.images import StoredImage, as_png
-from jaxspec.data.picturebook import train_sample
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.files import sole, writing
@@ -30,34 +29,6 @@ from jaxspec.files import sole, writing
 SPLIT = "train"
 FileFormat = Literal["array_record", "parquet"]
 """How shards are written. Parquet is what `tfds.load` reads, with TensorFlow; here it is held in memory whole."""
-
-
-class Picturebook(Sequence[Sample]):
-    """Picturebook's training samples, drawn as they are asked for.
-
-    Args:
-      seed: names one of its splits.
-      kinds: names of its mixture to keep; None keeps all.
-    """
-
-    def __init__(self, seed: int = 0, kinds: tuple[str, ...] | None = None, size: int = 2**31 - 1) -> None:
-        self.seed, self.kinds, self.size = seed, kinds, size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Sample:
-        if not 0 <= index < self.size:
-            raise IndexError(index)
-        return train_sample(self.seed, int(index), self.kinds)
-
-
-def open_source(name: str) -> Sequence[Sample]:
-    """Return a folder of prepared data, or `picturebook`, or `picturebook:describe,read` for some of its kinds."""
-    head, _, kinds = name.partition(":")
-    if head == "picturebook":
-        return Picturebook(kinds=tuple(kinds.split(",")) if kinds else None)
-    return Prepared(Path(name))
 
 
 def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any:
@@ -69,7 +40,9 @@ def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any
     """
     for source, weight in sources:
         if not 0 < weight < float("inf"):
-            raise InputError(f"mixture: weight {weight} of a source of {len(source)} samples; give more than 0")
+            raise InputError(
+                f"mixture: weight {weight} of a source of {len(source)} samples; give more than 0"
+            )
     parts = [
         grain.MapDataset.source(source).seed(seed + number).shuffle().repeat()
         for number, (source, _) in enumerate(sources)
@@ -87,9 +60,13 @@ class Prepared(Sequence[Sample]):
     """
 
     def __init__(self, path: Path) -> None:
-        folder = next((place for place in (path, path / str(Conversations.VERSION)) if _prepared(place)), None)
+        folder = next(
+            (place for place in (path, path / str(Conversations.VERSION)) if _prepared(place)), None
+        )
         if folder is None:
-            raise InputError(f"data {path}: no prepared data in it; make it with python -m train.prepare")
+            raise InputError(
+                f"data {path}: no prepared data in it; make it with python -m train.prepare"
+            )
         self.path = path
         builder: Any = tfds.builder_from_directory(str(folder))  # pyright: ignore[reportCallIssue]
         self.metadata: dict[str, Any] = dict(builder.info.metadata or {})
@@ -108,8 +85,14 @@ class Prepared(Sequence[Sample]):
         return Sample(
             name,
             self.path.name,
-            tuple(StoredImage(bytes(image), place, size) for image, size in zip(record["images"], sizes)),
-            tuple((asked.decode(), told.decode()) for asked, told in zip(turns["question"], turns["answer"])),
+            tuple(
+                StoredImage(bytes(image), place, size)
+                for image, size in zip(record["images"], sizes)
+            ),
+            tuple(
+                (asked.decode(), told.decode())
+                for asked, told in zip(turns["question"], turns["answer"])
+            ),
         )
 
 
@@ -153,7 +136,9 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, sample in enumerate(self._samples):
             images = [
-                image if isinstance(image, StoredImage) else StoredImage(as_png(image), "in memory", image.shape[:2])
+                image
+                if isinstance(image, StoredImage)
+                else StoredImage(as_png(image), "in memory", image.shape[:2])
                 for image in sample.images
             ]
             yield (
@@ -162,7 +147,10 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
                     "id": sample.id,
                     "images": [image.content for image in images],
                     "sizes": [image.size for image in images],
-                    "turns": [{"question": question, "answer": answer} for question, answer in sample.turns],
+                    "turns": [
+                        {"question": question, "answer": answer}
+                        for question, answer in sample.turns
+                    ],
                 },
             )
         metadata: Any = self.info.metadata
@@ -172,7 +160,9 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
 def data_folder(name: str, out: Path) -> Path:
     """Return where a data set of this name lies, or will lie. Raises InputError for what is no such name."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
-        raise InputError(f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos")
+        raise InputError(
+            f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos"
+        )
     return out / name / str(Conversations.VERSION)
 
 
@@ -203,19 +193,25 @@ def prepare(
             written += 1
             yield sample
         if not written:
-            raise InputError(f"data {name}: no sample of it is left; see what was skipped, or cut as too long")
+            raise InputError(
+                f"data {name}: no sample of it is left; see what was skipped, or cut as too long"
+            )
 
     fresh = [place for place in folder.parents if not place.exists()]
     try:
         with sole(out / f"{name}.lock"):
             if folder.exists():
-                raise InputError(f"{folder}: holds prepared data already; remove it, or give another name")
+                raise InputError(
+                    f"{folder}: holds prepared data already; remove it, or give another name"
+                )
             for left in folder.parent.glob(f"incomplete.*_{folder.name}"):
                 shutil.rmtree(left)
             tfds.disable_progress_bar()
             # TFDS tells sizes that it does not know, and makes a folder for downloads.
             with writing(folder), redirect_stdout(io.StringIO()), TemporaryDirectory() as nowhere:
-                Conversations(name, out, counted(), metadata, file_format).download_and_prepare(download_dir=nowhere)
+                Conversations(name, out, counted(), metadata, file_format).download_and_prepare(
+                    download_dir=nowhere
+                )
     except BaseException:
         with suppress(OSError):  # where a log of what was skipped lies, the folder stays
             for place in fresh:

@@ -55,13 +55,16 @@ class AdaptiveGamma(struct.PyTreeNode):
         expected = jnp.where(done[:, None], 0.0, powers[:, jnp.asarray(lengths)]).sum(0)
         return jnp.argmax(expected / self.costs)
 
-    def observe(self, drafted: int | Int[Array, ""], count: Int[Array, " B"], done: Bool[Array, " B"]) -> AdaptiveGamma:
+    def observe(
+        self, drafted: int | Int[Array, ""], count: Int[Array, " B"], done: Bool[Array, " B"]
+    ) -> AdaptiveGamma:
         """Return the state after a block of `drafted` tokens of which `count` were accepted; rows that were done learn
         nothing."""
         accepted = MEMORY * self.accepted + count
         tried = MEMORY * self.tried + count + (count < drafted)
         return self.replace(
-            accepted=jnp.where(done, self.accepted, accepted), tried=jnp.where(done, self.tried, tried)
+            accepted=jnp.where(done, self.accepted, accepted),
+            tried=jnp.where(done, self.tried, tried),
         )
 
     def settle(self, plain: Bool[Array, ""]) -> AdaptiveGamma:
@@ -78,7 +81,9 @@ def init_gamma(costs: np.ndarray, batch: int, earlier: np.ndarray = NOTHING) -> 
     """Return the state before the first block, as numpy; `earlier` is what `update_prior` kept of earlier answers."""
     accepted, tried = earlier + PRIOR
     none = np.zeros(batch)
-    leaves: list[Any] = [np.asarray(leaf, np.float32) for leaf in (costs, accepted / tried, none, none)]
+    leaves: list[Any] = [
+        np.asarray(leaf, np.float32) for leaf in (costs, accepted / tried, none, none)
+    ]
     return AdaptiveGamma(*leaves)
 
 
@@ -92,7 +97,9 @@ def gammas_up_to(gamma: int) -> tuple[int, ...]:
     return (0, *(g for g in CHOICES if g < gamma), gamma)
 
 
-def measure_costs(lengths: tuple[int, ...], run: Callable[[np.ndarray], tuple[float, int]]) -> np.ndarray:
+def measure_costs(
+    lengths: tuple[int, ...], run: Callable[[np.ndarray], tuple[float, int]]
+) -> np.ndarray:
     """Return milliseconds of a block of each length: the least of a few rounds, and of what longer blocks took.
 
     `run` decodes a little under the costs it is given and returns the milliseconds and the number of blocks; one

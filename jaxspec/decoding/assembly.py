@@ -11,7 +11,13 @@ from jaxspec.decoding.adaptive_gamma import gammas_up_to
 from jaxspec.decoding.collaborative import Alternating, Member, OneProposer, Program
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
-from jaxspec.decoding.loading import LoadedModel, check_pair, check_vocabulary, check_words, same_tower
+from jaxspec.decoding.loading import (
+    LoadedModel,
+    check_pair,
+    check_vocabulary,
+    check_words,
+    same_tower,
+)
 from jaxspec.decoding.requests import EncodedRequest
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
@@ -80,11 +86,15 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         if head is None:
             raise InputError("view kv: the target has no KV head; give one, or leave the view out")
         if shown and draft is None:
-            raise InputError(f"views: {','.join(config.views)} shows prompts, and there is no draft; use kv alone")
+            raise InputError(
+                f"views: {','.join(config.views)} shows prompts, and there is no draft; use kv alone"
+            )
         mesh = mesh_of(target.params)
         params["head"] = put(
             head.params,
-            shardings(head.config.text_config, head.params, mesh) if mesh else small_sharding(target.params),
+            shardings(head.config.text_config, head.params, mesh)
+            if mesh
+            else small_sharding(target.params),
         )
     if not shown:
         draft = None
@@ -93,21 +103,32 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     shares, forms = False, [form]
     if draft is not None:
         check_pair(target, draft, shown)
-        draft = replace(draft, params=put(draft.params, small_sharding(target.params))).sharing_tower(target)
+        draft = replace(
+            draft, params=put(draft.params, small_sharding(target.params))
+        ).sharing_tower(target)
         shares = same_tower(target, draft)
         # With a shared tower the features come from the target's.
         params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
         spare = config.gamma if config.context == "error" else None
         forms += [Form(draft, view, "the draft", spare) for view in shown]
-    tree, size = None if config.tree is None else parse_tree(config.tree, config.gamma), target.model.text.vocab_size
+    tree, size = (
+        None if config.tree is None else parse_tree(config.tree, config.gamma),
+        target.model.text.vocab_size,
+    )
     readers = [draft.model] if draft is not None else []
     readers += [LanguageModel(head.config.text_config)] if head is not None else []
     reader, scored = readers[0], min(len(model.text.draft_vocabulary) or size for model in readers)
     if tree is not None and tree.width > scored:
-        raise InputError(f"tree: {config.tree!r} branches {tree.width} times, and there are {scored} tokens")
-    drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head and head.config)
+        raise InputError(
+            f"tree: {config.tree!r} branches {tree.width} times, and there are {scored} tokens"
+        )
+    drafter = make_drafter(
+        reader, shown, config.gamma, size, tree, config.context, head and head.config
+    )
     gammas = gammas_up_to(config.gamma) if config.adaptive_gamma else ()
-    program = Speculator(target.model, drafter, parse_weighting(config.weighting), shares, gammas, config.trace)
+    program = Speculator(
+        target.model, drafter, parse_weighting(config.weighting), shares, gammas, config.trace
+    )
     return Assembly(program, params, tuple(forms), (target, draft), target)
 
 
@@ -127,7 +148,9 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
     )
     for number, model in enumerate(models, start=1):
         if words := model.model.text.draft_vocabulary:
-            raise InputError(f"model {number}: scores {len(words)} tokens alone, as drafts may; export it, with all")
+            raise InputError(
+                f"model {number}: scores {len(words)} tokens alone, as drafts may; export it, with all"
+            )
     first, *others = models
     check_vocabulary("model 1", first, spare=0)
     for number, other in enumerate(others, start=2):
@@ -139,11 +162,18 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
             )
         if other is not first:
             check_words(first.tokenizer, other.tokenizer, f"model {number}", "model 1")
-    marks = {model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)}
+    marks = {
+        model.config.image_token_index for model in models if isinstance(model.config, LvlmConfig)
+    }
     if len(marks) > 1:
-        raise InputError(f"models: image_token_index {sorted(marks)} differ; use models with one image token")
+        raise InputError(
+            f"models: image_token_index {sorted(marks)} differ; use models with one image token"
+        )
     lead = next((form.model for form in forms if form.view.reads_images), first)
-    members, proposer = tuple(Member(form.model.model, form.view.pool) for form in forms), config.proposer
+    members, proposer = (
+        tuple(Member(form.model.model, form.view.pool) for form in forms),
+        config.proposer,
+    )
     if config.method == "alternating":
         program: Program = Alternating(members, gammas, proposer)
     else:

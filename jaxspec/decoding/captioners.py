@@ -120,7 +120,9 @@ class CachedCaptions:
         """Return captions from the disk, and of each image that has none there, once, from the captioner."""
         files = [self._file(image) for image in images]
         known = {file: _read(file) for file in set(files)}
-        missing = {file: image for file, image in zip(files, images, strict=True) if known[file] is None}
+        missing = {
+            file: image for file, image in zip(files, images, strict=True) if known[file] is None
+        }
         made = self.captioner.caption(list(missing.values())) if missing else []
         for file, caption in zip(missing, made, strict=True):
             write_text(file, json.dumps({"caption": caption.text, "ms": caption.ms}) + "\n")
@@ -199,7 +201,10 @@ class LvlmCaptioner:
         """Return one answer an image, line breaks as spaces."""
         prompts = [self.engine.encoder.prompt(self.question, [image]) for image in images]
         results = self.engine.generate([Request(prompt, self.max_new_tokens) for prompt in prompts])
-        return [Caption(" ".join(r.text.split()), (r.prefill_ms + r.decode_ms) / r.batch) for r in results]
+        return [
+            Caption(" ".join(r.text.split()), (r.prefill_ms + r.decode_ms) / r.batch)
+            for r in results
+        ]
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,11 @@ class TransformersCaptioner:
 
     def _reading(self) -> AbstractContextManager[None]:
         local = Path(self.source).is_dir()
-        mend = "save it again with save_pretrained" if local else "check the id and the network, or give a directory"
+        mend = (
+            "save it again with save_pretrained"
+            if local
+            else "check the id and the network, or give a directory"
+        )
         return reading(f"captioner {self.kind}: transformers cannot read {self.source}", mend)
 
     @cached_property
@@ -291,7 +300,9 @@ class TransformersCaptioner:
         start = time.perf_counter()
         text = None if self.task is None else [self.task] * len(images)
         inputs = processor(images=images, text=text, return_tensors="pt")
-        ids = model.generate(**inputs, num_beams=3, do_sample=False, max_new_tokens=self.max_new_tokens)
+        ids = model.generate(
+            **inputs, num_beams=3, do_sample=False, max_new_tokens=self.max_new_tokens
+        )
         texts = processor.batch_decode(ids, skip_special_tokens=True)
         ms = 1e3 * (time.perf_counter() - start) / len(images)
         return [Caption(text.strip(), ms) for text in texts]

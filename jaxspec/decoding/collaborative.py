@@ -75,7 +75,12 @@ class CollaborationStats(struct.PyTreeNode):
 
 
 def prefill_members(
-    members: Sequence[Member], params: Params, batch: PromptBatch, options: Sampling, new_slots: int, spare: int
+    members: Sequence[Member],
+    params: Params,
+    batch: PromptBatch,
+    options: Sampling,
+    new_slots: int,
+    spare: int,
 ) -> DecodeState:
     """Run every member's prompts; the first new token is drawn from their combination.
 
@@ -89,7 +94,9 @@ def prefill_members(
         model, rows = member.model, prompt.rows
         features = None if prompt.images is None else model.encode(weights, prompt.images)
         embeds = model.embed(weights, rows, features, member.pool)
-        after, cache = model.prefill(weights, embeds, rows, rows.tokens.shape[1] + new_slots + spare)
+        after, cache = model.prefill(
+            weights, embeds, rows, rows.tokens.shape[1] + new_slots + spare
+        )
         logits.append(after)
         caches.append(cache)
     logits, caches = copied((logits, tuple(caches)), batch, options)
@@ -107,7 +114,10 @@ def draw_combined(
     """Return the token at an index, from the combined distribution."""
     combination = params["combination"]
     return draw_next(
-        lambda: greedy_token(combination, logits), lambda: combined(combination, logits, options), index, options
+        lambda: greedy_token(combination, logits),
+        lambda: combined(combination, logits, options),
+        index,
+        options,
     )
 
 
@@ -130,7 +140,9 @@ def verify_combined(
     if options.greedy:
         best = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)(logits)
         unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
-        return match(best, Draft(drafted, None, unread)), (drafted == best[:, :length]).astype(jnp.float32)
+        return match(best, Draft(drafted, None, unread)), (drafted == best[:, :length]).astype(
+            jnp.float32
+        )
     r = by_place(lambda place: combined(combination, place, options))(logits)
     d = by_place(lambda place: distribution(place, options))(logits[proposer, :, :length])
     keys = step_keys(options, count, VERIFY)
@@ -170,7 +182,9 @@ def count_calls(
 ) -> DecodeState:
     """Adds forward passes of a model: of each row, and of the batch."""
     stats = state.stats
-    stats = stats.replace(calls=stats.calls.at[:, model].add(calls), passes=stats.passes.at[:, model].add(passes))
+    stats = stats.replace(
+        calls=stats.calls.at[:, model].add(calls), passes=stats.passes.at[:, model].add(passes)
+    )
     return state.replace(stats=stats)
 
 
@@ -195,7 +209,9 @@ class OneProposer:
         """The most tokens that one step of the loop may give a row."""
         return self.gamma + 1
 
-    def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+    def prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> DecodeState:
         """Run the prompts; the state holds each row's first new token."""
         return prefill_members(self.members, params, batch, options, new_slots, self.spare_slots)
 
@@ -204,7 +220,9 @@ class OneProposer:
     ) -> DecodeState:
         """Decode in runs until every row is done, or the loop is to pause."""
         return jax.lax.while_loop(
-            lambda state: keep_decoding(state, pause), lambda state: self.run(params, state, options), state
+            lambda state: keep_decoding(state, pause),
+            lambda state: self.run(params, state, options),
+            state,
         )
 
     def run(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
@@ -214,7 +232,9 @@ class OneProposer:
         places = self.gamma + (self.bonus or not self.gamma)
         model = self.members[self.proposer].model
 
-        def propose(carry: tuple[Array, KVCache], place: Array) -> tuple[tuple[Array, KVCache], tuple[Array, Array]]:
+        def propose(
+            carry: tuple[Array, KVCache], place: Array
+        ) -> tuple[tuple[Array, KVCache], tuple[Array, Array]]:
             token, cache = carry
             logits, cache = model.extend(params["models"][self.proposer], token[:, None], cache)
             token = next_token(logits[:, 0], state.count + place, options)
@@ -237,10 +257,14 @@ class OneProposer:
                 passes = places if m == self.proposer else 1
                 state = count_calls(state, m, passes * live, passes)
         with jax.named_scope("verify"):
-            verdict, overlap = verify_combined(params, jnp.stack(logits), drafted, self.proposer, state.count, options)
+            verdict, overlap = verify_combined(
+                params, jnp.stack(logits), drafted, self.proposer, state.count, options
+            )
             more = (verdict.count < self.gamma) | (places > self.gamma)
         state = state.replace(target=tuple(caches))
-        return commit_run(state, drafted, verdict, overlap, self.proposer, live * (verdict.count + more), options)
+        return commit_run(
+            state, drafted, verdict, overlap, self.proposer, live * (verdict.count + more), options
+        )
 
 
 class Pending(struct.PyTreeNode):
@@ -297,11 +321,15 @@ class Alternating:
         """The most tokens that one step of the loop, a turn of every model, may give a row."""
         return sum(self.gammas)
 
-    def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+    def prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> DecodeState:
         """Run the prompts; the state holds each row's first new token and nothing pending."""
         state = prefill_members(self.members, params, batch, options, new_slots, self.spare_slots)
         rows, window = len(state.count), sum(self.gammas) - min(self.gammas)
-        rings = tuple(jnp.zeros((rows, window, member.model.text.vocab_size)) for member in self.members)
+        rings = tuple(
+            jnp.zeros((rows, window, member.model.text.vocab_size)) for member in self.members
+        )
         zero = jnp.zeros_like(state.count)
         return state.replace(drafter=Pending(jnp.full_like(zero, self.first), zero, rings))
 
@@ -320,7 +348,9 @@ class Alternating:
 
         return jax.lax.while_loop(lambda state: keep_decoding(state, pause), step, state)
 
-    def turn(self, model: int, params: Params, options: Sampling, state: DecodeState) -> DecodeState:
+    def turn(
+        self, model: int, params: Params, options: Sampling, state: DecodeState
+    ) -> DecodeState:
         """Take one model's turn, for the rows that wait for it: score; verify the oldest run if all have; propose."""
         owner = (model + 1) % len(self.members)
         run, others = self.gammas[owner], sum(self.gammas) - self.gammas[model]
@@ -340,17 +370,26 @@ class Alternating:
             def check() -> tuple[Verdict, Array]:
                 slots = (state.count[:, None] + jnp.arange(run)) % pending.logits[0].shape[1]
                 scores = [
-                    logits[:, :run] if m == model else jnp.take_along_axis(ring, slots[..., None], axis=1)
+                    logits[:, :run]
+                    if m == model
+                    else jnp.take_along_axis(ring, slots[..., None], axis=1)
                     for m, ring in enumerate(pending.logits)
                 ]
-                return verify_combined(params, jnp.stack(scores), drafted, owner, state.count, options)
+                return verify_combined(
+                    params, jnp.stack(scores), drafted, owner, state.count, options
+                )
 
-            none = Verdict(jnp.zeros_like(state.count), jnp.zeros_like(state.count)), jnp.zeros(drafted.shape)
+            none = (
+                Verdict(jnp.zeros_like(state.count), jnp.zeros_like(state.count)),
+                jnp.zeros(drafted.shape),
+            )
             verdict, overlap = jax.lax.cond(jnp.any(verifying), check, lambda: none)
             falls = verifying & (verdict.count < run)
             wanted = jnp.where(verifying, verdict.count + falls, 0)
 
-        index = state.count + pending.count  # of the model's first proposal, whether or not a run is now committed
+        index = (
+            state.count + pending.count
+        )  # of the model's first proposal, whether or not a run is now committed
         ring = pending.logits
         if len(self.members) > 2:  # else nothing stays pending that the model has scored
             kept = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(others)
@@ -363,14 +402,18 @@ class Alternating:
         with jax.named_scope("propose"):
             proposing = active & ~falls & ~state.done
             after = jnp.take_along_axis(logits, pending.count[:, None, None], axis=1)[:, 0]
-            state, ring = self._propose(model, params, options, state, ring, after, index, proposing)
+            state, ring = self._propose(
+                model, params, options, state, ring, after, index, proposing
+            )
 
         left = jnp.where(falls, 0, pending.count - jnp.where(verifying, run, 0))
         onward = jnp.where(falls, self.first, owner)
         return state.replace(
             drafter=Pending(
                 turn=jnp.where(active, onward, pending.turn),
-                count=jnp.where(active, left + jnp.where(proposing, self.gammas[model], 0), pending.count),
+                count=jnp.where(
+                    active, left + jnp.where(proposing, self.gammas[model], 0), pending.count
+                ),
                 logits=ring,
             )
         )
@@ -392,13 +435,17 @@ class Alternating:
 
         def put(i: Any, logits: Array, tokens: Array, ring: Array) -> tuple[Array, Array, Array]:
             token = next_token(logits, index + i, options)
-            tokens = tokens.at[rows, jnp.where(proposing, index + i, tokens.shape[1])].set(token, mode="drop")
+            tokens = tokens.at[rows, jnp.where(proposing, index + i, tokens.shape[1])].set(
+                token, mode="drop"
+            )
             slot = jnp.where(proposing, (index + i) % ring.shape[1], ring.shape[1])
             return token, tokens, ring.at[rows, slot].set(logits, mode="drop")
 
         def step(i: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             token, tokens, ring, cache = carry
-            ahead = index + i - state.count  # past the newest token: those pending, and this run's so far
+            ahead = (
+                index + i - state.count
+            )  # past the newest token: those pending, and this run's so far
             logits, cache = self._extend(model, params, token[:, None], cache, proposing, ahead)
             return *put(i, logits[:, 0], tokens, ring), cache
 
@@ -427,7 +474,11 @@ class Alternating:
 
 
 def _write(
-    pending: Pending, model: int, index: Int[Array, "B T"], kept: Bool[Array, "B T"], logits: Float[Array, "B T V"]
+    pending: Pending,
+    model: int,
+    index: Int[Array, "B T"],
+    kept: Bool[Array, "B T"],
+    logits: Float[Array, "B T V"],
 ) -> tuple[Array, ...]:
     """Return the rings, with the model's logits for the tokens at these indices."""
     ring = pending.logits[model]

@@ -38,7 +38,9 @@ GreedyRule = Literal["mean", "vote"]
 class Combination(Protocol):
     """A pytree, so that its numbers are traced: another weight compiles nothing."""
 
-    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+    def soft(
+        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
+    ) -> Float[Array, "B V"]:
         """Return the combined distribution before top-k and top-p; temperature 0 counts as 1."""
         ...
 
@@ -47,7 +49,9 @@ class Combination(Protocol):
         ...
 
 
-def combined(combination: Combination, logits: Float[Array, "M B V"], options: Sampling) -> Float[Array, "B V"]:
+def combined(
+    combination: Combination, logits: Float[Array, "M B V"], options: Sampling
+) -> Float[Array, "B V"]:
     """Return the distribution that the models draw the next token from together."""
     soft = combination.soft(logits, options.temperature)
     return filtered(soft, options, combination.best(logits, soft))
@@ -64,7 +68,9 @@ class Weighted(struct.PyTreeNode):
     weights: Float[Array, " M"]
     greedy: GreedyRule = struct.field(pytree_node=False, default="mean")
 
-    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+    def soft(
+        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
+    ) -> Float[Array, "B V"]:
         return _sum(self.weights, tempered(logits, temperature))
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
@@ -83,11 +89,15 @@ class Linear(struct.PyTreeNode):
     plausibility: Float[Array, ""]
     """0 keeps all tokens."""
 
-    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+    def soft(
+        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
+    ) -> Float[Array, "B V"]:
         return tempered(self._logits(logits), temperature)
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
-        return argmax(self._logits(logits))  # not of `soft`, where small differences may round to none
+        return argmax(
+            self._logits(logits)
+        )  # not of `soft`, where small differences may round to none
 
     def _logits(self, logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
         logits = logits.astype(jnp.float32)
@@ -104,7 +114,9 @@ class Custom(struct.PyTreeNode):
     """`probs`: of softmax(l_m / T); what it returns is scaled to sum to 1. `logits`: of the l_m, before temperature
     and softmax."""
 
-    def soft(self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]) -> Float[Array, "B V"]:
+    def soft(
+        self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
+    ) -> Float[Array, "B V"]:
         if self.of == "logits":
             return tempered(self.function(logits.astype(jnp.float32)), temperature)
         mass = self.function(tempered(logits, temperature))
@@ -138,7 +150,9 @@ def parse_combination(text: str, models: int) -> Combination:
     if numbers or ("mu" in options and "beta" in options):
         raise InputError(f"combination {text!r}: give mu or beta by name, as contrastive:mu=0.1")
     if models != 2:
-        raise InputError(f"combination {text!r}: takes an expert and an amateur, and here are {models} models; give 2")
+        raise InputError(
+            f"combination {text!r}: takes an expert and an amateur, and here are {models} models; give 2"
+        )
     amateur = _number(text, options.get("beta", options.get("mu", "0.1")))
     expert = 1 + amateur if "beta" in options else 1.0
     return linear(text, [expert, -amateur], models, _number(text, options.get("plausibility", "0")))
@@ -148,20 +162,30 @@ def weighted(weights: list[float], models: int, greedy: str = "mean") -> Weighte
     """Return checked weights, one a model."""
     shown = ",".join(f"{w:g}" for w in weights)
     if len(weights) != models:
-        raise InputError(f"weights: {shown} are {len(weights)} for {models} models; give one a model")
+        raise InputError(
+            f"weights: {shown} are {len(weights)} for {models} models; give one a model"
+        )
     if min(weights) < 0 or not abs(sum(weights) - 1) <= 1e-6:
-        raise InputError(f"weights: {shown} sum to {sum(weights):g}; give numbers from 0 on that sum to 1")
+        raise InputError(
+            f"weights: {shown} sum to {sum(weights):g}; give numbers from 0 on that sum to 1"
+        )
     if greedy not in get_args(GreedyRule):
-        raise InputError(f"weights: greedy={greedy!r} is unknown; {nearest(greedy, get_args(GreedyRule))}")
+        raise InputError(
+            f"weights: greedy={greedy!r} is unknown; {nearest(greedy, get_args(GreedyRule))}"
+        )
     return Weighted(np.asarray(weights, np.float32), greedy)  # type: ignore[arg-type]
 
 
 def linear(text: str, coefficients: list[float], models: int, plausibility: float = 0.0) -> Linear:
     """Return checked coefficients, one a model; `text` is what a complaint cites."""
     if len(coefficients) != models:
-        raise InputError(f"combination {text!r}: {len(coefficients)} numbers for {models} models; give one a model")
+        raise InputError(
+            f"combination {text!r}: {len(coefficients)} numbers for {models} models; give one a model"
+        )
     if not 0 <= plausibility <= 1:
-        raise InputError(f"combination {text!r}: plausibility {plausibility:g}; give 0 (all tokens) to 1")
+        raise InputError(
+            f"combination {text!r}: plausibility {plausibility:g}; give 0 (all tokens) to 1"
+        )
     return Linear(np.asarray(coefficients, np.float32), np.float32(plausibility))  # type: ignore[arg-type]
 
 

@@ -98,7 +98,12 @@ class Drafter(ABC):
         return len(self.views) + (self.head is not None)
 
     def prefill(
-        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, target: KVCache, room: int
+        self,
+        params: Params,
+        batch: PromptBatch,
+        features: Float[Array, "B U P E"] | None,
+        target: KVCache,
+        room: int,
     ) -> DraftState:
         """Run every view of every prompt, and pack what a KV head reads of the target's cache.
 
@@ -107,15 +112,25 @@ class Drafter(ABC):
           features: the target's, when the towers are the same.
           room: slots behind the prompt.
         """
-        state = self._prefill_views(params, batch, features, room) if self.views else DraftState(None, None)
+        state = (
+            self._prefill_views(params, batch, features, room)
+            if self.views
+            else DraftState(None, None)
+        )
         if self.head is None:
             return state
         assert batch.head is not None
         packed = batch.head.text.shape[1] + batch.head.images.shape[1] * self.head.image_slots
-        return state.replace(head=pack(self.head, params["head"], target, batch.head, packed + room))
+        return state.replace(
+            head=pack(self.head, params["head"], target, batch.head, packed + room)
+        )
 
     def _prefill_views(
-        self, params: Params, batch: PromptBatch, features: Float[Array, "B U P E"] | None, room: int
+        self,
+        params: Params,
+        batch: PromptBatch,
+        features: Float[Array, "B U P E"] | None,
+        room: int,
     ) -> DraftState:
         own = params["drafter"]
         if features is None and batch.view_images is not None:
@@ -127,7 +142,9 @@ class Drafter(ABC):
         # What the views show of images went into their embeddings; the rest is one batch.
         shown = [rows.replace(sources=None, blend=None) for rows in batch.views]
         rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *shown)
-        _, cache = self.model.prefill(own, jnp.concatenate(embeds), rows, rows.tokens.shape[1] + room)
+        _, cache = self.model.prefill(
+            own, jnp.concatenate(embeds), rows, rows.tokens.shape[1] + room
+        )
         last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
         return DraftState(cache.replace(length=rows.length - 1), last)
 
@@ -160,7 +177,11 @@ class Drafter(ABC):
         """Propose a block, given the logits of what follows the newest token."""
 
     def commit(
-        self, state: DraftState, emitted: Int[Array, " B"], target: KVCache, kept: Int[Array, "B J"] | None = None
+        self,
+        state: DraftState,
+        emitted: Int[Array, " B"],
+        target: KVCache,
+        kept: Int[Array, "B J"] | None = None,
     ) -> DraftState:
         """Keep what was emitted, and roll back all past it by length; a KV head adopts what `target`, the target's
         cache, holds of it.
@@ -180,7 +201,11 @@ class Drafter(ABC):
         return state.replace(cache=cache, head=head)
 
     def extend(
-        self, params: Params, tokens: Int[Array, "B T"], state: DraftState, mask: TreeMask | None = None
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        state: DraftState,
+        mask: TreeMask | None = None,
     ) -> tuple[Float[Array, "R B T V"], DraftState]:
         """Return the logits of what follows each of T more tokens, or nodes of a tree, that all views read."""
         return self._read(params, self._feed(tokens), tokens, state, mask)
@@ -199,7 +224,12 @@ class Drafter(ABC):
         return self._read(params, fed, recent[:, 1:], state)
 
     def _read(
-        self, params: Params, fed: Array, tokens: Int[Array, "B T"], state: DraftState, mask: TreeMask | None = None
+        self,
+        params: Params,
+        fed: Array,
+        tokens: Int[Array, "B T"],
+        state: DraftState,
+        mask: TreeMask | None = None,
     ) -> tuple[Float[Array, "R B T V"], DraftState]:
         """Return the logits of what follows each of `tokens`, fitted to the target's vocabulary.
 
@@ -208,7 +238,11 @@ class Drafter(ABC):
         parts, width = [], tokens.shape[1]
         if state.cache is not None:
             # A mask of all rows alike is that of all views too; others are laid out view-major, as the rows are.
-            tiled = mask if mask is None or len(mask.seen) == 1 else mask.replace(seen=self._feed(mask.seen))
+            tiled = (
+                mask
+                if mask is None or len(mask.seen) == 1
+                else mask.replace(seen=self._feed(mask.seen))
+            )
             logits, cache = self.model.extend(params["drafter"], fed, state.cache, tiled)
             logits = fit_vocabulary(logits[:, -width:], self.vocabulary)
             parts.append(logits.reshape(len(self.views), -1, *logits.shape[1:]))
@@ -223,7 +257,9 @@ class Drafter(ABC):
         self, params: Params, tokens: Int[Array, "B T"], depth: int, seen: Array, state: DraftState
     ) -> tuple[Float[Array, "R B T V"], DraftState]:
         """Read T nodes of one level; `seen` [B or 1, T, nodes read so far, with them] are those that each reads."""
-        return self.extend(params, tokens, state, TreeMask(jnp.full((1, tokens.shape[1]), depth), seen))
+        return self.extend(
+            params, tokens, state, TreeMask(jnp.full((1, tokens.shape[1]), depth), seen)
+        )
 
     def _read_head(
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, mask: TreeMask | None
@@ -249,7 +285,9 @@ class Drafter(ABC):
         view_probs = by_place(lambda place: tempered(place, options.temperature))(logits)
         return by_place(lambda place: mix(place, weights))(view_probs), view_probs
 
-    def within_context(self, state: DraftState, weights: Float[Array, "B R"]) -> Float[Array, "B R"]:
+    def within_context(
+        self, state: DraftState, weights: Float[Array, "B R"]
+    ) -> Float[Array, "B R"]:
         """Return the weights that a block is drafted with: those given, but for views that `context` drops."""
         if self.context != "drop_view" or state.cache is None:
             return weights
@@ -282,7 +320,9 @@ class ChainDrafter(Drafter):
         length: Array | None,
     ) -> tuple[Draft, DraftState]:
         def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
-            mixed, view_probs = (probs[..., 0, :] for probs in self._distributions(logits, weights, options))
+            mixed, view_probs = (
+                probs[..., 0, :] for probs in self._distributions(logits, weights, options)
+            )
             best = argmax(mixed)
             if options.greedy:  # `match` does not ask what tokens were drawn from
                 return best, mixed, view_probs
@@ -290,7 +330,9 @@ class ChainDrafter(Drafter):
             token = draw(step_keys(options, count, place), probs, options.temperature == 0)
             return token, probs, view_probs
 
-        def step(carry: tuple[Array, DraftState], place: Array) -> tuple[tuple[Array, DraftState], tuple[Array, ...]]:
+        def step(
+            carry: tuple[Array, DraftState], place: Array
+        ) -> tuple[tuple[Array, DraftState], tuple[Array, ...]]:
             token, state = carry
             logits, state = self.extend(params, token[:, None], state)
             proposal = propose(logits, place)
@@ -299,16 +341,24 @@ class ChainDrafter(Drafter):
         def step_into(place: Array, carry: tuple[Any, DraftState]) -> tuple[Any, DraftState]:
             proposals, state = carry
             (_, state), proposal = step((proposals[0][place - 1], state), place)
-            return jax.tree.map(lambda those, this: those.at[place].set(this), proposals, proposal), state
+            return jax.tree.map(
+                lambda those, this: those.at[place].set(this), proposals, proposal
+            ), state
 
         first = propose(logits, jnp.zeros((), jnp.int32))
         if length is None:
             (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
-            tokens, probs, view_probs = (jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest))
+            tokens, probs, view_probs = (
+                jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest)
+            )
         else:
             tokens, probs, view_probs = (jnp.stack([head] * self.gamma) for head in first)
             behind = jnp.arange(self.gamma)[:, None] > 0
-            proposals = jnp.where(behind, -1, tokens), jnp.where(behind[..., None], 0.0, probs), view_probs
+            proposals = (
+                jnp.where(behind, -1, tokens),
+                jnp.where(behind[..., None], 0.0, probs),
+                view_probs,
+            )
             proposals, state = jax.lax.fori_loop(1, length, step_into, (proposals, state))
             tokens, probs, view_probs = proposals
         tokens, probs = jnp.moveaxis(tokens, 0, 1), jnp.moveaxis(probs, 0, 1)
@@ -369,7 +419,12 @@ class TreeDrafter(Drafter):
         return draft, state
 
     def _siblings(
-        self, mixed: Float[Array, "B T V"], read: np.ndarray, most: int, count: Int[Array, " B"], options: Sampling
+        self,
+        mixed: Float[Array, "B T V"],
+        read: np.ndarray,
+        most: int,
+        count: Int[Array, " B"],
+        options: Sampling,
     ) -> tuple[Int[Array, "B T siblings"], Float[Array, "B T V"]]:
         """Return `most` children of T nodes, and what they were drawn from. Where the program is of greedy rows alone
         they are the likeliest, and `match` does not ask from what."""
@@ -412,8 +467,14 @@ class DynamicTreeDrafter(Drafter):
         width, batch = self.tree.width, count.shape[0]
         # The nodes of the level that was read last: their numbers, and the logarithms of their joint probabilities.
         read, value = jnp.zeros((batch, 1), jnp.int32), jnp.zeros((batch, 1))
-        expanded, above = [read], []  # of each level that was read: its nodes, and their parents in reading order
-        levels, views = [], []  # of each level: tokens, parents and joint probabilities of its nodes
+        expanded, above = (
+            [read],
+            [],
+        )  # of each level that was read: its nodes, and their parents in reading order
+        levels, views = (
+            [],
+            [],
+        )  # of each level: tokens, parents and joint probabilities of its nodes
         for depth in range(self.gamma):
             if depth:
                 value, best = jax.lax.top_k(levels[-1][2], width)
@@ -428,8 +489,16 @@ class DynamicTreeDrafter(Drafter):
             chance, choice = largest(mixed, width)
             # Where a mixture rounds to over 1, a child would come before its parent.
             joint = value[..., None] + jnp.log(jnp.minimum(chance, 1.0))
-            levels.append((choice.reshape(batch, -1), jnp.repeat(read, width, axis=1), joint.reshape(batch, -1)))
-        tokens, parents, joint = (jnp.concatenate(parts, axis=1) for parts in zip(*levels, strict=True))
+            levels.append(
+                (
+                    choice.reshape(batch, -1),
+                    jnp.repeat(read, width, axis=1),
+                    joint.reshape(batch, -1),
+                )
+            )
+        tokens, parents, joint = (
+            jnp.concatenate(parts, axis=1) for parts in zip(*levels, strict=True)
+        )
         read = jnp.concatenate(expanded, axis=1)
         tokens, tree = likeliest_nodes(self.tree, self.gamma, tokens, parents, joint, read)
         return Draft(tokens, None, jnp.concatenate(views, axis=2), tree), state
@@ -445,5 +514,11 @@ def make_drafter(
     head: KVHeadConfig | None = None,
 ) -> Drafter:
     """Return the drafter of this tree, or of a chain."""
-    kind = ChainDrafter if tree is None else DynamicTreeDrafter if tree.kind == "dynamic" else TreeDrafter
+    kind = (
+        ChainDrafter
+        if tree is None
+        else DynamicTreeDrafter
+        if tree.kind == "dynamic"
+        else TreeDrafter
+    )
     return kind(model, views, gamma, vocabulary, context, head, tree)

@@ -90,17 +90,23 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._captioned, alone = False, isinstance(self.target, LoadedModel)
-        if self.config is not None and not isinstance(self.config, EngineConfig if alone else CollaborationConfig):
+        if self.config is not None and not isinstance(
+            self.config, EngineConfig if alone else CollaborationConfig
+        ):
             kinds = "one target has an EngineConfig, several models a CollaborationConfig"
             raise InputError(f"config: {type(self.config).__name__}; {kinds}")
         if isinstance(self.target, LoadedModel):
             self.config = self.config or EngineConfig()
             self.assembly = speculation(self.target, self.draft, self.config)
             drafts = len(self.assembly.forms) > 1
-            self._captioned = drafts and needs_captioner(parse_views(self.config.views), self.captioner)
+            self._captioned = drafts and needs_captioner(
+                parse_views(self.config.views), self.captioner
+            )
         else:
             if self.draft is not None:
-                raise InputError("draft: models that write together propose to each other; leave it out")
+                raise InputError(
+                    "draft: models that write together propose to each other; leave it out"
+                )
             self.config = self.config or CollaborationConfig()
             self.assembly = collaboration(self.target, self.config)
         self.lead = self.assembly.lead
@@ -140,7 +146,9 @@ class Engine:
         text, whole = "", None
         for (whole,) in self._run([read], STRIDE):
             longer = self.encoder.continued(text, whole.tokens)
-            begun = (n for stop in read.stop for n in range(1, len(stop)) if longer.endswith(stop[:n]))
+            begun = (
+                n for stop in read.stop for n in range(1, len(stop)) if longer.endswith(stop[:n])
+            )
             text = longer[: max(len(longer) - max(begun, default=0), len(text))]
             yield replace(whole, text=text) if len(text) < len(whole.text) else whole
         assert whole is not None
@@ -155,14 +163,18 @@ class Engine:
         most = min(count, BATCH_BUCKETS[-1])
         seeds = [replace(read, seed=(read.seed + i) % 2**32) for i in range(count)]
         parts = (seeds[start : start + most] for start in range(0, count, most))
-        return [result for part in parts for *_, done in [self._run(part, prompts=1)] for result in done]
+        return [
+            result for part in parts for *_, done in [self._run(part, prompts=1)] for result in done
+        ]
 
     def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
         """Return the log-probabilities [T] that the target gives to an answer's tokens, at temperature 1, unfiltered.
 
         Of several models, those of their combination.
         """
-        (read,) = self._read([replace(Request(request) if isinstance(request, str) else request, max_new_tokens=1)])
+        (read,) = self._read(
+            [replace(Request(request) if isinstance(request, str) else request, max_new_tokens=1)]
+        )
         alone = isinstance(self.program, Autoregressive | Speculator)  # then drafts have no say
         rows = read.rows[:1] if alone else read.rows
         for form, row in zip(self.assembly.forms, rows):
@@ -172,7 +184,9 @@ class Engine:
         pictures = decoded_images([read], 0)
         for row, model, tiles in zip(rows, self.assembly.towers, read.sizes.tiles):
             (form,) = stack_rows([[row.followed_by(tokens)]], width)
-            prompts.append(Prompts(form, None if model is None else image_inputs(model, pictures, tiles)))
+            prompts.append(
+                Prompts(form, None if model is None else image_inputs(model, pictures, tiles))
+            )
         starts = np.asarray([len(row) - 1 for row in rows], np.int32)
         held, said = Held(self.program, self.mesh, self.params), np.asarray([tokens], np.int32)
         return np.asarray(timed(run_logprobs, held, tuple(prompts), said, starts)[0])
@@ -186,7 +200,9 @@ class Engine:
         buckets."""
         read = self._read(requests)
         sizes = self._largest(read)
-        return timed(run_prefill, self._held(read), *self._inputs(read, sizes), static=(sizes.new,))[0]
+        return timed(
+            run_prefill, self._held(read), *self._inputs(read, sizes), static=(sizes.new,)
+        )[0]
 
     def warmup(self, requests: Sequence[Request | str]) -> None:
         """Compile all that requests like these need, so that none of their kind waits for it later.
@@ -265,13 +281,18 @@ class Engine:
             self._earlier = update_prior(self._earlier, batch.state.gamma)
 
     def _begin(
-        self, requests: list[EncodedRequest], prompts: int | None = None, past: KVCache | None = None
+        self,
+        requests: list[EncodedRequest],
+        prompts: int | None = None,
+        past: KVCache | None = None,
     ) -> RunningBatch:
         """Place and prefill a batch of requests; `past` holds the beginning of the only one's prompt."""
         sizes, most = self._largest(requests), len(requests) if prompts else self.config.batch_size
         held = self._held(requests[:most])
         start = partial(self._start, sizes, held, all_greedy(requests), prompts=prompts, past=past)
-        return RunningBatch(requests, most, held, start, self._rooms(sizes), self.program.most_tokens)
+        return RunningBatch(
+            requests, most, held, start, self._rooms(sizes), self.program.most_tokens
+        )
 
     def _read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
         """Return the requests as they will be decoded: with captions, their prompts in each form, and sizes."""
@@ -279,7 +300,9 @@ class Engine:
         images = [image for request in read for image in request.prompt.images]
         if self._captioned:
             assert self.captioner is not None
-            made = iter(self.captioner.caption([image for own in decoded_images(read, 0) for image in own]))
+            made = iter(
+                self.captioner.caption([image for own in decoded_images(read, 0) for image in own])
+            )
         else:
             made = iter([Caption("")] * len(images))
         captions = [list(islice(made, len(request.prompt.images))) for request in read]
@@ -298,17 +321,26 @@ class Engine:
         lengths = [len(row) for row in rows]
         views = max(lengths[1:], default=0) if isinstance(self.program, Speculator) else 0
         sizes = Sizes(
-            length=bucket(lengths[0] if views else max(lengths), config.prompt_buckets, "prompt tokens"),
-            tiles=tuple(image_tiles(model, request.prompt, config.image_buckets) for model in self.assembly.towers),
+            length=bucket(
+                lengths[0] if views else max(lengths), config.prompt_buckets, "prompt tokens"
+            ),
+            tiles=tuple(
+                image_tiles(model, request.prompt, config.image_buckets)
+                for model in self.assembly.towers
+            ),
             new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
             views=bucket(views, config.prompt_buckets, "prompt tokens of a view") if views else 0,
         )
-        request = replace(request, rows=tuple(rows), caption_ms=sum(caption.ms for caption in captions))
+        request = replace(
+            request, rows=tuple(rows), caption_ms=sum(caption.ms for caption in captions)
+        )
         if isinstance(self.program, Speculator) and self.program.drafter.head is not None:
             text = len(reads_as_text(self.program.drafter.head, self._shown(request)))
             sizes = sizes._replace(
                 text=bucket(text, config.prompt_buckets, "prompt tokens"),
-                images=bucket(len(request.prompt.images), config.image_buckets, "images of one prompt"),
+                images=bucket(
+                    len(request.prompt.images), config.image_buckets, "images of one prompt"
+                ),
             )
         return replace(request, sizes=sizes)
 
@@ -321,7 +353,9 @@ class Engine:
     def _shown(self, request: EncodedRequest) -> np.ndarray:
         """Return which image each slot of the target's row shows, -1 for text."""
         images, reader = request.prompt.images, self.lead.images
-        slots = [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
+        slots = (
+            [reader.slots((x.height, x.width), None, len(images)) for x in images] if reader else []
+        )
         return which_image(request.rows[0], [len(part.sources) for part in slots])
 
     def _held(self, requests: list[EncodedRequest]) -> Held:
@@ -362,7 +396,11 @@ class Engine:
         return state, options.replace(greedy=greedy), ms
 
     def _inputs(
-        self, requests: Sequence[EncodedRequest], sizes: Sizes, least: int = 1, prompts: int | None = None
+        self,
+        requests: Sequence[EncodedRequest],
+        sizes: Sizes,
+        least: int = 1,
+        prompts: int | None = None,
     ) -> tuple[PromptBatch, Sampling]:
         """Return the requests as numpy arrays, padded to the sizes and to `least` rows with rows that emit nothing.
 
@@ -374,7 +412,9 @@ class Engine:
             requests = requests[:prompts]
         count = prompts or width
         padded = [*requests, *[requests[-1]] * (count - len(requests))]
-        rows = stack_rows([list(request.rows) for request in padded], sizes.length, sizes.views or None)
+        rows = stack_rows(
+            [list(request.rows) for request in padded], sizes.length, sizes.views or None
+        )
         pictures = decoded_images(requests, count - len(requests))
         images = [
             None if model is None else partial(image_inputs, model, pictures, tiles)
@@ -384,7 +424,10 @@ class Engine:
         if isinstance(self.program, Autoregressive):
             return batch, options
         if not isinstance(self.program, Speculator):
-            others = tuple(Prompts(form, read and read()) for form, read in zip(rows[1:], images[1:], strict=True))
+            others = tuple(
+                Prompts(form, read and read())
+                for form, read in zip(rows[1:], images[1:], strict=True)
+            )
             return batch.replace(others=others), options
         weights = parse_weights(self.config.weights, len(self.config.views))
         gammas, head = self.program.gammas, self.program.drafter.head
@@ -393,11 +436,16 @@ class Engine:
             view_images=images[1]() if self.program.reads_images and images[1] else None,
             weights=np.tile(np.asarray(weights, np.float32), (count, 1)),
             gamma=init_gamma(np.ones(len(gammas)), width) if gammas else None,
-            head=head and head_rows(head, [self._shown(request) for request in padded], sizes.text, sizes.images),
+            head=head
+            and head_rows(
+                head, [self._shown(request) for request in padded], sizes.text, sizes.images
+            ),
         )
         return batch, options
 
-    def _measured_costs(self, sizes: Sizes, held: Held, batch: PromptBatch, options: Sampling) -> np.ndarray:
+    def _measured_costs(
+        self, sizes: Sizes, held: Held, batch: PromptBatch, options: Sampling
+    ) -> np.ndarray:
         """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
         width = len(options.temperature)
         key = sizes, width
@@ -406,7 +454,9 @@ class Engine:
             few = min(sizes.new, BLOCKS * self.program.most_tokens)
             limits = np.full_like(options.max_new_tokens, few)
             endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
-            state, _ = timed(run_prefill, held, batch, endless.replace(greedy=False), static=(sizes.new,))
+            state, _ = timed(
+                run_prefill, held, batch, endless.replace(greedy=False), static=(sizes.new,)
+            )
             start = snapshot(state)
             never: Any = np.asarray([width, few + 1], np.int32)
 

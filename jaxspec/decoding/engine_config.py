@@ -16,7 +16,30 @@ from jaxspec.errors import InputError, check_counts
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_BUCKETS = (64, 128, 256, 512, *(step * 2**n for n in range(7, 15) for step in (5, 6, 8)))
 """From 640 on three an octave, so that an image and a question, 640 tokens in LLaVA-1.5, are not padded to 1,024."""
-IMAGE_BUCKETS = (0, 1, 2, 3, 5, 8, 10, 16, 24, 32, 48, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+IMAGE_BUCKETS = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    8,
+    10,
+    16,
+    24,
+    32,
+    48,
+    64,
+    128,
+    256,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    8192,
+)
 NEW_BUCKETS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 Method = Literal["alternating", "naive", "speculative", "standard"]
@@ -79,13 +102,19 @@ class EngineConfig(Batching):
         super().__post_init__()
         check_counts(gamma=self.gamma)
         if self.context not in get_args(ContextPolicy):
-            raise InputError(f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}")
+            raise InputError(
+                f"context: {self.context!r} is unknown; use {', '.join(get_args(ContextPolicy))}"
+            )
         if self.tree is not None:
             parse_tree(self.tree, self.gamma)
             if self.adaptive_gamma:
-                raise InputError(f"adaptive_gamma: chooses the length of chains, and tree is {self.tree!r}; give one")
+                raise InputError(
+                    f"adaptive_gamma: chooses the length of chains, and tree is {self.tree!r}; give one"
+                )
         if self.refill and self.adaptive_gamma:
-            raise InputError("refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma")
+            raise InputError(
+                "refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma"
+            )
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 
@@ -111,23 +140,32 @@ class CollaborationConfig(Batching):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.method not in get_args(Method):
-            raise InputError(f"method: {self.method!r} is unknown; use {', '.join(get_args(Method))}")
+            raise InputError(
+                f"method: {self.method!r} is unknown; use {', '.join(get_args(Method))}"
+            )
         if self.gammas is not None and (not self.gammas or min(self.gammas) < 1):
             raise InputError(f"gammas: {self.gammas} drafted tokens; give each model 1 or more")
 
     def checked(self, models: int) -> tuple[Combination, tuple[int, ...]]:
-        """Return the combination and the draft lengths of so many models; InputError where something does not fit them.
-        """
+        """Return the combination and the draft lengths of so many models; InputError where something does not fit them."""
         if models < 2:
-            raise InputError(f"collaboration: {models} model; give 2 or more, the same one twice if need be")
+            raise InputError(
+                f"collaboration: {models} model; give 2 or more, the same one twice if need be"
+            )
         if not 0 <= self.proposer < models:
-            raise InputError(f"proposer: {self.proposer} of {models} models; give 0 to {models - 1}")
+            raise InputError(
+                f"proposer: {self.proposer} of {models} models; give 0 to {models - 1}"
+            )
         for name, given in (("gammas", self.gammas), ("views", self.views)):
             if given is not None and len(given) != models:
                 shown = ",".join(map(str, given))
-                raise InputError(f"{name}: {shown} are {len(given)} for {models} models; give one a model")
+                raise InputError(
+                    f"{name}: {shown} are {len(given)} for {models} models; give one a model"
+                )
         combine = self.combine
-        return parse_combination(combine, models) if isinstance(combine, str) else combine, self.gammas or (1,) * models
+        return parse_combination(combine, models) if isinstance(
+            combine, str
+        ) else combine, self.gammas or (1,) * models
 
 
 def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:
@@ -135,6 +173,7 @@ def capped_gamma(option: str, gamma: int, max_new_tokens: int) -> int:
     if not 1 <= max_new_tokens < gamma:
         return gamma
     print(
-        f"{option}: {gamma} is over the {max_new_tokens} new tokens; drafting {max_new_tokens} a block", file=sys.stderr
+        f"{option}: {gamma} is over the {max_new_tokens} new tokens; drafting {max_new_tokens} a block",
+        file=sys.stderr,
     )
     return max_new_tokens

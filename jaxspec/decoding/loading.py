@@ -18,7 +18,11 @@ from PIL.Image import Image
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer, single_tile_processor
+from jaxspec.checkpoints.processors import (
+    load_image_processor,
+    load_tokenizer,
+    single_tile_processor,
+)
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.decoding.views import View
@@ -87,19 +91,25 @@ class LoadedModel:
             config = directories.read_config(path)
             places = shardings(config, abstract_params(config), mesh)
         found = huggingface.load(path, dtype=dtype, shardings=places)
-        processor = load_image_processor(found.path, found.config) if LanguageModel(found.config).has_vision else None
+        processor = (
+            load_image_processor(found.path, found.config)
+            if LanguageModel(found.config).has_vision
+            else None
+        )
         config = with_stop_tokens(found.config, found.path)
         model = cls(config, found.params, load_tokenizer(found.path), processor, found.report)
         model = model if tiles else model.without_tiles()
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
 
     def with_head(self, path: str | Path) -> LoadedModel:
-        """Return the model with the KV head of a directory, in its own dtype. InputError if that was made for another.
-        """
+        """Return the model with the KV head of a directory, in its own dtype. InputError if that was made for another."""
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
         check_target(config, self.config)
         if words := config.text_config.draft_vocabulary:
-            params = {**params, "lm_head": {"kernel": head_kernel(text_params(self.config, self.params), words)}}
+            params = {
+                **params,
+                "lm_head": {"kernel": head_kernel(text_params(self.config, self.params), words)},
+            }
         return replace(self, head=LoadedHead(config, put(params, small_sharding(self.params))))
 
     def without_tiles(self) -> LoadedModel:
@@ -118,7 +128,9 @@ class LoadedModel:
             )
         params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
         processor = single_tile_processor(self.image_processor)
-        return replace(self, config=self.config.without_tiles(), params=params, image_processor=processor)
+        return replace(
+            self, config=self.config.without_tiles(), params=params, image_processor=processor
+        )
 
     def sharing_tower(self, other: LoadedModel) -> LoadedModel:
         """Return the model with the other's arrays as its vision tower, where they are its own in the other's dtype,
@@ -164,7 +176,9 @@ def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
         return config
     stop = directories.read_json(file).get("eos_token_id")
     check_fields(str(file), {"eos_token_id": stop})
-    text = replace(text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop)
+    text = replace(
+        text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop
+    )
     return replace(config, text_config=text) if isinstance(config, LvlmConfig) else text
 
 
@@ -175,7 +189,10 @@ def image_inputs(
     if tiles == 0 or model.images is None:
         return None
     shapes = model.images.shapes(model.config)
-    out = {name: np.zeros((len(pictures), tiles, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+    out = {
+        name: np.zeros((len(pictures), tiles, *shape), dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
     for row, images in enumerate(pictures):
         start = 0
         for arrays in model.images.read(images) if images else ():
@@ -207,7 +224,9 @@ def _equal(ours: Params, theirs: Params) -> bool:
     if jax.tree.structure(ours) != jax.tree.structure(theirs):
         return False
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    return all(x is y or np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y)) for x, y in pairs)
+    return all(
+        x is y or np.array_equal(np.asarray(x).astype(y.dtype), np.asarray(y)) for x, y in pairs
+    )
 
 
 def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
@@ -233,7 +252,8 @@ def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "t
     different = sorted(
         (i, word)
         for word, i in theirs.items()
-        if ours.get(word, i) != i or (words.get(i, word) != word and not (word in added and words[i] in added))
+        if ours.get(word, i) != i
+        or (words.get(i, word) != word and not (word in added and words[i] in added))
     )
     missing = len(ours.keys() ^ theirs.keys())
     if different or missing > SPARE_TOKENS:
@@ -241,7 +261,11 @@ def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "t
         if different:
             i, word = different[0]
             moved = ours.get(word, i) != i
-            first = f"{word!r} is {i} against {ours[word]}" if moved else f"{i} is {word!r} against {words[i]!r}"
+            first = (
+                f"{word!r} is {i} against {ours[word]}"
+                if moved
+                else f"{i} is {word!r} against {words[i]!r}"
+            )
         raise InputError(f"{name} tokeniser: differs from {whose}'s: {first}; use one made for it")
 
 
@@ -259,4 +283,6 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     blind = [view.name for view in views if view.reads_images]
     if blind:
         which = "draft" if isinstance(target.config, LvlmConfig) else "target"
-        raise InputError(f"views: {','.join(blind)} shows images and the {which} is a text model; use view T")
+        raise InputError(
+            f"views: {','.join(blind)} shows images and the {which} is a text model; use view T"
+        )

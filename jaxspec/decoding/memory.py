@@ -88,7 +88,11 @@ class MemoryReport:
         }
         told = ", ".join(f"{name} {human_bytes(held)}" for name, held in parts.items())
         room = device_memory()
-        left = "" if room is None else f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
+        left = (
+            ""
+            if room is None
+            else f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
+        )
         return f"memory {human_bytes(self.total)}: {told}{left}"
 
 
@@ -96,7 +100,11 @@ def device_memory() -> int | None:
     """Return the bytes of a device, of this machine where that is its processor; None where neither is told."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+        return (
+            os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if hasattr(os, "sysconf")
+            else None
+        )
     return (device.memory_stats() or {}).get("bytes_limit")
 
 
@@ -115,7 +123,11 @@ def plan_memory(
     inputs, options = abstract_inputs(program, batch, sizes)
     state = abstract_state(program, params, inputs, options, sizes.new)
     written = params.get("target", params.get("models"))
-    caches, draft_cache, weighting = bytes_held(state.target), bytes_held(state.drafter), bytes_held(state.weighting)
+    caches, draft_cache, weighting = (
+        bytes_held(state.target),
+        bytes_held(state.drafter),
+        bytes_held(state.weighting),
+    )
     return MemoryReport(
         target_weights=bytes_held({id(leaf): leaf for leaf in jax.tree.leaves(written)}),
         draft_weights=bytes_held((params.get("drafter", {}), params.get("head", {}))),
@@ -124,7 +136,9 @@ def plan_memory(
         weighting=weighting,
         inputs=bytes_held((inputs, options, state)) - caches - draft_cache - weighting,
         working=_working(program, state, batch, sizes),
-        refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs if beside else 0,
+        refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs
+        if beside
+        else 0,
         growth=before.target_cache + before.draft_cache if before else 0,
     )
 
@@ -140,7 +154,9 @@ def abstract_state(
     whole = partial(at_place, place=replicated(mesh))
 
     def split(cache: KVCache) -> KVCache:
-        keys = jax.tree.map(lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v))
+        keys = jax.tree.map(
+            lambda x: x.update(sharding=cache_sharding(mesh, x.shape)), (cache.k, cache.v)
+        )
         return whole(cache.replace(k=(), v=())).replace(k=keys[0], v=keys[1])
 
     rest = whole(state.replace(target=None))
@@ -170,7 +186,9 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
             both = zip(program.members, sizes.tiles, strict=True)
             first, *others = [prompts(member.model, member.pool, tiles) for member, tiles in both]
         inputs = PromptBatch(first.rows, first.images, others=tuple(others))
-        return _drafted(program, inputs, batch, sizes) if isinstance(program, Speculator) else inputs, _options(batch)
+        return _drafted(program, inputs, batch, sizes) if isinstance(
+            program, Speculator
+        ) else inputs, _options(batch)
 
     return jax.eval_shape(make)
 
@@ -188,7 +206,8 @@ def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes)
         view_images=_images(drafter.model, batch, tiles) if program.reads_images else None,
         weights=jnp.zeros((batch, drafter.width)),
         gamma=init_gamma(np.ones(len(program.gammas)), batch) if program.gammas else None,
-        head=drafter.head and jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, sizes.text, sizes.images)),
+        head=drafter.head
+        and jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, sizes.text, sizes.images)),
     )
 
 
@@ -203,7 +222,9 @@ def prompt_zeros(
     if not shown:
         return out
     sources = jnp.zeros((batch, length, model.blended(pool)), jnp.int32)
-    return out.replace(sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None)
+    return out.replace(
+        sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None
+    )
 
 
 def _images(model: LanguageModel, batch: int, tiles: int) -> dict[str, Array] | None:
@@ -212,7 +233,9 @@ def _images(model: LanguageModel, batch: int, tiles: int) -> dict[str, Array] | 
 
 def _options(batch: int) -> Sampling:
     whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
-    return Sampling(real, whole, real, whole, jnp.zeros(1, jnp.int32), jnp.zeros((batch, 2), jnp.uint32))
+    return Sampling(
+        real, whole, real, whole, jnp.zeros(1, jnp.int32), jnp.zeros((batch, 2), jnp.uint32)
+    )
 
 
 def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> int:
@@ -230,8 +253,12 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
         caches = state.target
     itemsize = caches[0].k[0].dtype.itemsize
     step = (len(readers) + 5) * batch * program.spare_slots * readers[0].text.vocab_size * 4
-    prefills = (_prefill(m.text, batch, sizes.length, c.slots, itemsize) for m, c in zip(readers, caches))
-    encodes = (_tower(model.config, batch, tiles, itemsize) for model, tiles in zip(towers, sizes.tiles))
+    prefills = (
+        _prefill(m.text, batch, sizes.length, c.slots, itemsize) for m, c in zip(readers, caches)
+    )
+    encodes = (
+        _tower(model.config, batch, tiles, itemsize) for model, tiles in zip(towers, sizes.tiles)
+    )
     return max(step, *prefills, *encodes)
 
 

@@ -40,8 +40,12 @@ def acceptance_metrics(rows: Sequence[DecodeStats]) -> dict[str, Any]:
     return {
         "mean_acceptance_length": _ratio(emitted, steps),
         "draft_acceptance_rate": _ratio(accepted.sum(), drafted.sum()),
-        "acceptance_rate_per_position": [_ratio(a, d) for a, d in zip(accepted, drafted, strict=True)],
-        "conditional_acceptance_rate_per_position": [_ratio(a, r) for a, r in zip(accepted, reached, strict=True)],
+        "acceptance_rate_per_position": [
+            _ratio(a, d) for a, d in zip(accepted, drafted, strict=True)
+        ],
+        "conditional_acceptance_rate_per_position": [
+            _ratio(a, r) for a, r in zip(accepted, reached, strict=True)
+        ],
         "acceptance_histogram": np.sum([row.histogram for row in rows], axis=0).tolist(),
         "num_spec_steps": int(steps),
         "num_draft_tokens": int(drafted.sum()),
@@ -64,7 +68,9 @@ def collaboration_metrics(rows: Sequence[CollaborationStats]) -> dict[str, Any]:
         "tokens_per_cycle": _ratio(totals["emitted"], totals["verified"]),
         "calls_per_token": [_ratio(n, totals["emitted"]) for n in totals["calls"]],
         "alpha": [_ratio(chance, n) for chance, n in zip(totals["overlap"], tested, strict=True)],
-        "acceptance_rate": [_ratio(n, of) for n, of in zip(totals["accepted"], tested, strict=True)],
+        "acceptance_rate": [
+            _ratio(n, of) for n, of in zip(totals["accepted"], tested, strict=True)
+        ],
         "num_cycles": int(totals["verified"]),
         "num_tested_proposals": tested.tolist(),
     }

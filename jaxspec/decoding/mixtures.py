@@ -65,14 +65,21 @@ def view_costs(
 
 
 def mixture_costs(
-    measures: Measures, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "points R"]
+    measures: Measures,
+    p: Float[Array, "B J V"],
+    view_probs: Float[Array, "R B J V"],
+    weights: Float[Array, "points R"],
 ) -> Float[Array, "B J measures points"]:
     """Return what the mixture of each of the weights costs."""
-    found = jax.lax.map(lambda w: costs(measures, p, mixture(view_probs, w)), weights, batch_size=CHUNK)
+    found = jax.lax.map(
+        lambda w: costs(measures, p, mixture(view_probs, w)), weights, batch_size=CHUNK
+    )
     return jnp.moveaxis(found, 0, -1)
 
 
-def mixture(view_probs: Float[Array, "R B J V"], weights: Float[Array, "R ..."]) -> Float[Array, "B J V"]:
+def mixture(
+    view_probs: Float[Array, "R B J V"], weights: Float[Array, "R ..."]
+) -> Float[Array, "B J V"]:
     """Return sum_r w_r q_r; unrolled, so that XLA fuses it with what is made of it."""
     mixed = weights[0] * view_probs[0]
     for w, q in zip(weights[1:], view_probs[1:], strict=True):

@@ -85,11 +85,15 @@ def abstract_program(
         params["drafter"] = split_tower(draft, abstract_params(draft, dtype))[1]
         shares = model.has_vision and LanguageModel(draft).has_vision
     if head is not None:
-        params["head"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_head(head))
+        params["head"] = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_head(head)
+        )
     reader = LanguageModel(draft if shown and draft is not None else head.text_config)  # type: ignore[union-attr]
     spec = None if tree is None else parse_tree(tree, gamma)
     drafter = make_drafter(reader, shown, gamma, size, spec, head=head)
-    return Speculator(model, drafter, Static(), shares, gammas_up_to(gamma) if adaptive else ()), params
+    return Speculator(
+        model, drafter, Static(), shares, gammas_up_to(gamma) if adaptive else ()
+    ), params
 
 
 def usual_head(target: ModelConfig) -> KVHeadConfig:
@@ -127,8 +131,7 @@ class Plan:
     """Bytes of a block: its drafting, and the target's pass."""
 
     def speedup(self, tokens_per_pass: float) -> float:
-        """Return how many times as fast as plain decoding blocks are that give so many tokens, where reading decides.
-        """
+        """Return how many times as fast as plain decoding blocks are that give so many tokens, where reading decides."""
         return tokens_per_pass * self.plain / self.block
 
 
@@ -138,9 +141,13 @@ def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -
         params = split_over(program, params, abstract_mesh(model=devices))
     report = plan_memory(program, params, batch, sizes)
     plain = bytes_held(read_by_pass(params["target"])) + report.target_cache
-    drafted = report.draft_cache + bytes_held([read_by_pass(params.get(name, {})) for name in ("drafter", "head")])
+    drafted = report.draft_cache + bytes_held(
+        [read_by_pass(params.get(name, {})) for name in ("drafter", "head")]
+    )
     if "head" in params:  # which scores words by its target's
-        drafted += bytes_held([leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path])
+        drafted += bytes_held(
+            [leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path]
+        )
     drafts = program.drafter.gamma if isinstance(program, Speculator) else 0
     return Plan(report, plain, plain + drafts * drafted)
 

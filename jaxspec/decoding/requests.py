@@ -50,17 +50,25 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, Prompt | str):
             kind = type(self.prompt).__name__
-            raise InputError(f"prompt: a {kind}; give a string, or what engine.encoder.prompt(question, images) makes")
+            raise InputError(
+                f"prompt: a {kind}; give a string, or what engine.encoder.prompt(question, images) makes"
+            )
         if len(self.images) and not isinstance(self.prompt, str):
-            raise InputError("images: the prompt is token ids, and has images of its own; give them to the encoder")
+            raise InputError(
+                "images: the prompt is token ids, and has images of its own; give them to the encoder"
+            )
         check_counts(max_new_tokens=self.max_new_tokens)
         if not 0 <= self.temperature <= HOTTEST:
-            raise InputError(f"temperature: {self.temperature}; give 0 (greedy) or more, up to {HOTTEST:g}")
+            raise InputError(
+                f"temperature: {self.temperature}; give 0 (greedy) or more, up to {HOTTEST:g}"
+            )
         if not isinstance(self.top_k, Integral) or self.top_k < 0:
             raise InputError(f"top_k: {self.top_k}; give 0 (all tokens) or a whole number")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p: {self.top_p}; give more than 0 and at most 1")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
+        if isinstance(self.stop, str) or not all(
+            isinstance(text, str) and text for text in self.stop
+        ):
             raise InputError(f"stop: {self.stop!r}; give a list of strings that are not empty")
         if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
@@ -116,12 +124,17 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
             if isinstance(prompt, str):
                 prompt = encoder.prompt(prompt, tuple(request.images))
             values = {f.name: getattr(request, f.name) for f in fields(Request)}
-            values |= {"prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))), "images": ()}
+            values |= {
+                "prompt": replace(prompt, images=tuple(map(Picture.of, prompt.images))),
+                "images": (),
+            }
             encoded.append(EncodedRequest(**values, name=name))
     return encoded
 
 
-def each(work: Callable[..., Made], requests: Sequence[EncodedRequest], *beside: Sequence[Any]) -> list[Made]:
+def each(
+    work: Callable[..., Made], requests: Sequence[EncodedRequest], *beside: Sequence[Any]
+) -> list[Made]:
     """Return what `work` makes of each request, and of what lies beside it; an InputError names the request."""
     made = []
     for request, *rest in zip(requests, *beside, strict=True):
@@ -142,7 +155,10 @@ def _told_of(name: str) -> Iterator[None]:
 
 def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:
     """Return each request's images as RGB, and none for `spare` rows more."""
-    return each(lambda request: [picture.rgb() for picture in request.prompt.images], requests) + [[]] * spare
+    return (
+        each(lambda request: [picture.rgb() for picture in request.prompt.images], requests)
+        + [[]] * spare
+    )
 
 
 def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
@@ -169,7 +185,11 @@ def _near(one: Any, other: Any) -> bool:
 
 
 def prompt_row(
-    encoder: PromptEncoder, model: LoadedModel, view: View, prompt: Prompt, captions: Sequence[str] = ()
+    encoder: PromptEncoder,
+    model: LoadedModel,
+    view: View,
+    prompt: Prompt,
+    captions: Sequence[str] = (),
 ) -> PromptRow:
     """Return the prompt as the view shows it to the model; `captions` of its images are for view C. Raises InputError
     where that is nothing."""
@@ -177,7 +197,9 @@ def prompt_row(
     for i, image in enumerate(prompt.images):
         if view.reads_images:
             assert model.images is not None
-            shown.append(model.images.slots((image.height, image.width), view.pool, len(prompt.images)))
+            shown.append(
+                model.images.slots((image.height, image.width), view.pool, len(prompt.images))
+            )
         else:
             shown.append(view.substitute(encoder, captions[i] if captions else ""))
     row = rewrite(prompt.tokens, encoder.image_token, shown)
@@ -197,7 +219,11 @@ def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int
     if model is None:
         return 0
     reader = model.images
-    count = sum(reader.tiles((x.height, x.width), len(prompt.images)) for x in prompt.images) if reader else 0
+    count = (
+        sum(reader.tiles((x.height, x.width), len(prompt.images)) for x in prompt.images)
+        if reader
+        else 0
+    )
     return bucket(count, buckets, "image tiles of one prompt")
 
 
@@ -220,6 +246,8 @@ def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: in
         "top_p": column([r.top_p for r in requests], np.float32, 1),
         "max_new_tokens": column([r.max_new_tokens for r in requests], np.int32, 0),
         "eos": np.asarray(ids or (-1,), np.int32),
-        "key_data": column([(0, r.seed) for r in requests], np.uint32, (0, 0)),  # what `jax.random.key` makes of a seed
+        "key_data": column(
+            [(0, r.seed) for r in requests], np.uint32, (0, 0)
+        ),  # what `jax.random.key` makes of a seed
     }
     return Sampling(**fields)

@@ -25,7 +25,15 @@ from jaxspec.decoding.collaborative import Member, Program
 from jaxspec.decoding.compile_cache import Held, compiled_ms, timed
 from jaxspec.decoding.requests import EncodedRequest, Result
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, map_caches, place, trace_record
+from jaxspec.decoding.state import (
+    DecodeState,
+    Pause,
+    PromptBatch,
+    Prompts,
+    map_caches,
+    place,
+    trace_record,
+)
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh
 from jaxspec.typing import Array, Float, Int, Params
@@ -40,18 +48,26 @@ Start = Callable[[Sequence[EncodedRequest], int, int], tuple[DecodeState, Sampli
 
 
 @partial(jax.jit, static_argnames=("program", "new_slots"))
-def run_prefill(program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+def run_prefill(
+    program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+) -> DecodeState:
     return place(program.prefill(params, batch, options, new_slots))
 
 
 @partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
 def run_decode(
-    program: Program, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
+    program: Program,
+    params: Params,
+    state: DecodeState,
+    options: Sampling,
+    pause: Pause | None = None,
 ) -> DecodeState:
     return place(program.decode(params, state, options, pause))
 
 
-def decode_on(held: Held, state: DecodeState, options: Sampling, pause: Pause) -> tuple[DecodeState, float]:
+def decode_on(
+    held: Held, state: DecodeState, options: Sampling, pause: Pause
+) -> tuple[DecodeState, float]:
     """Decode until the loop is done or pauses: the state, and milliseconds. Where the draft is given up, plainly."""
     spent = 0.0
     if state.gamma is None or not state.gamma.given_up:
@@ -113,7 +129,13 @@ class RunningBatch:
     """
 
     def __init__(
-        self, requests: Sequence[EncodedRequest], most: int, held: Held, start: Start, rooms: Sequence[int], block: int
+        self,
+        requests: Sequence[EncodedRequest],
+        most: int,
+        held: Held,
+        start: Start,
+        rooms: Sequence[int],
+        block: int,
     ) -> None:
         self.requests, self.held, self.start, self.block = requests, held, start, block
         self.room, *self.larger = rooms
@@ -122,7 +144,9 @@ class RunningBatch:
         self.busy = {row: row for row in first}
         """The request that each row decodes."""
         self.waiting = list(range(len(first), len(requests)))
-        self.state, self.options, self.prefill_ms = start([requests[i] for i in first], 1, self.room)
+        self.state, self.options, self.prefill_ms = start(
+            [requests[i] for i in first], 1, self.room
+        )
         self.decode_ms, self.longest = 0.0, 1
         self.found: dict[int, dict[str, Any]] = {}
 
@@ -137,9 +161,15 @@ class RunningBatch:
         self.state, ms = decode_on(self.held, self.state, self.options, Pause(*pause))
         self.decode_ms += ms
         state = self.state
-        done, *told = jax.tree.map(np.array, (state.done, state.tokens, state.count, state.stats, state.trace))
-        self.told = {i: _result(decoder, self.requests[i], row, *told) for row, i in self.busy.items()}
-        stopped = [row for row, i in self.busy.items() if self.told[i].pop("stopped") and not done[row]]
+        done, *told = jax.tree.map(
+            np.array, (state.done, state.tokens, state.count, state.stats, state.trace)
+        )
+        self.told = {
+            i: _result(decoder, self.requests[i], row, *told) for row, i in self.busy.items()
+        }
+        stopped = [
+            row for row, i in self.busy.items() if self.told[i].pop("stopped") and not done[row]
+        ]
         if stopped:
             done[stopped] = True
             self.state = state.replace(done=done)
@@ -151,10 +181,17 @@ class RunningBatch:
 
     def results(self) -> list[Result]:
         """Return what the requests that have begun have come to, in their order."""
-        times = {"prefill_ms": self.prefill_ms, "decode_ms": self.decode_ms, "batch": len(self.requests)}
+        times = {
+            "prefill_ms": self.prefill_ms,
+            "decode_ms": self.decode_ms,
+            "batch": len(self.requests),
+        }
         times["compile_ms"] = compiled_ms() - self.compiled
         known = self.told | self.found
-        return [Result(**known[i], **times, caption_ms=self.requests[i].caption_ms) for i in sorted(known)]
+        return [
+            Result(**known[i], **times, caption_ms=self.requests[i].caption_ms)
+            for i in sorted(known)
+        ]
 
     def refill(self) -> None:
         """Let the requests that wait take the places of those that are done."""
@@ -167,12 +204,16 @@ class RunningBatch:
             nowhere = [len(self.options.temperature)] * (len(ready.count) - len(taken))
             rows = np.asarray(places[: len(taken)] + nowhere, np.int32)
             with on_mesh(self.held.mesh):
-                self.state, self.options = insert_rows(self.state, self.options, ready, options, rows)
+                self.state, self.options = insert_rows(
+                    self.state, self.options, ready, options, rows
+                )
 
     def grow(self) -> None:
         """Give the caches more slots where an answer has come to their end."""
         if self.larger and self.longest >= self.room - self.block + 1:
-            self.state, ms = timed(grow, Held(self.larger[0] - self.room, self.held.mesh, self.state))
+            self.state, ms = timed(
+                grow, Held(self.larger[0] - self.room, self.held.mesh, self.state)
+            )
             self.decode_ms += ms
             self.room, *self.larger = self.larger
 
@@ -185,7 +226,9 @@ def _result(
     text = decoder.decode(said)
     end = _first(text, request.stop)
     if end is not None:
-        whole = [_first(decoder.decode(said[:n]), request.stop) is not None for n in range(len(said))]
+        whole = [
+            _first(decoder.decode(said[:n]), request.stop) is not None for n in range(len(said))
+        ]
         text, said = text[:end], said[: bisect_left(whole, True)]
     return {
         "text": text,
@@ -215,7 +258,11 @@ def grow(slots: int, state: DecodeState) -> DecodeState:
 
     target, drafter = map_caches(partial(larger_cache, slots), (state.target, state.drafter))
     trace = jax.tree.map(lambda leaf: _longer(leaf, 1, slots), state.trace)
-    return place(state.replace(target=target, drafter=drafter, trace=trace, tokens=_longer(state.tokens, 1, slots)))
+    return place(
+        state.replace(
+            target=target, drafter=drafter, trace=trace, tokens=_longer(state.tokens, 1, slots)
+        )
+    )
 
 
 @partial(jax.jit, static_argnames=("slots",))
@@ -242,7 +289,11 @@ def refill_rows(batch_size: int) -> int:
 
 @partial(jax.jit, donate_argnames=("state",))
 def insert_rows(
-    state: DecodeState, options: Sampling, fresh: DecodeState, its_options: Sampling, rows: Int[Array, " fresh"]
+    state: DecodeState,
+    options: Sampling,
+    fresh: DecodeState,
+    its_options: Sampling,
+    rows: Int[Array, " fresh"],
 ) -> tuple[DecodeState, Sampling]:
     """Return the state and options with row i of the fresh ones, N after prefill, in row `rows[i]`; B and more:
     nowhere."""

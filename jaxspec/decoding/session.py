@@ -28,7 +28,9 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         if type(engine.target) is not LoadedModel:
-            raise InputError("session: has one target that is loaded; give several models, or answers, to generate")
+            raise InputError(
+                "session: has one target that is loaded; give several models, or answers, to generate"
+            )
         self.engine = engine
         self._prompt: Prompt | None = None
         self._answer: tuple[int, ...] = ()

@@ -50,7 +50,9 @@ class Autoregressive:
         """The most tokens that one step of the loop may give a row."""
         return 1
 
-    def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+    def prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> DecodeState:
         """Runs the prompts; the state holds each row's first new token. `new_slots` bounds what a row may add."""
         slots = batch.target.tokens.shape[1] + new_slots
         logits, _, cache = prefill_target(self.target, params["target"], batch, slots)
@@ -65,7 +67,9 @@ class Autoregressive:
         nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
 
         def step(state: DecodeState) -> DecodeState:
-            logits, cache = self.target.extend(params["target"], newest(state)[:, None], state.target)
+            logits, cache = self.target.extend(
+                params["target"], newest(state)[:, None], state.target
+            )
             token = next_token(logits[:, 0], state.count, options)
             state = state.replace(target=cache.replace(length=state.target.length))
             return commit(state, nothing, Verdict(jnp.zeros_like(token), token), options)[0]
@@ -111,7 +115,9 @@ class Speculator:
         """The most tokens that one block may give a row."""
         return self.drafter.gamma + 1
 
-    def prefill(self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int) -> DecodeState:
+    def prefill(
+        self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+    ) -> DecodeState:
         """Runs the prompts through target and draft; the target gives the first token.
 
         The released TABED code drafts that token too, in a block that contains the prompt; here it belongs to
@@ -124,7 +130,9 @@ class Speculator:
         )
         shared = features if self.shares_tower else None
         drafter = self.drafter.prefill(params, batch, shared, cache, new_slots + self.spare_slots)
-        logits, cache, drafter, weights = copied((logits, cache, drafter, batch.weights), batch, options)
+        logits, cache, drafter, weights = copied(
+            (logits, cache, drafter, batch.weights), batch, options
+        )
         first, weighting = first_token(logits, options), self.weighting.init(weights)
         stats = DecodeStats.zeros(len(first), self.drafter.gamma)
         state = init_state(first, cache, stats, options, new_slots, drafter, weighting)
@@ -141,7 +149,9 @@ class Speculator:
         if self.gammas:
             return self._decode_adaptively(params, state, options, pause)
         return jax.lax.while_loop(
-            lambda state: keep_decoding(state, pause), lambda state: self.block(params, state, options), state
+            lambda state: keep_decoding(state, pause),
+            lambda state: self.block(params, state, options),
+            state,
         )
 
     def _decode_adaptively(
@@ -166,7 +176,11 @@ class Speculator:
         return state.replace(gamma=state.gamma.settle(choice == 0))
 
     def block(
-        self, params: Params, state: DecodeState, options: Sampling, length: Int[Array, ""] | None = None
+        self,
+        params: Params,
+        state: DecodeState,
+        options: Sampling,
+        length: Int[Array, ""] | None = None,
     ) -> DecodeState:
         """Run one block for all rows: each accepts as many tokens as its own verdict says.
 
@@ -175,8 +189,12 @@ class Speculator:
         """
         gamma = self.drafter.gamma
         last = newest(state)
-        previous = jnp.take_along_axis(state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1)[:, 0]
-        weights = self.weighting.weights(state.weighting, step_keys(options, state.count, WEIGHTS_STREAM))
+        previous = jnp.take_along_axis(
+            state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1
+        )[:, 0]
+        weights = self.weighting.weights(
+            state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)
+        )
         weights = self.drafter.within_context(state.drafter, weights)
         with jax.named_scope("draft"):
             draft, drafter = self.drafter.draft(
@@ -205,24 +223,33 @@ class Speculator:
                 soft = jnp.take_along_axis(soft, nodes[..., None], axis=1)
                 valid, kept = valid & (read[:, :-1] >= 0), read[:, 1:]
             # Not `p`: filters and greedy rows' one-hots hide how near a view was.
-            weighting = self.weighting.observe(state.weighting, weights, soft[:, :gamma], draft.view_probs, valid)
-            state = state.replace(target=cache.replace(length=state.target.length), weighting=weighting)
+            weighting = self.weighting.observe(
+                state.weighting, weights, soft[:, :gamma], draft.view_probs, valid
+            )
+            state = state.replace(
+                target=cache.replace(length=state.target.length), weighting=weighting
+            )
             count, done = state.count, state.done
             state, emitted = commit(state, draft.tokens, verdict, options)
             if state.gamma is not None and length is not None:
                 state = state.replace(gamma=state.gamma.observe(length, verdict.count, done))
             if state.trace is not None:
-                trace = extend_trace(state.trace, count, state.tokens, draft, verdict, weights, valid)
+                trace = extend_trace(
+                    state.trace, count, state.tokens, draft, verdict, weights, valid
+                )
                 state = state.replace(trace=trace)
             return state.replace(drafter=self.drafter.commit(drafter, emitted, state.target, kept))
 
-    def judge(self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling) -> Verdict:
-        """Return which drafted tokens stand against what the target says after the newest token and after each of them.
-        """
+    def judge(
+        self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling
+    ) -> Verdict:
+        """Return which drafted tokens stand against what the target says after the newest token and after each of them."""
         if options.greedy:
             return match(argmax(logits), draft)
         p = by_place(lambda place: distribution(place, options))(logits)
-        return verify(p, draft, step_keys(options, state.count, self.drafter.reads), options.temperature == 0)
+        return verify(
+            p, draft, step_keys(options, state.count, self.drafter.reads), options.temperature == 0
+        )
 
 
 def prefill_target(
@@ -249,7 +276,9 @@ def copied(tree: Any, batch: PromptBatch, options: Sampling) -> Any:
     copies = len(options.temperature) // rows
 
     def repeat(leaf: Array) -> Array:
-        return jnp.repeat(leaf.reshape(-1, rows, *leaf.shape[1:]), copies, axis=1).reshape(-1, *leaf.shape[1:])
+        return jnp.repeat(leaf.reshape(-1, rows, *leaf.shape[1:]), copies, axis=1).reshape(
+            -1, *leaf.shape[1:]
+        )
 
     return tree if copies == 1 else jax.tree.map(repeat, tree)
 
@@ -259,6 +288,8 @@ def first_token(logits: Float[Array, "B V"], options: Sampling) -> Int[Array, " 
     return next_token(logits, jnp.zeros(len(logits), jnp.int32), options)
 
 
-def next_token(logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling) -> Int[Array, " B"]:
+def next_token(
+    logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling
+) -> Int[Array, " B"]:
     """Return one token a row from the model's own distribution."""
     return draw_next(lambda: argmax(logits), lambda: distribution(logits, options), count, options)

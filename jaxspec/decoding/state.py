@@ -109,7 +109,9 @@ class DecodeState(struct.PyTreeNode):
     """Where each token came from, in programs that keep it."""
 
 
-def map_caches(change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Array], Any] = lambda leaf: leaf) -> Any:
+def map_caches(
+    change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Array], Any] = lambda leaf: leaf
+) -> Any:
     """Return the tree with its caches changed, and its other leaves by `rest`."""
 
     def changed(part: Any) -> Any:
@@ -127,7 +129,9 @@ def split(tree: Any) -> Any:
     """Have its caches split on a mesh as the heads are that write them, and their rows; all else whole."""
 
     def split_cache(cache: KVCache) -> KVCache:
-        k, v = (tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v))
+        k, v = (
+            tuple(constrain(leaf, *CACHE_AXES) for leaf in leaves) for leaves in (cache.k, cache.v)
+        )
         return whole(cache.replace(k=(), v=())).replace(k=k, v=v)
 
     return map_caches(split_cache, tree, constrain)
@@ -142,7 +146,11 @@ def place(state: DecodeState) -> DecodeState:
 def place_drafter(drafter: Any) -> Any:
     """Have the cache of its KV head split on a mesh, where it has one, and all else whole."""
     head = getattr(drafter, "head", None)
-    return whole(drafter) if head is None else whole(drafter.replace(head=None)).replace(head=split(head))
+    return (
+        whole(drafter)
+        if head is None
+        else whole(drafter.replace(head=None)).replace(head=split(head))
+    )
 
 
 def init_state(
@@ -170,12 +178,16 @@ def init_state(
 def rewound(after: Any, before: Any) -> Any:
     """Return a state, or caches, with all but floats as before: where its rows were; what was written since is not
     read."""
-    return jax.tree.map(lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before)
+    return jax.tree.map(
+        lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before
+    )
 
 
 def snapshot(state: DecodeState) -> DecodeState:
     """Return what `rewound` takes of a state, as numpy, so that it outlives a loop that takes the state over."""
-    return jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x), state)
+    return jax.tree.map(
+        lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x), state
+    )
 
 
 def newest(state: DecodeState) -> Int[Array, " B"]:
@@ -237,7 +249,11 @@ def cut(
 
 
 def append(
-    state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, wanted: Int[Array, " B"], options: Sampling
+    state: DecodeState,
+    drafted: Int[Array, "B J"],
+    verdict: Verdict,
+    wanted: Int[Array, " B"],
+    options: Sampling,
 ) -> tuple[DecodeState, Int[Array, " B"]]:
     """Append the first `wanted` of the accepted drafts and the next token, cut behind the first EOS or at the limit.
 
@@ -248,7 +264,9 @@ def append(
     padded = jnp.pad(drafted, ((0, 0), (0, 1)))
     block = jnp.where(places == verdict.count[:, None], verdict.next_token[:, None], padded)
     emitted, ended = cut(block, wanted, options.max_new_tokens - state.count, options)
-    slots = jnp.where(places < emitted[:, None], state.count[:, None] + places, state.tokens.shape[1])
+    slots = jnp.where(
+        places < emitted[:, None], state.count[:, None] + places, state.tokens.shape[1]
+    )
     count = state.count + emitted
     state = state.replace(
         tokens=state.tokens.at[jnp.arange(len(count))[:, None], slots].set(block, mode="drop"),
@@ -272,7 +290,9 @@ def commit(
     stats = DecodeStats(
         steps=stats.steps + live,
         emitted=stats.emitted + emitted,
-        drafted_at=stats.drafted_at.at[:, :width].add(live[:, None] & (places[:-1] < room) & (drafted >= 0)),
+        drafted_at=stats.drafted_at.at[:, :width].add(
+            live[:, None] & (places[:-1] < room) & (drafted >= 0)
+        ),
         accepted_at=stats.accepted_at.at[:, :width].add(places[:-1] < accepted),
         histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted)),
     )
@@ -310,7 +330,9 @@ def extend_trace(
     written = jnp.take_along_axis(tokens, jnp.minimum(slots[:, :-1], tokens.shape[1] - 1), axis=1)
     agree = best == written[..., None]
     return Trace(
-        place=trace.place.at[rows, slots].set(jnp.where(places < verdict.count[:, None], places, -1), mode="drop"),
+        place=trace.place.at[rows, slots].set(
+            jnp.where(places < verdict.count[:, None], places, -1), mode="drop"
+        ),
         weights=trace.weights.at[rows, slots].set(weights[:, None], mode="drop"),
         agree=trace.agree.at[rows, slots[:, :-1]].set(agree, mode="drop"),
         asked=trace.asked.at[rows, slots].set(jnp.pad(asked, ((0, 0), (0, 1))), mode="drop"),

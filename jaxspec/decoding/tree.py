@@ -56,10 +56,14 @@ def parse_tree(text: str, depth: int) -> TreeSpec:
     kind, numbers = (first, parts) if named else ("branching", [first, *parts])
     most = 1 if kind == "chains" else 2
     if not 1 <= len(numbers) <= most or not all(part.isdecimal() and int(part) for part in numbers):
-        raise InputError(f"tree: {text!r}; give a width as 2, a node budget too as 2:32, chains:2 or dynamic:4:24")
+        raise InputError(
+            f"tree: {text!r}; give a width as 2, a node budget too as 2:32, chains:2 or dynamic:4:24"
+        )
     spec = TreeSpec(kind, *map(int, numbers))
     if kind != "chains" and spec.budget < depth:
-        raise InputError(f"tree: {text!r} has no room for a path of {depth} tokens; raise its budget or lower gamma")
+        raise InputError(
+            f"tree: {text!r} has no room for a path of {depth} tokens; raise its budget or lower gamma"
+        )
     return spec
 
 
@@ -104,7 +108,9 @@ class Tree:
         """Return the tree as each row of a batch proposes it; the draft reads the inner nodes, in order."""
         expanded = np.full(len(self.seen), -1)
         expanded[self.inner] = np.arange(len(self.inner))
-        parents, expanded = (jnp.tile(jnp.asarray(x, jnp.int32), (batch, 1)) for x in (self.parents, expanded))
+        parents, expanded = (
+            jnp.tile(jnp.asarray(x, jnp.int32), (batch, 1)) for x in (self.parents, expanded)
+        )
         mask = TreeMask(jnp.asarray(self.depth)[None], jnp.asarray(self.seen)[None])
         return TokenTree(parents, expanded, mask, tries=self.tries, depth=int(self.depth.max()))
 
@@ -113,7 +119,11 @@ class Tree:
 def static_tree(spec: TreeSpec, depth: int) -> Tree:
     """Return the tree of a static kind."""
     assert spec.kind != "dynamic"
-    return branching(spec.width, depth, spec.budget) if spec.kind == "branching" else chains(spec.width, depth)
+    return (
+        branching(spec.width, depth, spec.budget)
+        if spec.kind == "branching"
+        else chains(spec.width, depth)
+    )
 
 
 def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
@@ -180,9 +190,13 @@ def likeliest_nodes(
     kept = jnp.sort(jax.lax.top_k(joint, count)[1], axis=1) + 1
     number = jnp.zeros((batch, size + 1), jnp.int32).at[rows, kept].set(jnp.arange(1, count + 1))
     place = jnp.full((batch, size + 1), -1).at[rows, read].set(jnp.arange(read.shape[1]))
-    tokens, parents = (jnp.take_along_axis(values, kept - 1, axis=1) for values in (tokens, parents))
+    tokens, parents = (
+        jnp.take_along_axis(values, kept - 1, axis=1) for values in (tokens, parents)
+    )
     parents = jnp.take_along_axis(number, parents, axis=1)
     expanded = jnp.take_along_axis(place, jnp.pad(kept, ((0, 0), (1, 0))), axis=1)
     seen = ancestors(parents, depth)
     mask = TreeMask(seen.sum(-1) - 1, seen)
-    return tokens, TokenTree(parents, expanded, mask, tries=min(depth * spec.width, count), depth=depth)
+    return tokens, TokenTree(
+        parents, expanded, mask, tries=min(depth * spec.width, count), depth=depth
+    )

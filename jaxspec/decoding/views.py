@@ -86,7 +86,9 @@ class View:
         if self.name == "T":
             return tokenizer.encode("\n", add_special_tokens=False)[-1:]
         if self.name == "T-literal":
-            return tokenizer.encode(PLACEHOLDER, add_special_tokens=False, split_special_tokens=True)
+            return tokenizer.encode(
+                PLACEHOLDER, add_special_tokens=False, split_special_tokens=True
+            )
         assert encoder.image_token is not None, "a text model has no images to stand for"
         return [encoder.image_token]
 
@@ -120,7 +122,9 @@ class PromptRow:
     def __getitem__(self, kept: slice) -> PromptRow:
         """Return a part of the row."""
         rotary = None if self.rotary is None else self.rotary[:, kept]
-        blend, sources = (None if part is None else part[kept] for part in (self.blend, self.sources))
+        blend, sources = (
+            None if part is None else part[kept] for part in (self.blend, self.sources)
+        )
         return PromptRow(self.tokens[kept], sources, blend, rotary)
 
     def followed_by(self, tokens: Sequence[int]) -> PromptRow:
@@ -140,13 +144,22 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
         found = [getattr(part, name) for part in parts]
         if all(x is None for x in found):
             return None
-        return np.concatenate([text.repeat(len(p), axis=0) if x is None else x for p, x in zip(parts, found)])
+        return np.concatenate(
+            [text.repeat(len(p), axis=0) if x is None else x for p, x in zip(parts, found)]
+        )
 
-    width, rotary = max(0 if part.sources is None else part.sources.shape[1] for part in parts), None
+    width, rotary = (
+        max(0 if part.sources is None else part.sources.shape[1] for part in parts),
+        None,
+    )
     if any(part.rotary is not None for part in parts):
         places, start = [], 0
         for part in parts:
-            own = np.tile(np.arange(len(part), dtype=np.int32), (3, 1)) if part.rotary is None else part.rotary
+            own = (
+                np.tile(np.arange(len(part), dtype=np.int32), (3, 1))
+                if part.rotary is None
+                else part.rotary
+            )
             places.append(start + own)
             start += int(own.max(initial=-1)) + 1
         rotary = np.concatenate(places, axis=1)
@@ -174,10 +187,14 @@ def parse_view(name: str) -> View:
     pooled = re.fullmatch(r"P([1-9]\d*)?(-1d)?(-after)?", name)
     if pooled:
         tokens, flat, after = pooled.groups()
-        pool = Pool(int(tokens) if tokens else None, "avg1d" if flat else "avg2d", after is not None)
+        pool = Pool(
+            int(tokens) if tokens else None, "avg1d" if flat else "avg2d", after is not None
+        )
         return View(name, reads_images=True, pool=pool)
     if name not in VIEWS:
-        raise InputError(f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, or P36 for 36 pooled tokens")
+        raise InputError(
+            f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, or P36 for 36 pooled tokens"
+        )
     return VIEWS[name]
 
 
@@ -185,23 +202,31 @@ def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
     """Return whether a view shows captions. Raises InputError if so and there is no captioner."""
     wanted = any(view.reads_captions for view in views)
     if wanted and captioner is None:
-        raise InputError("view C: there is no captioner; give one, such as jax:DIR or file:captions.jsonl")
+        raise InputError(
+            "view C: there is no captioner; give one, such as jax:DIR or file:captions.jsonl"
+        )
     return wanted
 
 
-def rewrite(tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]) -> PromptRow:
+def rewrite(
+    tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]
+) -> PromptRow:
     """Return the prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids.
 
     Of [1, 99, 5] with the placeholder 99, ids [7, 8] make [1, 7, 8, 5].
     """
     places = np.flatnonzero(tokens == image_token)
     if len(places) != len(shown):
-        raise InputError(f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder")
+        raise InputError(
+            f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder"
+        )
     before, *texts = np.split(np.asarray(tokens, np.int32), places)
     parts, first = [PromptRow(before)], 0
     for stands, text in zip(shown, texts, strict=True):
         if isinstance(stands, Slots):  # the images' feature rows lie one behind the other
-            sources = np.where(stands.sources < 0, stands.sources, stands.sources + first).astype(np.int32)
+            sources = np.where(stands.sources < 0, stands.sources, stands.sources + first).astype(
+                np.int32
+            )
             first += stands.rows
             ids = np.full(len(sources), image_token, np.int32)
             parts.append(PromptRow(ids, sources, stands.blend, stands.positions))
@@ -230,12 +255,18 @@ def stack_rows(
     parts = slice(1), slice(1, None)
     mrope = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
     widths = width, width if views is None else views
-    return tuple(_stack([forms[i] for forms in rows], widths[i > 0], mrope[i > 0]) for i in range(len(rows[0])))
+    return tuple(
+        _stack([forms[i] for forms in rows], widths[i > 0], mrope[i > 0])
+        for i in range(len(rows[0]))
+    )
 
 
 def _stack(rows: list[PromptRow], width: int, mrope: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
-    sources, blend = _pad([row.sources for row in rows], width, TEXT), _pad([row.blend for row in rows], width, 0)
+    sources, blend = (
+        _pad([row.sources for row in rows], width, TEXT),
+        _pad([row.blend for row in rows], width, 0),
+    )
     known: dict[str, Any] = {"tokens": tokens, "length": length, "sources": sources, "blend": blend}
     if mrope:
         rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
@@ -266,6 +297,8 @@ def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, .
     if len(weights) != views:
         raise InputError(f"weights: {len(weights)} given for {views} views; give one a view")
     if any(not np.isfinite(w) or w < 0 for w in weights) or max(weights) == 0:
-        raise InputError(f"weights: {','.join(map(str, weights))} must be at least 0, and not all 0")
+        raise InputError(
+            f"weights: {','.join(map(str, weights))} must be at least 0, and not all 0"
+        )
     shares = [w / max(weights) for w in weights]  # of which the sum cannot overflow
     return tuple(share / sum(shares) for share in shares)

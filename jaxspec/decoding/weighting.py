@@ -55,7 +55,9 @@ ALL = "all"
 """How None is written in text."""
 
 
-def _mend(value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: float = math.inf) -> str:
+def _mend(
+    value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: float = math.inf
+) -> str:
     """Return what to give instead of a value that is of no such kind or out of range; nothing where it fits."""
     if isinstance(kinds[0], str):
         return "" if value in kinds else f" is unknown; {nearest(str(value), kinds)}"
@@ -63,7 +65,11 @@ def _mend(value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: fl
         return "; give a number or all" if type(None) in kinds else "; give a number"
     if value is None or (least <= value <= most and not 0 < abs(value) < 1 / LARGEST):
         return ""
-    return f"; give {least:g} or more, up to {most:g}" if most == LARGEST else f"; give from {least:g} to {most:g}"
+    return (
+        f"; give {least:g} or more, up to {most:g}"
+        if most == LARGEST
+        else f"; give from {least:g} to {most:g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,11 @@ class Weighting(ABC):
                 raise InputError(f"weighting {self.name}: {field.name} {value!r}{mend}")
 
     def __str__(self) -> str:
-        given = [f"{f.name}={_write(value)}" for f in fields(self) if (value := getattr(self, f.name)) != f.default]
+        given = [
+            f"{f.name}={_write(value)}"
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != f.default
+        ]
         return ":".join(filter(None, [self.name, ",".join(given)]))
 
     @property
@@ -174,17 +184,24 @@ class Adaptive(Weighting):
 
     @abstractmethod
     def score(
-        self, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"], weights: Float[Array, "B R"]
+        self,
+        p: Float[Array, "B J V"],
+        view_probs: Float[Array, "R B J V"],
+        weights: Float[Array, "B R"],
     ) -> Float[Array, "B J measures points"]:
         """Return the scores of each place, of views or of mixtures; the block was drafted with `weights`."""
 
     @abstractmethod
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+    def choose(
+        self, scores: Array, places: Array, initial: Array, vocabulary: int
+    ) -> Float[Array, "B R"]:
         """Return weights from the window's summed scores [B, measures, points] and the number of its places [B]."""
 
     def init(self, weights: Float[Array, "B R"]) -> Scores:
         batch, views = weights.shape
-        p, view_probs = (jax.ShapeDtypeStruct((*n, batch, 1, 1), jnp.float32) for n in ((), (views,)))
+        p, view_probs = (
+            jax.ShapeDtypeStruct((*n, batch, 1, 1), jnp.float32) for n in ((), (views,))
+        )
         shape = jax.eval_shape(self.score, p, view_probs, weights).shape[2:]
         ring = jnp.zeros((batch, self.window or 1, *shape))
         return Scores(weights, weights, jnp.zeros(batch, jnp.int32), ring)
@@ -215,7 +232,9 @@ class Adaptive(Weighting):
             ring = state.ring.at[jnp.arange(len(added))[:, None], slot].set(scores, mode="drop")
             places = jnp.minimum(count, self.window)
         chosen = self.choose(ring.sum(1), places, state.initial, p.shape[-1])
-        return Scores(state.initial, jnp.where(count[:, None] > 0, chosen, state.initial), count, ring)
+        return Scores(
+            state.initial, jnp.where(count[:, None] > 0, chosen, state.initial), count, ring
+        )
 
 
 @dataclass(frozen=True)
@@ -236,11 +255,17 @@ class Grid(Adaptive):
     def hard_labels(self) -> bool:
         return self.measure == "matches"
 
-    def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures points"]:
+    def score(
+        self, p: Array, view_probs: Array, weights: Array
+    ) -> Float[Array, "B J measures points"]:
         measures: Any = tuple(self.measure.replace("matches", "misses").split("_"))
-        return mixture_costs(measures, p, view_probs, jnp.asarray(simplex_grid(len(view_probs), self.steps)))
+        return mixture_costs(
+            measures, p, view_probs, jnp.asarray(simplex_grid(len(view_probs), self.steps))
+        )
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+    def choose(
+        self, scores: Array, places: Array, initial: Array, vocabulary: int
+    ) -> Float[Array, "B R"]:
         cost = scores[:, 0]
         if scores.shape[1] > 1:
             cost = jnp.where(cost <= cost.min(-1, keepdims=True), scores[:, 1], jnp.inf)
@@ -263,7 +288,9 @@ class InverseErrorPower(Adaptive):
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
         return view_costs((self.measure,), p, view_probs)
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+    def choose(
+        self, scores: Array, places: Array, initial: Array, vocabulary: int
+    ) -> Float[Array, "B R"]:
         error = jnp.maximum(scores[:, 0], ERROR_FLOOR)
         if self.tau == 0:
             return jax.nn.one_hot(jnp.argmin(error, axis=-1), initial.shape[1])
@@ -300,7 +327,9 @@ class HardMatch(Adaptive):
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
         return 1 - view_costs(("misses",), p, view_probs)
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+    def choose(
+        self, scores: Array, places: Array, initial: Array, vocabulary: int
+    ) -> Float[Array, "B R"]:
         return _normalised(scores[:, 0], initial)
 
 
@@ -316,7 +345,9 @@ class AdaBoost(HardMatch):
 
     name = "adaboost"
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+    def choose(
+        self, scores: Array, places: Array, initial: Array, vocabulary: int
+    ) -> Float[Array, "B R"]:
         hits, misses = scores[:, 0], places[:, None] - scores[:, 0]
         odds = jnp.log(jnp.maximum(hits, 1)) - jnp.log(jnp.maximum(misses, 1))
         value = odds + self.constant * jnp.log(float(max(vocabulary - 1, 1)))
@@ -342,13 +373,24 @@ class Em(Adaptive):
         explained = jnp.moveaxis(total(p / mixed * view_probs), 0, -1)
         return jnp.log(jnp.maximum(1 + self.rate * (explained - 1), TINY))[:, :, None]
 
-    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Float[Array, "B R"]:
+    def choose(
+        self, scores: Array, places: Array, initial: Array, vocabulary: int
+    ) -> Float[Array, "B R"]:
         return jax.nn.softmax(jnp.log(initial) + scores[:, 0], axis=-1)
 
 
 RULES: dict[str, type[Weighting]] = {
     rule.name: rule
-    for rule in (Static, Random, Grid, InverseErrorPower, InverseErrorSoftmax, HardMatch, AdaBoost, Em)
+    for rule in (
+        Static,
+        Random,
+        Grid,
+        InverseErrorPower,
+        InverseErrorSoftmax,
+        HardMatch,
+        AdaBoost,
+        Em,
+    )
 }
 
 PRESETS = {

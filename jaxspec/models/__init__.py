@@ -75,18 +75,33 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
     "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
-    "llava_next": Family(LlavaNextConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaNextImages, title="LLaVA-NeXT (1.6)"),
-    "llava_onevision": Family(
-        LlavaOnevisionConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaOnevisionImages, title="LLaVA-OneVision"
+    "llava_next": Family(
+        LlavaNextConfig, LlavaNext, _LLAVA_LAYOUTS, LlavaNextImages, title="LLaVA-NeXT (1.6)"
     ),
-    "qwen2_5_vl": Family(QwenVLConfig, QwenVL, _QWEN_VL_LAYOUTS, QwenImages, r"visual/(?!merger/)", title="Qwen2.5-VL"),
+    "llava_onevision": Family(
+        LlavaOnevisionConfig,
+        LlavaNext,
+        _LLAVA_LAYOUTS,
+        LlavaOnevisionImages,
+        title="LLaVA-OneVision",
+    ),
+    "qwen2_5_vl": Family(
+        QwenVLConfig,
+        QwenVL,
+        _QWEN_VL_LAYOUTS,
+        QwenImages,
+        r"visual/(?!merger/)",
+        title="Qwen2.5-VL",
+    ),
 }
 
 
 def family_of(model_type: str) -> Family:
     """Return the entry of a model type. Raises InputError where there is none."""
     if model_type not in FAMILIES:
-        raise InputError(f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
+        raise InputError(
+            f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
+        )
     return FAMILIES[model_type]
 
 
@@ -125,7 +140,9 @@ def image_zeros(config: ModelConfig, batch: int, tiles: int) -> dict[str, Array]
     """Return image inputs [B, U, ...] of blank tiles; none for a text model."""
     images = family_of(config.model_type).images
     shapes = images.shapes(config) if images else {}
-    return {name: jnp.zeros((batch, tiles, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+    return {
+        name: jnp.zeros((batch, tiles, *shape), dtype) for name, (shape, dtype) in shapes.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -171,7 +188,9 @@ class LanguageModel:
         embeds = self._text(params, "embed", rows.tokens)
         if features is None or rows.sources is None:
             return embeds
-        return merge(embeds, self._whole(params, "project", features, pool), rows.sources, rows.blend)
+        return merge(
+            embeds, self._whole(params, "project", features, pool), rows.sources, rows.blend
+        )
 
     def prefill(
         self,
@@ -218,15 +237,18 @@ class LanguageModel:
         features: Float[Array, "B U P E"] | None,
         pool: Pool | None = None,
     ) -> Float[Array, "B L words"]:
-        """Return the `scores` of what follows every token of right-padded rows, without a cache: what training reads.
-        """
+        """Return the `scores` of what follows every token of right-padded rows, without a cache: what training reads."""
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
         return self.scores(params, hidden)
 
     def extend(
-        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        cache: KVCache,
+        tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens, or nodes of a tree, to every row; return the logits of what follows each, and the longer
         cache.
@@ -238,7 +260,11 @@ class LanguageModel:
         return gather(logits, "batch"), cache
 
     def advance(
-        self, params: Params, embeds: Float[Array, "B T D"], cache: KVCache, tree: TreeMask | None = None
+        self,
+        params: Params,
+        embeds: Float[Array, "B T D"],
+        cache: KVCache,
+        tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         """Append T tokens with these embeddings, as `extend` does."""
         logits, cache = self._text(params, "advance", embeds, cache, tree)

@@ -32,7 +32,9 @@ class LlavaNextImages(LlavaImages):
             left = pool.count(per_tile)
             return Slots(np.arange(left, dtype=np.int32)[:, None], tiles * left)
         lines = np.pad(self._grid(size), ((0, 0), (0, 1)), constant_values=NEWLINE)
-        return Slots(np.append(np.arange(per_tile, dtype=np.int32), lines)[:, None], tiles * per_tile)
+        return Slots(
+            np.append(np.arange(per_tile, dtype=np.int32), lines)[:, None], tiles * per_tile
+        )
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
         out = []
@@ -49,7 +51,10 @@ class LlavaNextImages(LlavaImages):
 
     def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
         """Return the tiles [U, 3, Y, X] of each image."""
-        return [np.asarray(self.processor(images=[i], return_tensors="np")["pixel_values"])[0] for i in images]
+        return [
+            np.asarray(self.processor(images=[i], return_tensors="np")["pixel_values"])[0]
+            for i in images
+        ]
 
     def _tiles(self, size: Size) -> Size:
         """Return rows and columns of tiles of an image's grid."""
@@ -61,7 +66,9 @@ class LlavaNextImages(LlavaImages):
         """Return feature rows int32 [Y, X] of the grid's patches that show the image."""
         rows, columns = self._tiles(size)
         per_tile, side = self.config.image_tokens, self.config.vision_config.side
-        tiles = per_tile + np.arange(rows * columns * per_tile, dtype=np.int32).reshape(rows, columns, side, side)
+        tiles = per_tile + np.arange(rows * columns * per_tile, dtype=np.int32).reshape(
+            rows, columns, side, side
+        )
         return unpadded(tiles.transpose(0, 2, 1, 3).reshape(rows * side, columns * side), size)
 
 
@@ -83,7 +90,9 @@ class LlavaOnevisionImages(LlavaNextImages):
         if pool is not None:
             return super().slots(size, pool, images)
         per_tile = self.config.image_tokens
-        grid = self._grid(size) if images == 1 else np.zeros((1, 0), np.int32)  # of several: one line, empty
+        grid = (
+            self._grid(size) if images == 1 else np.zeros((1, 0), np.int32)
+        )  # of several: one line, empty
         over = math.sqrt(grid.size / (self.config.most_tiles * per_tile))
         height, width = (int(length // over) if over > 1.1 else length for length in grid.shape)
         if over > 1.1 and not (height and width):
@@ -96,12 +105,16 @@ class LlavaOnevisionImages(LlavaNextImages):
         return Slots(
             np.concatenate([base, sources.reshape(-1, 4)]),
             self.tiles(size, images) * per_tile,
-            np.concatenate([np.eye(1, 4, dtype=np.float32).repeat(per_tile, axis=0), blend.reshape(-1, 4)]),
+            np.concatenate(
+                [np.eye(1, 4, dtype=np.float32).repeat(per_tile, axis=0), blend.reshape(-1, 4)]
+            ),
         )
 
     def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
         # In a list of their own they are the images of one prompt; in a flat list, of a prompt each.
-        return list(np.asarray(self.processor(images=[list(images)], return_tensors="np")["pixel_values"]))
+        return list(
+            np.asarray(self.processor(images=[list(images)], return_tensors="np")["pixel_values"])
+        )
 
 
 def best_resolution(size: Size, pinpoints: Sequence[Size]) -> Size:
@@ -120,7 +133,9 @@ def best_resolution(size: Size, pinpoints: Sequence[Size]) -> Size:
 
 
 def _too_thin(size: Size) -> InputError:
-    return InputError(f"image of {size[0]}x{size[1]} pixels: too thin to be scaled into tiles; crop or pad it")
+    return InputError(
+        f"image of {size[0]}x{size[1]} pixels: too thin to be scaled into tiles; crop or pad it"
+    )
 
 
 def unpadded(grid: np.ndarray, size: Size) -> np.ndarray:
@@ -137,7 +152,8 @@ def bilinear(grid: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.
     """Return sources [height, width, 4] and weights that scale a grid as PyTorch's `interpolate` with corners not
     aligned."""
     (top, bottom, low), (left, right, near) = (
-        _neighbours(length, scaled) for length, scaled in zip(grid.shape, (height, width), strict=True)
+        _neighbours(length, scaled)
+        for length, scaled in zip(grid.shape, (height, width), strict=True)
     )
     sources = [grid[y][:, x] for y in (top, bottom) for x in (left, right)]
     weights = [wy[:, None] * wx for wy in (1 - low, low) for wx in (1 - near, near)]
@@ -147,6 +163,8 @@ def bilinear(grid: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.
 def _neighbours(length: int, scaled: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the two places that each of `scaled` samples of a line lies between, and how near it is to the second."""
     step = np.float32(length) / np.float32(max(scaled, 1))  # float32 throughout, as PyTorch
-    at = np.maximum(step * (np.arange(scaled, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5), 0)
+    at = np.maximum(
+        step * (np.arange(scaled, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5), 0
+    )
     first = at.astype(np.int32)
     return first, np.minimum(first + 1, length - 1), at - first.astype(np.float32)

@@ -48,7 +48,12 @@ def attend(
 
 
 def _attend_whole(
-    q: Array, k: Array, v: Array, positions: Array, seen: Array | None = None, bias: Array | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    seen: Array | None = None,
+    bias: Array | None = None,
 ) -> Array:
     batch, count, heads, width = q.shape
     kv_heads = k.shape[1]
@@ -63,7 +68,9 @@ def _attend_whole(
     scores = scores.reshape(batch, kv_heads, -1, count, k.shape[2])
     slots = jnp.arange(k.shape[2])
     visible = slots <= positions[..., None] if seen is None else _visible(slots, positions, seen)
-    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(v.dtype)
+    probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores, -jnp.inf), axis=-1).astype(
+        v.dtype
+    )
     probs = probs.reshape(batch, kv_heads, -1, k.shape[2])
     out = never_alone(lambda rows: jnp.einsum("BKQS,BKSH->BKQH", rows, v), probs, 2)
     return out.reshape(batch, heads, count, width).swapaxes(1, 2)
@@ -102,16 +109,25 @@ def _read_blocks(k: Array, v: Array, q: Array, positions: Array) -> Array:
 
     def read(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         most, total, out = carry
-        first = jnp.minimum(block * BLOCK, slots - BLOCK)  # the last block begins before its place, but counts from it
+        first = jnp.minimum(
+            block * BLOCK, slots - BLOCK
+        )  # the last block begins before its place, but counts from it
         keys, values = (jax.lax.dynamic_slice_in_dim(leaf, first, BLOCK, axis=2) for leaf in (k, v))
         slot = first + jnp.arange(BLOCK)
         visible = (block * BLOCK <= slot) & (slot <= positions[..., None])
-        scores = jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32) * width**-0.5
-        scores = jnp.where(visible[:, None, None], scores.reshape(batch, k.shape[1], -1, count, BLOCK), -jnp.inf)
+        scores = (
+            jnp.einsum("BKQH,BKSH->BKQS", rows, keys, preferred_element_type=jnp.float32)
+            * width**-0.5
+        )
+        scores = jnp.where(
+            visible[:, None, None], scores.reshape(batch, k.shape[1], -1, count, BLOCK), -jnp.inf
+        )
         scores = scores.reshape(*rows.shape[:-1], BLOCK)
         larger = jnp.maximum(most, scores.max(axis=-1))
         shrunk, probs = jnp.exp(most - larger), jnp.exp(scores - larger[..., None])
-        read = jnp.einsum("BKQS,BKSH->BKQH", probs.astype(v.dtype), values, preferred_element_type=jnp.float32)
+        read = jnp.einsum(
+            "BKQS,BKSH->BKQH", probs.astype(v.dtype), values, preferred_element_type=jnp.float32
+        )
         return larger, shrunk * total + probs.sum(axis=-1), shrunk[..., None] * out + read
 
     nothing = jnp.zeros(rows.shape[:-1], jnp.float32)
@@ -175,7 +191,9 @@ def splash(
 
     def kernel(q: Array, k: Array, v: Array, *owner: Array) -> Any:
         heads = kernels.MultiHeadMask([mask] * q.shape[1])
-        run = kernels.make_splash_mha(heads, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=interpret)
+        run = kernels.make_splash_mha(
+            heads, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=interpret
+        )
         return jax.vmap(run)(q, k, v, *(kernels.SegmentIds(part, part) for part in owner))
 
     def padded(x: Array, axis: int, value: int = 0) -> Array:
@@ -189,7 +207,9 @@ def splash(
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         # Owners are split by rows alone: each device has all slots of its heads.
-        places = [partition(mesh, CACHE_AXES if x.ndim == 4 else CACHE_AXES[:1], k.shape) for x in args]
+        places = [
+            partition(mesh, CACHE_AXES if x.ndim == 4 else CACHE_AXES[:1], k.shape) for x in args
+        ]
         kernel = jax.shard_map(kernel, in_specs=tuple(places), out_specs=places[0], check_vma=False)
     # The kernel takes no more bits than bfloat16 has, were all products of the process to be exact.
     with nullcontext() if q.dtype == jnp.float32 else jax.default_matmul_precision("default"):
@@ -203,7 +223,10 @@ def attend_freely(
     seen: Bool[Array, "... Q P"] | None = None,
 ) -> Float[Array, "... Q N H"]:
     """Return attention that knows no order, as in towers: to all keys, or to those that `seen` marks."""
-    scores = jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    scores = (
+        jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32)
+        * q.shape[-1] ** -0.5
+    )
     if seen is not None:
         scores = jnp.where(seen[..., None, :, :], scores, -jnp.inf)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)

@@ -49,17 +49,28 @@ class Attention(nn.Module):
     config: RotaryConfig
 
     @nn.compact
-    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
+    def __call__(
+        self, x: Array, at: Places, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
         c = self.config
 
         def heads(name: str, count: int) -> Array:
-            return Dense(count * c.head_dim, c.biases.qkv, name=name)(x).reshape(*x.shape[:2], count, c.head_dim)
+            return Dense(count * c.head_dim, c.biases.qkv, name=name)(x).reshape(
+                *x.shape[:2], count, c.head_dim
+            )
 
-        angles = at.rotary, rotary_frequencies(c), c.rope_scaling.attention_factor, c.rope_scaling.mrope_section
+        angles = (
+            at.rotary,
+            rotary_frequencies(c),
+            c.rope_scaling.attention_factor,
+            c.rope_scaling.mrope_section,
+        )
         q = rotate(heads("q_proj", c.num_attention_heads), *angles)
         k = rotate(heads("k_proj", c.num_key_value_heads), *angles)
         out, cache = self.read(q, k, heads("v_proj", c.num_key_value_heads), at, cache)
-        return Dense(c.hidden_size, c.biases.output, name="o_proj")(out.reshape(*x.shape[:2], -1)), cache
+        return Dense(c.hidden_size, c.biases.output, name="o_proj")(
+            out.reshape(*x.shape[:2], -1)
+        ), cache
 
     def read(
         self,
@@ -80,7 +91,9 @@ class Layer(nn.Module):
     attention: type[Attention] = Attention
 
     @nn.compact
-    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
+    def __call__(
+        self, x: Array, at: Places, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
         c = self.config
         normed = RMSNorm(c.rms_norm_eps, name="input_layernorm")(x)
         out, cache = self.attention(c, name="self_attn")(normed, at, cache)
@@ -116,7 +129,9 @@ class Decoder(nn.Module):
         self.layers = [Layer(c) for _ in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
-    def __call__(self, embeds: Array, at: Places, cache: KVCache | None) -> tuple[Array, KVCache | None]:
+    def __call__(
+        self, embeds: Array, at: Places, cache: KVCache | None
+    ) -> tuple[Array, KVCache | None]:
         x, cache = run_layers(self.layers, embeds, at, cache)
         return self.norm(x), cache
 
@@ -150,7 +165,9 @@ class CausalLM(nn.Module):
         `positions` are the `slots` of `Places`, `rotary` others than these for the angles; `live` and `seen` are told
         there. The cache's `length` is left to the caller. Without a cache the tokens attend to each other only.
         """
-        return self.model(embeds, Places(positions, positions if rotary is None else rotary, seen, live), cache)
+        return self.model(
+            embeds, Places(positions, positions if rotary is None else rotary, seen, live), cache
+        )
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Return the scores of the next token, float32."""
@@ -218,4 +235,6 @@ class Lvlm(nn.Module):
         table = self.project(self.encode(*images, **named_images))
         embeds = merge(self.language_model.embed(tokens), table, sources, blend)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        return self.language_model.logits(self.language_model.hidden(embeds, positions, rotary=rotary)[0])
+        return self.language_model.logits(
+            self.language_model.hidden(embeds, positions, rotary=rotary)[0]
+        )

@@ -75,7 +75,11 @@ class Pool:
         if left is None:
             left = tokens // 4 if self.kind == "avg1d" else math.isqrt(tokens // 4) ** 2
         square = self.kind == "avg1d" or math.isqrt(left) ** 2 == left
-        if not 0 < left <= tokens or not square or (self.kind == "avg2d" and math.isqrt(tokens) ** 2 != tokens):
+        if (
+            not 0 < left <= tokens
+            or not square
+            or (self.kind == "avg2d" and math.isqrt(tokens) ** 2 != tokens)
+        ):
             raise InputError(
                 f"view P: a tile of {tokens} image tokens cannot be pooled to {left} by {self.kind}; "
                 "give a square number below, such as a quarter, or use avg1d"

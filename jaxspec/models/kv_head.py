@@ -78,22 +78,31 @@ class KVProjector(nn.Module):
 
     @nn.compact
     def __call__(
-        self, k: Float[Array, "B I tokens K H"], v: Float[Array, "B I tokens K H"], there: Bool[Array, "B I tokens"]
+        self,
+        k: Float[Array, "B I tokens K H"],
+        v: Float[Array, "B I tokens K H"],
+        there: Bool[Array, "B I tokens"],
     ) -> tuple[Float[Array, "B I slots K H"], Float[Array, "B I slots K H"]]:
         c = self.config
         if c.pooling == "attention":
             shape = (c.image_slots, *k.shape[-2:])
             queries = self.param("queries", INIT, shape)
-            scores = jnp.einsum("cKH,BInKH->BIKcn", queries, k, preferred_element_type=wide(k.dtype))
+            scores = jnp.einsum(
+                "cKH,BInKH->BIKcn", queries, k, preferred_element_type=wide(k.dtype)
+            )
             # Finite, because all slots of an absent image are masked.
             scores = jnp.where(there[:, :, None, None], scores * k.shape[-1] ** -0.5, -1e30)
             weights = jax.nn.softmax(scores, axis=-1).astype(k.dtype)
-            return jnp.einsum("BIKcn,BInKH->BIcKH", weights, k), jnp.einsum("BIKcn,BInKH->BIcKH", weights, v)
+            return jnp.einsum("BIKcn,BInKH->BIcKH", weights, k), jnp.einsum(
+                "BIKcn,BInKH->BIcKH", weights, v
+            )
 
         def pooled(name: str, x: Array) -> Array:
             average = jnp.asarray(average_pooling(c))
             matrix = average if c.pooling == "avgpool" else self.param(name, lambda _: average)
-            out = jnp.einsum("cn,BInKH->BIcKH", matrix.astype(x.dtype), x, preferred_element_type=wide(x.dtype))
+            out = jnp.einsum(
+                "cn,BInKH->BIcKH", matrix.astype(x.dtype), x, preferred_element_type=wide(x.dtype)
+            )
             return out.astype(x.dtype)
 
         return pooled("k", k), pooled("v", v)
@@ -127,11 +136,16 @@ class AnchoredAttention(Attention):
         if block.k is not None and block.v is not None:
             k, v = jnp.concatenate([block.k, k], axis=2), jnp.concatenate([block.v, v], axis=2)
         exact = wide(q.dtype)
-        before = jnp.einsum("BAJKGH,BSKH->BAKGJS", q, context.k, preferred_element_type=exact) * width**-0.5
+        before = (
+            jnp.einsum("BAJKGH,BSKH->BAKGJS", q, context.k, preferred_element_type=exact)
+            * width**-0.5
+        )
         if context.bias is not None:
             before += context.bias[:, None, None, None, None]
         before = jnp.where(seen[:, :, None, None, None], before, -jnp.inf)
-        inside = jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
+        inside = (
+            jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
+        )
         new, known = inside.shape[-2:]  # the new ones are the last: of 3, 2 new: 110, 111
         inside = jnp.where(jnp.tri(new, known, known - new, bool), inside, -jnp.inf)
         probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
@@ -147,7 +161,9 @@ class KVHead(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.layers = [Layer(c.text_config, AnchoredAttention) for _ in range(c.text_config.num_hidden_layers)]
+        self.layers = [
+            Layer(c.text_config, AnchoredAttention) for _ in range(c.text_config.num_hidden_layers)
+        ]
         self.norm = RMSNorm(c.text_config.rms_norm_eps)
         if c.reads_hidden:
             self.fc = Dense(c.text_config.hidden_size, bias=False)
@@ -157,11 +173,17 @@ class KVHead(nn.Module):
             weight = math.log(c.image_tokens / c.image_slots)
             self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
 
-    def context(self, k: Float[Array, "B K S H"], v: Float[Array, "B K S H"], rows: HeadRows) -> Context:
+    def context(
+        self, k: Float[Array, "B K S H"], v: Float[Array, "B K S H"], rows: HeadRows
+    ) -> Context:
         """Return what is read of the target's last layer."""
         c = self.config
         batch, kv_heads, _, width = k.shape
-        since = jnp.where(rows.text < 0, NEVER, rows.text) if c.reads_text else jnp.full_like(rows.text, NEVER)
+        since = (
+            jnp.where(rows.text < 0, NEVER, rows.text)
+            if c.reads_text
+            else jnp.full_like(rows.text, NEVER)
+        )
         k_text, v_text = (_gather(leaf, rows.text) for leaf in (k, v))
         if not c.pools:
             return Context(k_text, v_text, since, None)
@@ -172,7 +194,9 @@ class KVHead(nn.Module):
         )
         slots = k_image.shape[1] * c.image_slots
         last = rows.images.max(-1)
-        since = jnp.concatenate([jnp.repeat(jnp.where(last < 0, NEVER, last), c.image_slots, axis=1), since], axis=1)
+        since = jnp.concatenate(
+            [jnp.repeat(jnp.where(last < 0, NEVER, last), c.image_slots, axis=1), since], axis=1
+        )
         bias = None
         if c.slot_bias:
             bias = jnp.where(jnp.arange(since.shape[1]) < slots, self.slot_bias, 0.0)
@@ -185,7 +209,9 @@ class KVHead(nn.Module):
             bias,
         )
 
-    def fuse(self, embeds: Float[Array, "... D"], before: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    def fuse(
+        self, embeds: Float[Array, "... D"], before: Float[Array, "... D"]
+    ) -> Float[Array, "... D"]:
         """Return what the layers read of tokens, and of the hidden states that these were predicted from."""
         return self.fc(jnp.concatenate([embeds, before], axis=-1))
 
@@ -244,14 +270,18 @@ def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Ar
     return jnp.where((at < 0)[..., None, None], 0, rows)
 
 
-def pack(config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int) -> KVCache:
+def pack(
+    config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
+) -> KVCache:
     """Return the head's cache after prefill: what `KVHead.context` reads of B prompts, each row without gaps.
 
     A row's `shift` makes up for the slots that it has fewer than the target's, so that new tokens take the positions
     that they have there: of 576 slots of an image that became 64, and 10 of text, length is 74 and shift 512. All
     layers of the head begin with the same keys and values.
     """
-    context: Context = apply(KVHead(config), params, target.k[-1], target.v[-1], rows, method="context")
+    context: Context = apply(
+        KVHead(config), params, target.k[-1], target.v[-1], rows, method="context"
+    )
     there = context.since < target.length[:, None]
     length = there.sum(1)
     places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
@@ -285,13 +315,19 @@ def adopt_target_kv(
     `emitted` stay. What lies behind is overwritten by the next block. A head that reads no text keeps none."""
     new = jnp.arange(count)
     if not config.reads_text:
-        hidden = cache.hidden if cache.hidden is None else _with_newest(cache.hidden, target, cache.length)
+        hidden = (
+            cache.hidden
+            if cache.hidden is None
+            else _with_newest(cache.hidden, target, cache.length)
+        )
         return cache.replace(shift=cache.shift + emitted, hidden=hidden)
     source = (target.length - emitted)[:, None] + new
     places = cache.length[:, None] + new
 
     def taken(leaf: Array, theirs: Any) -> Array:
-        verified = jnp.take_along_axis(theirs, source[:, None, :, None], axis=2, mode="clip").swapaxes(1, 2)
+        verified = jnp.take_along_axis(
+            theirs, source[:, None, :, None], axis=2, mode="clip"
+        ).swapaxes(1, 2)
         return write(leaf, verified, places)
 
     return cache.replace(
@@ -302,7 +338,9 @@ def adopt_target_kv(
     )
 
 
-def _with_newest(hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[Array, " B"]) -> Array:
+def _with_newest(
+    hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[Array, " B"]
+) -> Array:
     """Write into the head's hidden states that of the last token that the target has read, where a draft begins."""
     assert target.hidden is not None
     newest = jnp.take_along_axis(target.hidden, (target.length - 1)[:, None, None, None], axis=2)
@@ -315,10 +353,15 @@ def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
     Of the latter, with a draft vocabulary, the columns of its words, which `head` may hold ready.
     """
     target = target.get("language_model", target)
-    own = {name: leaf for name, leaf in head.items() if name == "norm" or name.startswith("layers_")}
+    own = {
+        name: leaf for name, leaf in head.items() if name == "norm" or name.startswith("layers_")
+    }
     model = {"embed_tokens": target["model"]["embed_tokens"]} | own
     if words:
-        return {"model": model, "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, words)}}
+        return {
+            "model": model,
+            "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, words)},
+        }
     return {"model": model} | ({"lm_head": target["lm_head"]} if "lm_head" in target else {})
 
 
@@ -332,15 +375,24 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     embeds = jnp.zeros((1, 1, 1, text.hidden_size))
     make = jax.jit(KVHead(config).init)
     before = embeds[:, :, 0] if config.reads_hidden else None
-    params = dict(make(key, embeds, zero, zero[..., None], leaf, leaf, HeadRows(zero, images), before)["params"])
+    params = dict(
+        make(key, embeds, zero, zero[..., None], leaf, leaf, HeadRows(zero, images), before)[
+            "params"
+        ]
+    )
     if config.reads_hidden:  # at first the embedding alone
         params["fc"] = {"kernel": jnp.eye(2 * text.hidden_size, text.hidden_size)}
     if target is None:
         return params
     theirs = target["model"]
-    layers = sorted((name for name in theirs if name.startswith("layers_")), key=lambda name: int(name.split("_")[1]))
+    layers = sorted(
+        (name for name in theirs if name.startswith("layers_")),
+        key=lambda name: int(name.split("_")[1]),
+    )
     last = {f"layers_{i}": theirs[name] for i, name in enumerate(layers[-text.num_hidden_layers :])}
-    return params | jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), last | {"norm": theirs["norm"]})
+    return params | jax.tree.map(
+        lambda leaf: jnp.array(leaf, jnp.float32), last | {"norm": theirs["norm"]}
+    )
 
 
 @cache
@@ -354,7 +406,9 @@ def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
     return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
 
 
-def head_rows(config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, images: int) -> HeadRows:
+def head_rows(
+    config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, images: int
+) -> HeadRows:
     """Return what a head reads of prompts, on the host.
 
     Args:
@@ -366,7 +420,9 @@ def head_rows(config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, ima
     for row, image in enumerate(shown):
         reads = reads_as_text(config, image)
         if len(reads) > width:
-            raise InputError(f"KV head: {len(reads)} tokens of a prompt, and room for {width}; use a larger bucket")
+            raise InputError(
+                f"KV head: {len(reads)} tokens of a prompt, and room for {width}; use a larger bucket"
+            )
         rows.text[row, : len(reads)] = reads
         for i in range(image.max(initial=-1) + 1 if config.pools else 0):
             slots = np.flatnonzero(image == i)[: config.image_tokens]

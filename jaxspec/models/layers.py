@@ -57,7 +57,9 @@ def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Arr
     if not _REMAT.get() or not layers or layers[0].is_initializing():
         return None
     layer = layers[0].clone(parent=None, name=None)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in layers))
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(layer.variables["params"] for layer in layers)
+    )
 
     @jax.checkpoint
     def step(x: Array, params: Params) -> tuple[Array, Array]:
@@ -68,7 +70,9 @@ def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Arr
     return jax.lax.scan(step, x, stacked)
 
 
-def apply(module: nn.Module, params: Params, *args: Any, method: str | None = None, **inputs: Any) -> Any:
+def apply(
+    module: nn.Module, params: Params, *args: Any, method: str | None = None, **inputs: Any
+) -> Any:
     """Return module.method(*args, **inputs) of these parameters, with all bits of float32 in float32 products.
 
     TPUs and GPUs multiply float32 matrices in fewer bits unless told otherwise, and then a block of tokens does not
@@ -117,7 +121,9 @@ class LayerNorm(nn.Module):
         return exact.astype(x.dtype)
 
 
-def times(x: Float[Array, "... D"], matrix: Float[Array, "D out"], dtype: Any = None) -> Float[Array, "... out"]:
+def times(
+    x: Float[Array, "... D"], matrix: Float[Array, "D out"], dtype: Any = None
+) -> Float[Array, "... out"]:
     """Return x times a matrix, in a dtype where one is given."""
 
     def product(rows: Array) -> Array:
@@ -169,7 +175,9 @@ class Embed(nn.Embed):
         def turned(query: Array) -> Array:
             columns = query.reshape(-1, query.shape[-1]).T
             # Without the barrier XLA would turn it back.
-            scores = jax.lax.optimization_barrier(jnp.matmul(table, columns, preferred_element_type=dtype))
+            scores = jax.lax.optimization_barrier(
+                jnp.matmul(table, columns, preferred_element_type=dtype)
+            )
             return scores.T.reshape(*query.shape[:-1], -1)
 
         if not 1 < query.size // query.shape[-1] <= FEW_ROWS:

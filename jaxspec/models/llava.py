@@ -51,7 +51,9 @@ class Llava(Lvlm):
             features = features[:, 1:]
         return features.reshape(batch, tiles, *features.shape[1:])
 
-    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
+    def project(
+        self, features: Float[Array, "B U P E"], pool: Pool | None = None
+    ) -> Float[Array, "B features D"]:
         """Return the table of feature rows that prompt slots may show, each tile's pooled for view P."""
         averages = None if pool is None else pool.matrix(features.shape[2]).astype(features.dtype)
         if pool is not None and not pool.after_projector:
@@ -70,12 +72,18 @@ class LlavaNext(Llava):
 
     def setup(self) -> None:
         super().setup()
-        self.image_newline = self.param("image_newline", INIT, (self.config.text_config.hidden_size,))
+        self.image_newline = self.param(
+            "image_newline", INIT, (self.config.text_config.hidden_size,)
+        )
 
-    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
+    def project(
+        self, features: Float[Array, "B U P E"], pool: Pool | None = None
+    ) -> Float[Array, "B features D"]:
         """Return the table of feature rows, with the end-of-line embedding as its last."""
         table = super().project(features, pool)
-        newline = jnp.broadcast_to(self.image_newline.astype(table.dtype), (table.shape[0], 1, table.shape[2]))
+        newline = jnp.broadcast_to(
+            self.image_newline.astype(table.dtype), (table.shape[0], 1, table.shape[2])
+        )
         return jnp.concatenate([table, newline], axis=1)
 
 
@@ -104,7 +112,9 @@ class LlavaImages:
         return Slots(np.arange(count, dtype=np.int32)[:, None], count)
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-        values = np.asarray(self.processor(images=list(images), return_tensors="np")["pixel_values"])
+        values = np.asarray(
+            self.processor(images=list(images), return_tensors="np")["pixel_values"]
+        )
         check_pixels(values.shape[1:], self.config.vision_config.image_size)
         return [{"pixels": tile[None]} for tile in values.transpose(0, 2, 3, 1)]
 

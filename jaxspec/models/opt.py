@@ -27,11 +27,14 @@ class Attention(decoder.Attention):
     config: OptConfig
 
     @nn.compact
-    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
+    def __call__(
+        self, x: Array, at: Places, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
         c = self.config
         shape = (*x.shape[:2], -1, c.head_dim)
         q, k, v = (
-            Dense(c.hidden_size, c.enable_bias, name=name)(x).reshape(shape) for name in ("q_proj", "k_proj", "v_proj")
+            Dense(c.hidden_size, c.enable_bias, name=name)(x).reshape(shape)
+            for name in ("q_proj", "k_proj", "v_proj")
         )
         out, cache = self.read(q, k, v, at, cache)
         return Dense(c.hidden_size, c.enable_bias, name="out_proj")(out.reshape(x.shape)), cache
@@ -43,7 +46,9 @@ class Layer(nn.Module):
     config: OptConfig
 
     @nn.compact
-    def __call__(self, x: Array, at: Places, cache: LayerCache | None) -> tuple[Array, LayerCache | None]:
+    def __call__(
+        self, x: Array, at: Places, cache: LayerCache | None
+    ) -> tuple[Array, LayerCache | None]:
         c = self.config
         attention_norm, mlp_norm = norm(c, "self_attn_layer_norm"), norm(c, "final_layer_norm")
         before = c.do_layer_norm_before
@@ -63,7 +68,9 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embed_tokens = Embed(c.vocab_size, c.word_embed_proj_dim, embedding_init=INIT)
-        self.embed_positions = Embed(c.max_position_embeddings + OFFSET, c.hidden_size, embedding_init=INIT)
+        self.embed_positions = Embed(
+            c.max_position_embeddings + OFFSET, c.hidden_size, embedding_init=INIT
+        )
         if c.word_embed_proj_dim != c.hidden_size:
             self.project_in = Dense(c.hidden_size, bias=False)
             self.project_out = Dense(c.word_embed_proj_dim, bias=False)
@@ -99,7 +106,9 @@ class Model(nn.Module):
     def embed_tokens(self) -> nn.Embed:
         return self.decoder.embed_tokens
 
-    def __call__(self, embeds: Array, at: Places, cache: KVCache | None) -> tuple[Array, KVCache | None]:
+    def __call__(
+        self, embeds: Array, at: Places, cache: KVCache | None
+    ) -> tuple[Array, KVCache | None]:
         return self.decoder(embeds, at, cache)
 
 

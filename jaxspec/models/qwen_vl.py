@@ -63,7 +63,9 @@ class PatchEmbed(nn.Module):
         c = self.config
         shape = (c.temporal_patch_size, c.patch_size, c.patch_size, c.in_channels, c.hidden_size)
         kernel = self.param("proj", lambda key: {"kernel": INIT(key, shape)})["kernel"]
-        return patches.astype(kernel.dtype) @ kernel.transpose(3, 0, 1, 2, 4).reshape(-1, c.hidden_size)
+        return patches.astype(kernel.dtype) @ kernel.transpose(3, 0, 1, 2, 4).reshape(
+            -1, c.hidden_size
+        )
 
 
 class VisionAttention(nn.Module):
@@ -81,11 +83,17 @@ class VisionAttention(nn.Module):
         head = width // c.num_heads
         spread = np.arange(0, head // 2, 2) / (head // 2)
         inverse = np.tile(ROPE_THETA**-spread, 2).astype(np.float32)
-        qkv = Dense(3 * width, bias=True, name="qkv")(x).reshape(batch * tiles, patches, 3, c.num_heads, head)
+        qkv = Dense(3 * width, bias=True, name="qkv")(x).reshape(
+            batch * tiles, patches, 3, c.num_heads, head
+        )
         places = rotary.reshape(batch * tiles, 2, patches)
         q, k = (rotate(qkv[:, :, i], places, inverse, sections=(head // 4,) * 2) for i in range(2))
         q, k, v = (part.reshape(batch, tiles, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
-        out = self._within_images(q, k, v, image) if self.full else attend_freely(q, k, v, _same(image, image))
+        out = (
+            self._within_images(q, k, v, image)
+            if self.full
+            else attend_freely(q, k, v, _same(image, image))
+        )
         return Dense(width, bias=True, name="proj")(out.reshape(x.shape))
 
     @staticmethod
@@ -96,7 +104,9 @@ class VisionAttention(nn.Module):
             return part.reshape(part.shape[0], -1, *part.shape[3:])
 
         def fused(q: Array, k: Array, v: Array, image: Array) -> Array:
-            return splash(flat(q), flat(k).swapaxes(1, 2), flat(v).swapaxes(1, 2), flat(image)).reshape(q.shape)
+            return splash(
+                flat(q), flat(k).swapaxes(1, 2), flat(v).swapaxes(1, 2), flat(image)
+            ).reshape(q.shape)
 
         def blocked(q: Array, k: Array, v: Array, image: Array) -> Array:
             keys, values, owners = flat(k), flat(v), flat(image)
@@ -133,8 +143,12 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: Array, rotary: Array, image: Array) -> Array:
         c = self.config
-        x = x + VisionAttention(c, self.full, name="attn")(RMSNorm(EPSILON, name="norm1")(x), rotary, image)
-        return x + GatedMLP(c.intermediate_size, bias=True, name="mlp")(RMSNorm(EPSILON, name="norm2")(x))
+        x = x + VisionAttention(c, self.full, name="attn")(
+            RMSNorm(EPSILON, name="norm1")(x), rotary, image
+        )
+        return x + GatedMLP(c.intermediate_size, bias=True, name="mlp")(
+            RMSNorm(EPSILON, name="norm2")(x)
+        )
 
 
 class PatchMerger(nn.Module):
@@ -150,7 +164,9 @@ class PatchMerger(nn.Module):
 
     def __call__(self, features: Float[Array, "B U P E"]) -> Float[Array, "B features D"]:
         c = self.config
-        groups = self.ln_q(features).reshape(features.shape[0], -1, c.hidden_size * c.spatial_merge_size**2)
+        groups = self.ln_q(features).reshape(
+            features.shape[0], -1, c.hidden_size * c.spatial_merge_size**2
+        )
         return self.mlp_2(nn.gelu(self.mlp_0(groups), approximate=False))
 
 
@@ -165,7 +181,9 @@ class VisionTower(nn.Module):
         self.blocks = [Block(c, full=i in c.fullatt_block_indexes) for i in range(c.depth)]
         self.merger = PatchMerger(c)
 
-    def __call__(self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
+    def __call__(
+        self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]
+    ) -> Float[Array, "B U P E"]:
         rotary, image = window_contents(self.config, place)
         x = self.patch_embed(patches)
         for block in self.blocks:
@@ -181,13 +199,19 @@ class QwenVL(Lvlm):
     def setup(self) -> None:
         self.visual = VisionTower(self.config.vision_config)
         self.language_model = CausalLM(self.config.text_config)
-        nn.share_scope(self, self.language_model)  # the files hold `model` and `lm_head` beside `visual`
+        nn.share_scope(
+            self, self.language_model
+        )  # the files hold `model` and `lm_head` beside `visual`
 
-    def encode(self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]) -> Float[Array, "B U P E"]:
+    def encode(
+        self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]
+    ) -> Float[Array, "B U P E"]:
         """Return tower features of every patch of every tile."""
         return self.visual(patches, place)
 
-    def project(self, features: Float[Array, "B U P E"], pool: Pool | None = None) -> Float[Array, "B features D"]:
+    def project(
+        self, features: Float[Array, "B U P E"], pool: Pool | None = None
+    ) -> Float[Array, "B features D"]:
         """Return the merged tokens of all tiles, window by window. View P blends them: `pool` changes nothing here."""
         return self.visual.merger(features)
 
@@ -206,7 +230,10 @@ class QwenImages:
     @staticmethod
     def shapes(config: Any) -> Shapes:
         vision = config.vision_config
-        return {"patches": ((vision.window_patches, vision.patch_values), np.float32), "place": ((4,), np.int32)}
+        return {
+            "patches": ((vision.window_patches, vision.patch_values), np.float32),
+            "place": ((4,), np.int32),
+        }
 
     @staticmethod
     def blended(pool: Pool | None) -> int:
@@ -257,7 +284,12 @@ class QwenImages:
         squares = padded.reshape(pooled[0], 2, pooled[1], 2).swapaxes(1, 2).reshape(-1, 4)
         there = squares >= 0
         blend = (there / there.sum(axis=1, keepdims=True)).astype(np.float32)
-        return Slots(np.where(there, squares, squares[:, :1]), blend=blend, positions=_positions(pooled), **known)
+        return Slots(
+            np.where(there, squares, squares[:, :1]),
+            blend=blend,
+            positions=_positions(pooled),
+            **known,
+        )
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
         out = self.processor(images=list(images), return_tensors="np")

@@ -32,10 +32,18 @@ class Embeddings(nn.Module):
         c = self.config
         patch = (c.patch_size, c.patch_size)
         conv = nn.Conv(
-            c.hidden_size, patch, patch, "VALID", use_bias=not c.class_token, kernel_init=INIT, name="patch_embedding"
+            c.hidden_size,
+            patch,
+            patch,
+            "VALID",
+            use_bias=not c.class_token,
+            kernel_init=INIT,
+            name="patch_embedding",
         )
         count = c.side**2 + c.class_token
-        positions = nn.Embed(count, c.hidden_size, embedding_init=INIT, name="position_embedding")(jnp.arange(count))
+        positions = nn.Embed(count, c.hidden_size, embedding_init=INIT, name="position_embedding")(
+            jnp.arange(count)
+        )
         # Pixels are float32; left so, they would make the tower compute in float32 whatever its weights are.
         x = conv(pixels.astype(positions.dtype)).reshape(pixels.shape[0], -1, c.hidden_size)
         if c.class_token:
@@ -67,8 +75,12 @@ class SelfAttention(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
         c = self.config
-        q, k, v = (Dense(c.hidden_size, bias=True, name=name)(x) for name in ("q_proj", "k_proj", "v_proj"))
-        return Dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
+        q, k, v = (
+            Dense(c.hidden_size, bias=True, name=name)(x) for name in ("q_proj", "k_proj", "v_proj")
+        )
+        return Dense(c.hidden_size, bias=True, name="out_proj")(
+            _attend(c.num_attention_heads, q, k, v)
+        )
 
 
 def _attend(
@@ -101,7 +113,9 @@ class Encoder(nn.Module):
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_hidden_layers)]
 
     def __call__(self, x: Array) -> tuple[Array, ...]:
-        *first, last = self.layers  # which is never computed where a caller reads the one before, as LLaVA does
+        *first, last = (
+            self.layers
+        )  # which is never computed where a caller reads the one before, as LLaVA does
         states = [x]
         looped = loop_layers(first, x)
         if looped is None:
@@ -122,7 +136,9 @@ class PoolingHead(nn.Module):
     def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B E"]:
         c = self.config
         probe = self.param("probe", INIT, (1, 1, c.hidden_size)).astype(x.dtype)
-        pooled = ProbeAttention(c, name="attention")(jnp.broadcast_to(probe, (x.shape[0], 1, c.hidden_size)), x)[:, 0]
+        pooled = ProbeAttention(c, name="attention")(
+            jnp.broadcast_to(probe, (x.shape[0], 1, c.hidden_size)), x
+        )[:, 0]
         return pooled + MLP(c, name="mlp")(LayerNorm(c.layer_norm_eps, name="layernorm")(pooled))
 
 
@@ -132,13 +148,17 @@ class ProbeAttention(nn.Module):
     config: VisionConfig
 
     @nn.compact
-    def __call__(self, queries: Float[Array, "B Q E"], x: Float[Array, "B P E"]) -> Float[Array, "B Q E"]:
+    def __call__(
+        self, queries: Float[Array, "B Q E"], x: Float[Array, "B P E"]
+    ) -> Float[Array, "B Q E"]:
         c = self.config
         weight = self.param("in_proj_weight", INIT, (3 * c.hidden_size, c.hidden_size))
         bias = self.param("in_proj_bias", nn.initializers.zeros, (3 * c.hidden_size,))
         sides = zip((queries, x, x), jnp.split(weight, 3), jnp.split(bias, 3), strict=True)
         q, k, v = (y @ w.T + b for y, w, b in sides)
-        return Dense(c.hidden_size, bias=True, name="out_proj")(_attend(c.num_attention_heads, q, k, v))
+        return Dense(c.hidden_size, bias=True, name="out_proj")(
+            _attend(c.num_attention_heads, q, k, v)
+        )
 
 
 class VisionTransformer(nn.Module):

@@ -41,15 +41,25 @@ def head_kernel(params: Params, words: tuple[int, ...]) -> Float[Array, "D words
     return params["model"]["embed_tokens"]["embedding"][np.asarray(words)].T
 
 
-def narrowed(config: ModelConfig, params: Params, words: tuple[int, ...]) -> tuple[ModelConfig, Params]:
+def narrowed(
+    config: ModelConfig, params: Params, words: tuple[int, ...]
+) -> tuple[ModelConfig, Params]:
     """Return a model that scores these tokens alone, with a head of its own."""
     text = text_config(config)
     if not isinstance(text, RotaryConfig):
-        raise InputError(f"draft vocabulary: a {text.model_type!r} scores all its tokens; give a Llama-like draft")
-    places_of = {word: place for place, word in enumerate(text.draft_vocabulary or range(text.vocab_size))}
+        raise InputError(
+            f"draft vocabulary: a {text.model_type!r} scores all its tokens; give a Llama-like draft"
+        )
+    places_of = {
+        word: place for place, word in enumerate(text.draft_vocabulary or range(text.vocab_size))
+    }
     if not places_of.keys() >= set(words):
-        raise InputError(f"draft vocabulary: {len(words)} tokens, and the draft scores {len(places_of)}; give fewer")
-    kernel = head_kernel(params.get("language_model", params), tuple(places_of[word] for word in words))
+        raise InputError(
+            f"draft vocabulary: {len(words)} tokens, and the draft scores {len(places_of)}; give fewer"
+        )
+    kernel = head_kernel(
+        params.get("language_model", params), tuple(places_of[word] for word in words)
+    )
     return _with_head(config, params, kernel, words)
 
 
@@ -63,7 +73,9 @@ def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
         return config, params
     kernel = own["lm_head"]["kernel"]
     mean = jnp.mean(kernel, 1, keepdims=True, dtype=jnp.float32).astype(kernel.dtype)
-    whole = jnp.repeat(mean, text.vocab_size, 1).at[:, np.asarray(text.draft_vocabulary)].set(kernel)
+    whole = (
+        jnp.repeat(mean, text.vocab_size, 1).at[:, np.asarray(text.draft_vocabulary)].set(kernel)
+    )
     return _with_head(config, params, whole, ())
 
 

@@ -67,7 +67,9 @@ def read_ahead(
         try:
             batch = next(batches)  # pyright: ignore[reportArgumentType, reportCallIssue]
         except StopIteration:
-            raise InputError("data: ended before the last step; repeat it, or train fewer steps") from None
+            raise InputError(
+                "data: ended before the last step; repeat it, or train fewer steps"
+            ) from None
         return jax.tree.map(put, batch), batches.get_state()
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -93,7 +95,9 @@ def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
     """
     rows = mesh.devices.reshape(-1, mesh.shape["model"])
     fed = {
-        process: tuple(i for i, row in enumerate(rows) if process in {device.process_index for device in row})
+        process: tuple(
+            i for i, row in enumerate(rows) if process in {device.process_index for device in row}
+        )
         for process in {device.process_index for device in mesh.devices.flat}
     }
     parts = sorted(set(fed.values()))

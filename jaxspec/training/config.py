@@ -118,7 +118,9 @@ class TrainConfig:
             if not holds:
                 raise InputError(f"{name}: {getattr(self, name)}; give {wanted}")
         if self.batch % self.accumulate:
-            raise InputError(f"accumulate: {self.accumulate} parts do not divide a batch of {self.batch}")
+            raise InputError(
+                f"accumulate: {self.accumulate} parts do not divide a batch of {self.batch}"
+            )
         if self.dtype not in ("float32", "bfloat16"):
             raise InputError(f"dtype: {self.dtype!r}; use 'float32' or 'bfloat16'")
 
@@ -129,9 +131,23 @@ class TrainConfig:
         """
         few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
         own = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
-        shorter = {"steps": min(self.steps, 2), "batch": min(self.batch, few), "warmup": min(self.warmup, 1)}
+        shorter = {
+            "steps": min(self.steps, 2),
+            "batch": min(self.batch, few),
+            "warmup": min(self.warmup, 1),
+        }
         return replace(self, checkpoints=own, **shorter)
 
 
-RUNTIME = {"mesh", "checkpoints", "save_every", "keep", "log_every", "evaluate_every", "tensorboard", "wandb", "remat"}
+RUNTIME = {
+    "mesh",
+    "checkpoints",
+    "save_every",
+    "keep",
+    "log_every",
+    "evaluate_every",
+    "tensorboard",
+    "wandb",
+    "remat",
+}
 """Fields that may differ when a run goes on: they do not change what is computed, but for rounding."""

@@ -108,7 +108,9 @@ class ConversationBatches:
 
     def __post_init__(self) -> None:
         if self.batch % self.process[1]:
-            raise InputError(f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple of these")
+            raise InputError(
+                f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple of these"
+            )
 
     def __call__(self, step: int) -> ConversationBatch:
         rows, own = self._rows(step), self._own
@@ -119,13 +121,17 @@ class ConversationBatches:
             mask[i, row.forms[0].places[row.learned]] = True
         if not mask.any():
             limit = max(self.buckets)
-            raise InputError(f"training step {step}: no row has an answer within {limit} tokens; give longer --buckets")
+            raise InputError(
+                f"training step {step}: no row has an answer within {limit} tokens; give longer --buckets"
+            )
         return ConversationBatch(
             shown,
             mask[own],
             image_inputs(self.model, pictures, tiles) or {},
             np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[own],
-            None if self.teacher is None else self._taught(self.teacher, rows, shown.tokens.shape[1], pictures),
+            None
+            if self.teacher is None
+            else self._taught(self.teacher, rows, shown.tokens.shape[1], pictures),
         )
 
     def shown(self, step: int) -> list[np.ndarray]:
@@ -159,18 +165,26 @@ class ConversationBatches:
             before[i, mine] = theirs
         shown, tiles = self._stack([row.forms[1] for row in rows], teacher, VIEWS["M"])
         shared = self.view.reads_images and same_images(teacher, self.model)
-        return TeacherRows(shown, None if shared else image_inputs(teacher, pictures, tiles) or {}, before)
+        return TeacherRows(
+            shown, None if shared else image_inputs(teacher, pictures, tiles) or {}, before
+        )
 
     def _stack(self, forms: list[_Form], model: LoadedModel, view: View) -> tuple[PromptRows, int]:
         """This process's rows, in shapes that are those of all rows; and the bucket of image tiles."""
         width = bucket(max(len(form.row) for form in forms), self.buckets, "training row")
         most = max(form.tiles for form in forms)
-        tiles = bucket(most, self.tile_buckets, "image tiles of a training row") if view.reads_images else 0
+        tiles = (
+            bucket(most, self.tile_buckets, "image tiles of a training row")
+            if view.reads_images
+            else 0
+        )
         (rows,) = stack_rows([[form.row] for form in forms], width)
         if tiles and rows.sources is None:  # a batch without images is no program of its own
             blended = model.model.blended(view.pool)
             sources = np.full((len(forms), width, blended), TEXT, np.int32)
-            rows = rows.replace(sources=sources, blend=np.zeros(sources.shape, np.float32) if blended > 1 else None)
+            rows = rows.replace(
+                sources=sources, blend=np.zeros(sources.shape, np.float32) if blended > 1 else None
+            )
         return jax.tree.map(lambda values: values[self._own], rows), tiles
 
 
@@ -210,16 +224,26 @@ def _group(batches: ConversationBatches, group: int) -> list[_TrainingRow]:
 
 def _read(batches: ConversationBatches, samples: Sequence[Sample]) -> list[_TrainingRow]:
     def turns(sample: Sample) -> Sequence[tuple[str, str]]:
-        return [(PLACEHOLDER * len(sample.images), sample.turns[0][1])] if batches.plain else sample.turns
+        return (
+            [(PLACEHOLDER * len(sample.images), sample.turns[0][1])]
+            if batches.plain
+            else sample.turns
+        )
 
     encoded = batches.encoder.dialogues([turns(sample) for sample in samples])
     return [_row(batches, sample, *pair) for sample, pair in zip(samples, encoded, strict=True)]
 
 
-def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray) -> _TrainingRow:
+def _row(
+    batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask: np.ndarray
+) -> _TrainingRow:
     if not mask.any():
-        raise InputError(f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out")
-    readers = [(batches.model, batches.view)] + ([(batches.teacher, VIEWS["M"])] if batches.teacher else [])
+        raise InputError(
+            f"sample {sample.id} of {sample.dataset}: no answer in it to learn; leave it out"
+        )
+    readers = [(batches.model, batches.view)] + (
+        [(batches.teacher, VIEWS["M"])] if batches.teacher else []
+    )
     sizes = [_size(image) for image in sample.images]
     forms = tuple(_form(batches, *reader, tokens, sizes) for reader in readers)
     within = np.logical_and.reduce([form.places < max(batches.buckets) for form in forms])
@@ -232,13 +256,22 @@ def _row(batches: ConversationBatches, sample: Sample, tokens: np.ndarray, mask:
 
 
 def _form(
-    batches: ConversationBatches, model: LoadedModel, view: View, tokens: np.ndarray, sizes: list[tuple[int, int]]
+    batches: ConversationBatches,
+    model: LoadedModel,
+    view: View,
+    tokens: np.ndarray,
+    sizes: list[tuple[int, int]],
 ) -> _Form:
     encoder, count = batches.encoder, len(sizes)
     reader = model.images if view.reads_images else None
-    shown = [reader.slots(size, view.pool, count) if reader else view.substitute(encoder, "") for size in sizes]
+    shown = [
+        reader.slots(size, view.pool, count) if reader else view.substitute(encoder, "")
+        for size in sizes
+    ]
     copies = np.ones(len(tokens), np.int32)
-    copies[tokens == encoder.image_token] = [len(x.sources) if isinstance(x, Slots) else len(x) for x in shown]
+    copies[tokens == encoder.image_token] = [
+        len(x.sources) if isinstance(x, Slots) else len(x) for x in shown
+    ]
     row, limit = rewrite(tokens, encoder.image_token, shown), max(batches.buckets)
     images = which_image(row, [len(x.sources) for x in shown if isinstance(x, Slots)])
     tiles = sum(reader.tiles(size, count) for size in sizes) if reader else 0
@@ -260,7 +293,9 @@ def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]
     return [(row.name.tokens, len(row.forms[0].row)) for row in _read(batches, samples)]
 
 
-def frequent_tokens(encoder: PromptEncoder, samples: Any, count: int, ends: Sequence[int]) -> Int[np.ndarray, " V"]:
+def frequent_tokens(
+    encoder: PromptEncoder, samples: Any, count: int, ends: Sequence[int]
+) -> Int[np.ndarray, " V"]:
     """Return all tokens, those first that the assistant wrote most often in the first `count` samples, equals by id.
 
     Before all come those that end its answers.
@@ -325,8 +360,13 @@ class CountedBatches:
             )
         if large:
             most = max(row.tiles for row in large)
-            reasons.append(f"{len(large):,} with over {tiles} image tiles (up to {most}: show fewer images)")
-        names, share = ", ".join(sorted({row.dataset for row in self._seen})), self._lost / self._read
+            reasons.append(
+                f"{len(large):,} with over {tiles} image tiles (up to {most}: show fewer images)"
+            )
+        names, share = (
+            ", ".join(sorted({row.dataset for row in self._seen})),
+            self._lost / self._read,
+        )
         return f"rows of {names} that taught nothing, {share:.1%} of what was read: {'; '.join(reasons)}"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -40,7 +40,7 @@ from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches, iterate
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.objectives import encode
-from jaxspec.training.recipes import StagedRecipe, draft_words, open_sources, stage_data
+from jaxspec.training.recipes import DataSets, StagedRecipe, draft_words, open_sources, stage_data
 from jaxspec.training.signatures import model_signature
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
@@ -66,7 +66,7 @@ class Anchoring:
 class HeadRecipe(StagedRecipe):
     """A head of a LLaVA-1.5, LLaVA-NeXT, LLaVA-OneVision, Llama, Mistral or Qwen2, and how it is trained."""
 
-    head: Mapping[str, Any]
+    head: dict[str, Any]
     """Options of `KVHeadConfig.of_target`."""
     anchoring: Anchoring
     start: str = ""
@@ -116,7 +116,9 @@ class HeadBatches:
     def __call__(self, step: int) -> HeadBatch:
         batch = self.batches(step)
         room = batch.images["pixels"].shape[1] if batch.images else 0
-        shown = [np.where(row < room, row, -1) for row in self.batches.shown(step)]  # a row of more counts nothing
+        shown = [
+            np.where(row < room, row, -1) for row in self.batches.shown(step)
+        ]  # a row of more counts nothing
         slots = head_rows(self.config, shown, batch.tokens.shape[1], room)
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
         anchors = draw_anchors(batch.mask, self.anchoring.anchors, draws)
@@ -133,9 +135,14 @@ class KeptReadings:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, batch: ConversationBatch) -> Reading:
-        width, alone = batch.tokens.shape[1], [itemgetter(slice(i, i + 1)) for i in range(len(batch.tokens))]
+        width, alone = (
+            batch.tokens.shape[1],
+            [itemgetter(slice(i, i + 1)) for i in range(len(batch.tokens))],
+        )
         each = [self._row(jax.tree.map(row, batch)) for row in alone]
-        return jax.tree.map(lambda *rows: np.concatenate([_widened(row, width) for row in rows]), *each)
+        return jax.tree.map(
+            lambda *rows: np.concatenate([_widened(row, width) for row in rows]), *each
+        )
 
     def _row(self, row: ConversationBatch) -> Reading:
         length, digest = int(row.rows.length[0]), hashlib.blake2b(digest_size=16)
@@ -171,7 +178,11 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
     head, steps, drafts = KVHead(config), config.gamma, LanguageModel(config.text_config)
 
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
-        frozen, tokens, anchors = jax.lax.stop_gradient(params["target"]), batch.tokens, batch.anchors
+        frozen, tokens, anchors = (
+            jax.lax.stop_gradient(params["target"]),
+            batch.tokens,
+            batch.anchors,
+        )
         reading = batch.reading or read_target(target, frozen, batch.conversations)
         hidden, k, v = reading.hidden, reading.k, reading.v
         at = anchors[..., None] + jnp.arange(steps + 1)
@@ -182,9 +193,9 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), anchors)
         embeds = target.embed(frozen, written, None).reshape(*block.shape, -1)
         before = states_before(config, hidden, anchors)
-        drafted: Any = jax.checkpoint(lambda own: apply(head, own, embeds, anchors, block, k, v, batch.slots, before))(
-            params["head"]
-        )
+        drafted: Any = jax.checkpoint(
+            lambda own: apply(head, own, embeds, anchors, block, k, v, batch.slots, before)
+        )(params["head"])
         own = joined({}, frozen, drafts.text.draft_vocabulary)
         return draft_loss(
             lambda x: drafts.scores(own, x),
@@ -209,30 +220,36 @@ def read_target(target: LanguageModel, params: Params, batch: ConversationBatch)
 
 
 def train_kv_head(
-    recipe: HeadRecipe, directory: Path, data: Mapping[str, Path] | None = None
+    recipe: HeadRecipe, directory: Path, data: DataSets | None = None
 ) -> tuple[KVHeadConfig, Params]:
     """Trains all stages, each from the end of the one before; goes on where it was stopped.
 
     Args:
       directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
-      data: where data sets lie that are not under `runs/data`.
+      data: Paths or samples of the data sets that are not under `runs/data`.
 
     Returns the head's configuration and its own parameters. Raises InputError for targets and data that do not fit.
     """
     sources, first = open_sources(recipe.stages, data), recipe.stages[0].train
-    target = LoadedModel.load(recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch))
+    target = LoadedModel.load(
+        recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch)
+    )
     if target.model.mrope:
         raise InputError(
             f"target {recipe.target}: a {target.config.model_type}, whose images take other positions than slots, and "
             "no KV head is trained for such; give a LLaVA or a text model"
         )
-    config = KVHeadConfig.of_target(target.config, target_name=model_name(locate(recipe.target)), **recipe.head)
+    config = KVHeadConfig.of_target(
+        target.config, target_name=model_name(locate(recipe.target)), **recipe.head
+    )
     words = draft_words(recipe, sources, target)
     if recipe.start:
         config, head = _started(recipe.start, config, words)
     else:
         config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
-        head = init_head(config, text_params(target.config, target.params), jax.random.key(first.seed))
+        head = init_head(
+            config, text_params(target.config, target.params), jax.random.key(first.seed)
+        )
 
     def places(mesh: Mesh) -> Params:
         parts = {"head": head, "target": target.params}
@@ -241,7 +258,9 @@ def train_kv_head(
     readings = None
     if recipe.keep_readings:
         if jax.process_count() > 1:
-            raise InputError("keep_readings: a process cannot run a target of several hosts alone; leave it out")
+            raise InputError(
+                "keep_readings: a process cannot run a target of several hosts alone; leave it out"
+            )
         readings = KeptReadings(partial(jax.jit(partial(read_target, target.model)), target.params))
     loss_fn = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
@@ -252,12 +271,18 @@ def train_kv_head(
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
         train = replace(stage.train, frozen=(*stage.train.frozen, "target"))
         params = {"head": head, "target": target.params}
-        with closing(iterate(conversations, train.steps, read=batches, limit=recipe.unlearned)) as made:
-            head = fit(train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs)["head"]
+        with closing(
+            iterate(conversations, train.steps, read=batches, limit=recipe.unlearned)
+        ) as made:
+            head = fit(
+                train, params, loss_fn, made, directory / stage.name, places=places, inputs=inputs
+            )["head"]
     return config, head
 
 
-def _started(path: str, wanted: KVHeadConfig, words: tuple[int, ...]) -> tuple[KVHeadConfig, Params]:
+def _started(
+    path: str, wanted: KVHeadConfig, words: tuple[int, ...]
+) -> tuple[KVHeadConfig, Params]:
     """Return a head that was trained before, with the draft vocabulary `words`, or its own; it holds none of its rows.
 
     Raises InputError where it is not of the kind that is wanted, but for J.
@@ -265,10 +290,14 @@ def _started(path: str, wanted: KVHeadConfig, words: tuple[int, ...]) -> tuple[K
     found, head = load_kv_head(path, jnp.float32)
     text = replace(wanted.text_config, draft_vocabulary=words or found.text_config.draft_vocabulary)
     config = replace(wanted, text_config=text)
-    theirs = replace(found, text_config=replace(found.text_config, draft_vocabulary=text.draft_vocabulary))
+    theirs = replace(
+        found, text_config=replace(found.text_config, draft_vocabulary=text.draft_vocabulary)
+    )
     for name in (each.name for each in fields(config) if each.name not in ("gamma", "target_name")):
         if (own := getattr(config, name)) != (there := getattr(theirs, name)):
-            raise InputError(f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; give that")
+            raise InputError(
+                f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; give that"
+            )
     return config, head
 
 

@@ -33,7 +33,9 @@ def next_token_loss(
     return loss, {"loss": loss, "accuracy": accuracy, "tokens": count}
 
 
-def divergence(kind: Divergence, log_p: Float[Array, "... V"], log_q: Float[Array, "... V"]) -> Array:
+def divergence(
+    kind: Divergence, log_p: Float[Array, "... V"], log_q: Float[Array, "... V"]
+) -> Array:
     """Return how far, in nats, the student's distribution q is from the teacher's p, both given as log-probabilities.
 
     forward_kl: sum p (log p - log q); reverse_kl: sum q (log q - log p); tvd: sum |p - q| / 2.
@@ -45,7 +47,9 @@ def divergence(kind: Divergence, log_p: Float[Array, "... V"], log_q: Float[Arra
         return _expected(p, log_p, log_q)
     if kind == "reverse_kl":
         return _expected(q, log_q, log_p)
-    raise InputError(f"divergence: {kind!r} is unknown; use one of {', '.join(get_args(Divergence))}")
+    raise InputError(
+        f"divergence: {kind!r} is unknown; use one of {', '.join(get_args(Divergence))}"
+    )
 
 
 def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
@@ -56,7 +60,9 @@ def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
     return jnp.where(counts, weight * difference, 0.0).sum(-1)
 
 
-def top_k(log_p: Float[Array, "... V"], k: int) -> tuple[Int[Array, "... top"], Float[Array, "... top+1"]]:
+def top_k(
+    log_p: Float[Array, "... V"], k: int
+) -> tuple[Int[Array, "... top"], Float[Array, "... top+1"]]:
     """Return a teacher's distribution in little space: its k most probable tokens, and k + 1 log-probabilities, of each
     and of all others together."""
     largest, ids = jax.lax.top_k(log_p, k)

@@ -90,7 +90,9 @@ class MeasuredStep:
             found |= {"step_ms": 1e3 * seconds / self._steps, "data_wait": self._waited / seconds}
             chip = chip_of(self._mesh.devices.flat[0])
             if chip is not None:
-                found["mfu"] = found["model_flops_per_second"] / (1e12 * chip.tflops * self._mesh.size)
+                found["mfu"] = found["model_flops_per_second"] / (
+                    1e12 * chip.tflops * self._mesh.size
+                )
         self._restart()
         return found
 
@@ -112,7 +114,9 @@ class MeasuredStep:
         found = {name: float(value) for name, value in self._metrics.items()}
         wrong = [name for name in ("loss", "grad_norm") if not math.isfinite(found.get(name, 0.0))]
         if wrong:
-            raise Diverged(f"step {step}: {wrong[0]} is {found[wrong[0]]}; try a lower learning rate")
+            raise Diverged(
+                f"step {step}: {wrong[0]} is {found[wrong[0]]}; try a lower learning rate"
+            )
         return found
 
     def _restart(self) -> None:
@@ -121,7 +125,9 @@ class MeasuredStep:
 
     def _count(self, state: TrainState, batch: Any) -> dict[str, float]:
         """Return what one step on such a batch has: samples, tokens, and operations of the model's gradient."""
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, self._frozen, batch))
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state.params, self._frozen, batch)
+        )
         counts = {
             "samples_per_second": float(self._config.batch),
             "model_flops_per_second": model_flops(self._loss_fn, self._config, *shapes),
@@ -130,7 +136,9 @@ class MeasuredStep:
         return counts if tokens is None else counts | {"tokens_per_second": float(tokens.size)}
 
 
-def model_flops(loss_fn: LossFn, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any) -> float:
+def model_flops(
+    loss_fn: LossFn, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any
+) -> float:
     """Operations of the gradient on such a batch, none of them twice; all may be mere shapes."""
     once = replace(config, accumulate=1, remat=False)
     return matmul_flops(partial(gradient, loss_fn, once), trainable, frozen, batch)

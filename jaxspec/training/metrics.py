@@ -69,7 +69,10 @@ def _read(path: Path) -> list[tuple[float, str]]:
     """Return the lines of metrics, with their steps. Where a file holds others too it is kept, under another name."""
     if not path.exists():
         return []
-    lines = [(_step(line), line) for line in path.read_text(encoding="utf-8", errors="replace").split("\n")]
+    lines = [
+        (_step(line), line)
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n")
+    ]
     if lines[-1][0] is None:
         lines.pop()  # nothing, or the half that a kill left
     odd = [number for number, (step, _) in enumerate(lines, 1) if step is None]
@@ -77,7 +80,10 @@ def _read(path: Path) -> list[tuple[float, str]]:
         names = (f"metrics.damaged{number or ''}.jsonl" for number in itertools.count())
         aside = next(name for name in names if not (path.parent / name).exists())
         path.replace(path.with_name(aside))
-        print(f"{path}: line {odd[0]} is none of metrics ({len(odd)} are not); it is {aside} now", file=sys.stderr)
+        print(
+            f"{path}: line {odd[0]} is none of metrics ({len(odd)} are not); it is {aside} now",
+            file=sys.stderr,
+        )
     return [(step, line) for step, line in lines if step is not None]
 
 

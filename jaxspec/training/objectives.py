@@ -22,7 +22,14 @@ from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.models.vocabulary import places
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.losses import Divergence, Metrics, agreement, count_blocks, distillation_loss, next_token_loss
+from jaxspec.training.losses import (
+    Divergence,
+    Metrics,
+    agreement,
+    count_blocks,
+    distillation_loss,
+    next_token_loss,
+)
 from jaxspec.training.step import flatten, in_dtype, partition
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -50,17 +57,25 @@ class Distillation:
                 "its own tokens but what the teacher thinks of them, so give share 1"
             )
         if not 0 < self.share <= 1:
-            raise InputError(f"distillation: share {self.share} of the loss; give more than 0 and at most 1")
+            raise InputError(
+                f"distillation: share {self.share} of the loss; give more than 0 and at most 1"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"distillation: top_k {self.top_k}; give 1 or more, or none")
 
 
-def encode(model: LanguageModel, params: Params, images: Mapping[str, Any]) -> Float[Array, "B U P E"] | None:
+def encode(
+    model: LanguageModel, params: Params, images: Mapping[str, Any]
+) -> Float[Array, "B U P E"] | None:
     """Tower features of a batch's images, in the parameters' dtype; None where it has none."""
-    return model.encode(params, in_dtype(images, jax.tree.leaves(params)[0].dtype)) if images else None
+    return (
+        model.encode(params, in_dtype(images, jax.tree.leaves(params)[0].dtype)) if images else None
+    )
 
 
-def score(model: LanguageModel, params: Params, batch: ConversationBatch, view: View = VIEWS["M"]) -> Array:
+def score(
+    model: LanguageModel, params: Params, batch: ConversationBatch, view: View = VIEWS["M"]
+) -> Array:
     """Scores [B,L,words] of a batch."""
     return model.score(params, batch.rows, encode(model, params, batch.images), view.pool)
 
@@ -92,7 +107,9 @@ def tuning_loss(
             batch = answered(model, own, batch, features, view, distillation.on_policy)
         logits = model.score(own, batch.rows, features, view.pool)
         tokens = places(model.text, batch.tokens)
-        mask = batch.mask & (tokens >= 0)  # nothing else can be learned by a draft that scores few tokens
+        mask = batch.mask & (
+            tokens >= 0
+        )  # nothing else can be learned by a draft that scores few tokens
         loss, metrics = next_token_loss(logits, tokens, mask)
         agree = agreement(logits, tokens)
         if teacher is not None:
@@ -101,7 +118,9 @@ def tuning_loss(
             best = places(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
             if words := model.text.draft_vocabulary:
                 taught = taught[..., np.asarray(words)]
-            divergence, learned = distillation_loss(logits, taught, mask, distillation.divergence, distillation.top_k)
+            divergence, learned = distillation_loss(
+                logits, taught, mask, distillation.divergence, distillation.top_k
+            )
             agree = agreement(logits, best)
             loss = distillation.share * divergence + (1 - distillation.share) * loss
             metrics |= {"divergence": divergence, "acceptance": learned["acceptance"], "loss": loss}
@@ -111,7 +130,9 @@ def tuning_loss(
     return loss_fn
 
 
-def teacher_params(teacher: LoadedModel, draft: LoadedModel, view: View, frozen: Sequence[str]) -> Params:
+def teacher_params(
+    teacher: LoadedModel, draft: LoadedModel, view: View, frozen: Sequence[str]
+) -> Params:
     """Return a teacher's parameters beside a draft's of which `frozen` does not train: without its tower where the
     draft sees through the same, and it stays the same. Images are encoded once then."""
     if not view.reads_images or not same_tower(teacher, draft):
@@ -122,7 +143,10 @@ def teacher_params(teacher: LoadedModel, draft: LoadedModel, view: View, frozen:
 
 
 def _taught(
-    teacher: LanguageModel, params: Params, batch: ConversationBatch, features: Float[Array, "B U P E"] | None
+    teacher: LanguageModel,
+    params: Params,
+    batch: ConversationBatch,
+    features: Float[Array, "B U P E"] | None,
 ) -> Float[Array, "B L V"]:
     """Return the teacher's logits at the draft's slots; `features` are of the draft's images."""
     read = batch.teacher
@@ -134,7 +158,10 @@ def _taught(
 
 
 def simulated(
-    model: LanguageModel, batches: Sequence[ConversationBatch], view: View = VIEWS["M"], gamma: int = 5
+    model: LanguageModel,
+    batches: Sequence[ConversationBatch],
+    view: View = VIEWS["M"],
+    gamma: int = 5,
 ) -> Callable[[Params], dict[str, float]]:
     """Parameters -> {simulated_tokens_per_block} over held-out batches of a target's own greedy answers, pooled."""
 
@@ -204,7 +231,9 @@ def _sample(
 
     def step(carry: Any, number: Array) -> tuple[Any, tuple[Array, Array]]:
         logits, cache, live = carry
-        token = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, number), logits)
+        token = jax.vmap(jax.random.categorical)(
+            jax.vmap(jax.random.fold_in, (0, None))(keys, number), logits
+        )
         after, cache = model.extend(params, token[:, None], cache)
         return (after[:, 0], cache, live & ~jnp.isin(token, ends)), (token, live)
 

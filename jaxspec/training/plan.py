@@ -53,7 +53,12 @@ class AbstractStep:
     def held(self) -> dict[str, int]:
         """Bytes of one device through a step, by use; activations come on top."""
         trained = self.state.params
-        parts = {"frozen": self.frozen, "trained": trained, "optimizer": self.state.opt_state, "gradient": trained}
+        parts = {
+            "frozen": self.frozen,
+            "trained": trained,
+            "optimizer": self.state.opt_state,
+            "gradient": trained,
+        }
         return {name: bytes_held(part) for name, part in (parts | {"batch": self.batch}).items()}
 
     @property
@@ -70,7 +75,12 @@ def mesh_for(devices: int, batch: int) -> AbstractMesh:
 
 
 def abstract_step(
-    target: ModelConfig, draft: ModelConfig, mesh: Mesh | AbstractMesh, batch: int, length: int, dtype: str
+    target: ModelConfig,
+    draft: ModelConfig,
+    mesh: Mesh | AbstractMesh,
+    batch: int,
+    length: int,
+    dtype: str,
 ) -> AbstractStep:
     """Return the step over rows of `length` tokens, one image each where there are towers; nothing is allocated.
 
@@ -91,13 +101,17 @@ def abstract_step(
 
     def make() -> ConversationBatch:
         rows, read = (
-            prompt_zeros(model, None, batch, length, model.has_vision, model.has_vision and model.mrope)
+            prompt_zeros(
+                model, None, batch, length, model.has_vision, model.has_vision and model.mrope
+            )
             for model in (models[1], models[0])
         )
         images = None if shared or not models[0].has_vision else image_zeros(target, batch, 1)
         numbers = rows.length.astype(jnp.uint32)
         taught = TeacherRows(read, images, rows.tokens)
-        return ConversationBatch(rows, rows.tokens > 0, image_zeros(draft, batch, 1), numbers, taught)
+        return ConversationBatch(
+            rows, rows.tokens > 0, image_zeros(draft, batch, 1), numbers, taught
+        )
 
     params = {**own, TEACHER: teacher}
     trainable, still = partition(params, config.frozen)

@@ -36,7 +36,11 @@ class Preemption:
         self._before: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return self
-        for number in (signal.SIGINT, signal.SIGHUP, *[signal.SIGTERM] * (jax.process_count() == 1)):
+        for number in (
+            signal.SIGINT,
+            signal.SIGHUP,
+            *[signal.SIGTERM] * (jax.process_count() == 1),
+        ):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -56,4 +60,8 @@ class Preemption:
 
     def reached(self, step: int) -> bool:
         """Return whether to save and leave after this step; every process asks after every step."""
-        return multihost_utils.reached_preemption_sync_point(step) if jax.process_count() > 1 else self._told
+        return (
+            multihost_utils.reached_preemption_sync_point(step)
+            if jax.process_count() > 1
+            else self._told
+        )

@@ -20,7 +20,8 @@ import jax
 
 from jaxspec.checkpoints.export import with_words
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
-from jaxspec.data.sources import mixture, open_source
+from jaxspec.data.samples import Sample
+from jaxspec.data.sources import Prepared, mixture
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import prompt_encoder
 from jaxspec.decoding.views import parse_view
@@ -31,10 +32,20 @@ from jaxspec.sharding import shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.conversations import ConversationBatches, frequent_tokens, iterate
-from jaxspec.training.objectives import TEACHER, Distillation, simulated, teacher_params, tuning_loss, without_teacher
+from jaxspec.training.objectives import (
+    TEACHER,
+    Distillation,
+    simulated,
+    teacher_params,
+    tuning_loss,
+    without_teacher,
+)
 from jaxspec.training.signatures import data_signature, model_signature
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
+
+DataSets = Mapping[str, Path | Sequence[Sample]]
+"""Data sets by name: the path of a prepared one, or samples."""
 
 PREPARED = Path("runs/data")
 """Where data sets are looked for that no path is given for."""
@@ -51,7 +62,7 @@ class Stage:
     name: str
     train: TrainConfig
     data: tuple[tuple[str, float], ...]
-    """(data set, weight): its name under `runs/data`, or picturebook, as `open_source` reads it."""
+    """(data set, weight): a name under `runs/data`, or one whose samples the caller passes."""
     plain: bool = False
     """Images and what is said of them, without questions and roles."""
 
@@ -75,7 +86,9 @@ class StagedRecipe:
 
     def __post_init__(self) -> None:
         if not 0 <= self.unlearned <= 1:
-            raise InputError(f"unlearned: {self.unlearned}; give the share of rows that may teach nothing, 0 to 1")
+            raise InputError(
+                f"unlearned: {self.unlearned}; give the share of rows that may teach nothing, 0 to 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,37 +109,51 @@ class Recipe(StagedRecipe):
         super().__post_init__()
         if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
-            raise InputError(f"held_out {self.held_out}: no stage evaluates, each has evaluate_every 0; give {names}")
+            raise InputError(
+                f"held_out {self.held_out}: no stage evaluates, each has evaluate_every 0; give {names}"
+            )
 
 
-def train_draft(recipe: Recipe, directory: Path, data: Mapping[str, Path] | None = None) -> LoadedModel:
+def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -> LoadedModel:
     """Trains all stages, each from the end of the one before, and returns the draft; goes on where it was stopped.
 
     Args:
       directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
-      data: where data sets lie that are not under `runs/data`.
+      data: Paths or samples of the data sets that are not under `runs/data`.
 
     Raises InputError for models and data that do not fit; see `fit` for the rest.
     """
     sources = open_sources(recipe.stages, data, recipe.held_out)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):  # placed on the mesh stage by stage
+    with jax.default_device(
+        jax.local_devices(backend="cpu")[0]
+    ):  # placed on the mesh stage by stage
         target = LoadedModel.load(recipe.target)
         draft = start_draft(recipe, target)
         if words := draft_words(recipe, sources, target):
             config, params = narrowed(draft.config, draft.params, words)
             draft = replace(draft, config=config, params=params)
     for stage in recipe.stages:
-        draft = replace(draft, params=_train(recipe, stage, target, draft, sources, directory / stage.name))
+        draft = replace(
+            draft, params=_train(recipe, stage, target, draft, sources, directory / stage.name)
+        )
     return draft
 
 
-def draft_words(recipe: StagedRecipe, sources: Mapping[str, Any], target: LoadedModel) -> tuple[int, ...]:
+def draft_words(
+    recipe: StagedRecipe, sources: Mapping[str, Any], target: LoadedModel
+) -> tuple[int, ...]:
     """Return the draft vocabulary that a recipe asks for, counted in the data of its last stage; empty: none."""
     if not recipe.draft_vocabulary:
         return ()
-    stage, eos, size = recipe.stages[-1], target.model.text.eos_token_id, target.model.text.vocab_size
+    stage, eos, size = (
+        recipe.stages[-1],
+        target.model.text.eos_token_id,
+        target.model.text.vocab_size,
+    )
     if not 0 < recipe.draft_vocabulary <= size:
-        raise InputError(f"draft_vocabulary: {recipe.draft_vocabulary}; give a number of the target's {size} tokens")
+        raise InputError(
+            f"draft_vocabulary: {recipe.draft_vocabulary}; give a number of the target's {size} tokens"
+        )
     samples = mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed)
     count = min(COUNTED, sum(len(sources[name]) for name, _ in stage.data))
     ends = [eos] if isinstance(eos, int) else [*(eos or ())]
@@ -152,7 +179,9 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
             "give a Llama-like decoder and a target of the LLaVA families"
         )
     words = text_config(target.config).vocab_size
-    config: ModelConfig = replace(target.config, text_config=replace(start.config, vocab_size=words))
+    config: ModelConfig = replace(
+        target.config, text_config=replace(start.config, vocab_size=words)
+    )
     params = {
         **init_params(config, key),
         "language_model": with_words(start.params, words),
@@ -162,14 +191,23 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
 
 
 def _train(
-    recipe: Recipe, stage: Stage, target: LoadedModel, draft: LoadedModel, sources: Mapping[str, Any], directory: Path
+    recipe: Recipe,
+    stage: Stage,
+    target: LoadedModel,
+    draft: LoadedModel,
+    sources: Mapping[str, Any],
+    directory: Path,
 ) -> Params:
     view = parse_view(recipe.view)
     teacher = target if recipe.distillation else None
     untold = teacher and replace(teacher, params={})
-    batches, inputs = stage_data(recipe, stage, sources, target, draft, view=view, plain=stage.plain, teacher=untold)
+    batches, inputs = stage_data(
+        recipe, stage, sources, target, draft, view=view, plain=stage.plain, teacher=untold
+    )
     inputs |= {
-        "start": model_signature(recipe.start) if isinstance(recipe.start, str) else asdict(recipe.start),
+        "start": model_signature(recipe.start)
+        if isinstance(recipe.start, str)
+        else asdict(recipe.start),
         "sees": view.reads_images,
         "view": recipe.view,
         "distillation": recipe.distillation and asdict(recipe.distillation),
@@ -189,11 +227,17 @@ def _train(
     evaluate = None
     if recipe.held_out:
         samples = mixture([(sources[recipe.held_out], 1.0)], 0)
-        held_out = replace(batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1))
+        held_out = replace(
+            batches, samples=samples, batch=8, plain=False, teacher=None, process=(0, 1)
+        )
         evaluate = simulated(draft.model, [held_out(step) for step in range(HELD_OUT)], view)
-    loss_fn = tuning_loss(draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation)
+    loss_fn = tuning_loss(
+        draft.model, view, teacher=teacher and teacher.model, distillation=recipe.distillation
+    )
     with closing(iterate(batches, train.steps, recipe.workers, limit=recipe.unlearned)) as made:
-        trained = fit(train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs)
+        trained = fit(
+            train, params, loss_fn, made, directory, places=places, evaluate=evaluate, inputs=inputs
+        )
     return without_teacher(trained)
 
 
@@ -251,7 +295,9 @@ def parse_data(
     own = tuple((entry, 1.0) for entry in entries if "=" not in entry)
     if own:
         stages = tuple(replace(stage, data=own) for stage in stages)
-    places = {name: Path(path or name) for name, _, path in (entry.partition("=") for entry in entries)}
+    places = {
+        name: Path(path or name) for name, _, path in (entry.partition("=") for entry in entries)
+    }
     known = _names(stages, held_out)
     for name in places:
         if name not in known:
@@ -265,16 +311,18 @@ def _names(stages: Sequence[Stage], held_out: str) -> list[str]:
     return list(dict.fromkeys([*names, held_out] if held_out else names))
 
 
-def open_sources(stages: Sequence[Stage], data: Mapping[str, Path] | None, held_out: str = "") -> dict[str, Any]:
-    """Return all data sets that are read, by name: those under `runs/data`, or where `data` says that they lie."""
+def open_sources(
+    stages: Sequence[Stage], data: DataSets | None, held_out: str = ""
+) -> dict[str, Sequence[Sample]]:
+    """Return every data set that the stages read, by name."""
     return {name: _open(name, data or {}) for name in _names(stages, held_out)}
 
 
-def _open(name: str, data: Mapping[str, Path]) -> Any:
-    if name.partition(":")[0] == "picturebook" and name not in data:
-        return open_source(name)
+def _open(name: str, data: DataSets) -> Sequence[Sample]:
     path = data.get(name, PREPARED / name)
+    if not isinstance(path, Path):
+        return path
     if name not in data and not path.is_dir():
         made = "make it with python -m train.prepare"
         raise InputError(f"data {name}: not in {PREPARED}; {made}, or give --data {name}=PATH")
-    return open_source(str(path))
+    return Prepared(path)

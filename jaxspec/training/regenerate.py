@@ -55,7 +55,11 @@ class Regeneration:
 
 
 def regenerate(
-    engine: Engine, source: Sequence[Sample], work: Regeneration, folder: Path, shard: tuple[int, int] = (0, 1)
+    engine: Engine,
+    source: Sequence[Sample],
+    work: Regeneration,
+    folder: Path,
+    shard: tuple[int, int] = (0, 1),
 ) -> int:
     """Writes the chunks that are missing in `folder`, and returns how many there are in all now.
 
@@ -68,7 +72,11 @@ def regenerate(
 
     def missing() -> list[int]:
         _claim(folder, work)
-        return [chunk for chunk in range(shard[0], work.chunks, shard[1]) if not _file(folder, chunk).exists()]
+        return [
+            chunk
+            for chunk in range(shard[0], work.chunks, shard[1])
+            if not _file(folder, chunk).exists()
+        ]
 
     def answer(members: Sequence[int]) -> list[dict[str, Any]]:
         return _answer(engine, {i: source[i] for i in members}, work)
@@ -147,7 +155,8 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
     eos = text_config(engine.lead.config).eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos or ())
     rows: dict[int, dict[str, Any]] = {
-        i: {"sample": i, "id": sample.id, "turns": [], "cut": None, "refused": None} for i, sample in samples.items()
+        i: {"sample": i, "id": sample.id, "turns": [], "cut": None, "refused": None}
+        for i, sample in samples.items()
     }
     told: dict[int, tuple[Prompt, Sequence[int]]] = {}
     turn, left = 0, list(samples)
@@ -176,11 +185,15 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
     return list(rows.values())
 
 
-def _prompt(engine: Engine, sample: Sample, turn: int, told: tuple[Prompt, Sequence[int]] | None) -> Prompt:
+def _prompt(
+    engine: Engine, sample: Sample, turn: int, told: tuple[Prompt, Sequence[int]] | None
+) -> Prompt:
     """Return the prompt of a turn, with the images that its question brings."""
     asked = sample.turns[turn][0]
     if not asked.replace(PLACEHOLDER, "").strip():
-        raise InputError(f"sample {sample.id}: nothing is asked; text alone cannot be answered anew")
+        raise InputError(
+            f"sample {sample.id}: nothing is asked; text alone cannot be answered anew"
+        )
     first = sum(question.count(PLACEHOLDER) for question, _ in sample.turns[:turn])
     images = sample.images[first : first + asked.count(PLACEHOLDER)]
     if told is None:

@@ -41,7 +41,11 @@ def data_signature(source: Sequence[Sample]) -> str:
         sample = source[place]
         found.update(repr((last, sample.id, sample.turns)).encode())
         for image in sample.images:
-            content = image.content if isinstance(image, StoredImage) else image_hash(to_rgb(image)).encode()
+            content = (
+                image.content
+                if isinstance(image, StoredImage)
+                else image_hash(to_rgb(image)).encode()
+            )
             found.update(hashlib.sha256(content).digest())
     return f"fingerprint {found.hexdigest()[:12]}"
 
@@ -72,7 +76,9 @@ def run_signature(config: TrainConfig, inputs: dict[str, Any]) -> dict[str, Any]
     return json.loads(json.dumps(asdict(config) | inputs))
 
 
-def claim(directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None) -> None:
+def claim(
+    directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None
+) -> None:
     """Refuse to go on with what another run saved; else write `train_config.json`, for people.
 
     The number of steps may be another where the steps that are done would have been the same.
@@ -82,7 +88,9 @@ def claim(directory: Path, config: TrainConfig, run: dict[str, Any], saved: tupl
     """
     if saved is not None:
         done, old = saved[0], saved[1] or run
-        theirs, mine = (dict[str, Any](flatten_dict(_lasting(values), sep=".")) for values in (old, run))
+        theirs, mine = (
+            dict[str, Any](flatten_dict(_lasting(values), sep=".")) for values in (old, run)
+        )
         if done <= config.steps and _same_rates(config, old["steps"], done):
             theirs["steps"] = config.steps
         for name in sorted(theirs.keys() | mine.keys()):
@@ -107,4 +115,6 @@ def _lasting(values: dict[str, Any]) -> dict[str, Any]:
 def _same_rates(config: TrainConfig, steps: int, done: int) -> bool:
     """Return whether a run of so many steps has had the same learning rate at each of the first `done` of them."""
     at = np.arange(done)
-    return np.array_equal(make_schedule(config)(at), make_schedule(replace(config, steps=steps))(at))
+    return np.array_equal(
+        make_schedule(config)(at), make_schedule(replace(config, steps=steps))(at)
+    )

@@ -25,7 +25,16 @@ from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.preemption import Preempted, Preemption
 from jaxspec.training.signatures import claim, run_signature
-from jaxspec.training.step import LossFn, Places, make_optimizer, merge, on_host, partition, place_state, placed_on
+from jaxspec.training.step import (
+    LossFn,
+    Places,
+    make_optimizer,
+    merge,
+    on_host,
+    partition,
+    place_state,
+    placed_on,
+)
 from jaxspec.typing import Params
 
 Evaluate = Callable[[Params], Mapping[str, float]]
@@ -62,29 +71,42 @@ def fit(
       Diverged: the loss is no longer a number; the newest checkpoint is from before.
     """
     mesh = config.mesh.make(config.batch)
-    data: Any = batches if hasattr(batches, "get_state") else StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]
+    data: Any = batches
+    if not hasattr(batches, "get_state"):
+        data = StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]
     trainable, frozen = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     run = run_signature(config, dict(inputs or {}))
     with (
         _alone(directory),
-        Checkpoints(config.checkpoints or directory / "checkpoints", config.keep, run) as checkpoints,
+        Checkpoints(
+            config.checkpoints or directory / "checkpoints", config.keep, run
+        ) as checkpoints,
     ):
         claim(directory, config, run, checkpoints.newest())
-        state, placed = place_state(trainable, frozen, optimizer, placed_on(mesh, params, places), mesh, config.dtype)
+        state, placed = place_state(
+            trainable, frozen, optimizer, placed_on(mesh, params, places), mesh, config.dtype
+        )
         state, place = checkpoints.restore(state)
         if place is not None:
             data.set_state(place)
         start = int(state.step)
         if start:
             _say(f"resuming {directory} at step {start} of {config.steps}")
-        step = MeasuredStep(config, loss_fn, optimizer, placed, mesh, jax.tree.map(lambda x: x.sharding, state))
+        step = MeasuredStep(
+            config, loss_fn, optimizer, placed, mesh, jax.tree.map(lambda x: x.sharding, state)
+        )
         bar = tqdm(
             total=config.steps, initial=start, unit="step", desc=directory.name, smoothing=0.1,
             disable=jax.process_index() > 0,
         )  # fmt: skip
         ahead = closing(read_ahead(data, config.steps - start, mesh))
-        with Preemption() as preemption, MetricsLog(directory, config, start) as log, bar, ahead as ready:
+        with (
+            Preemption() as preemption,
+            MetricsLog(directory, config, start) as log,
+            bar,
+            ahead as ready,
+        ):
             for done in range(start + 1, config.steps + 1):
                 asked = time.perf_counter()
                 batch, place = next(ready)
@@ -97,7 +119,9 @@ def fit(
                 if logs:
                     values = step.read(done)
                     log.write(done, values)
-                    bar.set_postfix({k: f"{v:.3f}" for k, v in values.items() if k in ("loss", "accuracy")})
+                    bar.set_postfix(
+                        {k: f"{v:.3f}" for k, v in values.items() if k in ("loss", "accuracy")}
+                    )
                 if saves or told or evaluates:
                     with step.pause(done):
                         if evaluate and evaluates and (last or not told):

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.directories import weight_files
 from jaxspec.checkpoints.export import export

@@ -15,8 +15,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlamaForCausalLM  # noqa: E402
-
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary, with_words  # noqa: E402
 from jaxspec.checkpoints.huggingface import load  # noqa: E402
 from jaxspec.checkpoints.kv_head import load_kv_head  # noqa: E402
@@ -24,6 +22,8 @@ from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.models import FAMILIES, LanguageModel, build, text_params  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlamaForCausalLM  # noqa: E402
+
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, qwen_vl, tiles  # noqa: E402
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.cli.inspect import inspect
 from jaxspec.errors import InputError
+
 from tests import tiny
 from tests.conftest import ROOT
 from tests.robustness.damage import outcome, use

@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import load_file
-
 from jaxspec.checkpoints.huggingface import load, save
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import KVHead, head_rows
 from jaxspec.typing import Params
+from safetensors.numpy import load_file, save_file
+
 from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)

@@ -13,10 +13,6 @@ import jax
 import numpy as np
 import pytest
 import transformers
-from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoProcessor, PreTrainedTokenizerFast
-
 from jaxspec.checkpoints import processors
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
@@ -24,6 +20,10 @@ from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoProcessor, PreTrainedTokenizerFast
+
 from tests.hub import words
 
 VOCABULARY, IMAGE = 53, 52

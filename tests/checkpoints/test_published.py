@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import pytest
-
 from jaxspec.checkpoints.directories import read_config
 from jaxspec.models import abstract_params
 

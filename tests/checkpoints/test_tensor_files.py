@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.tensor_files import list_file
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
@@ -22,6 +20,8 @@ from jaxspec.decoding.memory import at_place, bytes_held
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
 from jaxspec.sharding import abstract_mesh, make_mesh, shardings
+from safetensors.numpy import save_file
+
 from tests.checkpoints.shapes import write_zeros
 
 LLAVA_13B = LlavaConfig(

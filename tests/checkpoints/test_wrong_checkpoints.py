@@ -12,12 +12,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
-
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.cli.inspect import inspect
 from jaxspec.decoding.loading import with_stop_tokens
 from jaxspec.errors import InputError
+from safetensors.numpy import load_file, save_file
+
 from tests import tiny
 
 HEAD = "language_model.lm_head.weight"

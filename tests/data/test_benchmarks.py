@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eval.lib.sets import add_follow_ups, evaluation_set
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from huggingface_hub import HfFileSystem
-from PIL import Image
-
-from eval.lib.sets import add_follow_ups, evaluation_set
 from jaxspec.data.benchmarks import BENCHMARKS, DESCRIBE, REASON, SUMMARISE, benchmark_samples, few_shot_samples
 from jaxspec.data.images import StoredImage
-from jaxspec.data.picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
+from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
+from PIL import Image
 
 pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
 parquet = pytest.importorskip("pyarrow.parquet")

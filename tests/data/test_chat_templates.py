@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
-from tokenizers.processors import TemplateProcessing
-
 from jaxspec.data import prompts
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
+from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
+
 from tests import tiny
 
 CHATML = (

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-
 from jaxspec.data.conversations import Skipped, conversation, readable
 from jaxspec.data.rows import DataRow
 from jaxspec.data.samples import Sample
-from jaxspec.data.sources import Picturebook, Prepared, mixture, open_source, prepare
+from jaxspec.data.sources import Prepared, mixture, prepare
 from jaxspec.errors import InputError
-from tests.tiny.disk import full_disk
+from picturebook.training import Picturebook
+from PIL import Image
 from train.prepare import Book, Llava, Text, main
+
+from tests.tiny.disk import full_disk
 
 
 def said(*pairs: tuple[str, str]) -> list[dict[str, str]]:
@@ -209,7 +210,7 @@ def test_two_preparations_of_one_name(tmp_path: Path) -> None:
 
 def test_errors_of_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no prepared data"):
-        open_source(str(tmp_path))
+        Prepared(tmp_path)
     with pytest.raises(InputError, match="lower-case words"):
         prepare("My Mix", tmp_path, [])
     with pytest.raises(InputError, match="no sample"):

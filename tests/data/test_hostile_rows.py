@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
+from PIL import Image
 from train.prepare import Llava, Text, main
 
 GOOD = '{"id": "good", "question": "Is it?", "answer": "It is."}'

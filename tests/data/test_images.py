@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
-
 from jaxspec.data.images import StoredImage, load_image, to_rgb
 from jaxspec.errors import InputError
+from PIL import Image
 
 RAMP = np.linspace(0, 65535, 6).astype(np.uint16)[None]
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-
 from eval.lib.sets import evaluation_set
 from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
+from PIL import Image
 
 LINE = {"id": "a", "image": "red.png", "turns": ["What?", "Why?"], "reference": "A page."}
 

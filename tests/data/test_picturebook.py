@@ -9,8 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-
-from jaxspec.data.picturebook import (
+from jaxspec.errors import InputError
+from picturebook import (
     FOLLOW_UPS,
     IMAGE,
     LABEL_CLASSES,
@@ -31,12 +31,11 @@ from jaxspec.data.picturebook import (
     tower_labels,
     train_sample,
 )
-from jaxspec.data.picturebook.__main__ import main as sheet_command
-from jaxspec.data.picturebook.phrases import caption
-from jaxspec.data.picturebook.rendering import RGB, text_mask
-from jaxspec.data.picturebook.samples import VALUES
-from jaxspec.data.picturebook.scenes import BACKGROUNDS, COLOURS, KINDS, PLACES, SIGN, SIZES, WORDS
-from jaxspec.errors import InputError
+from picturebook.__main__ import main as sheet_command
+from picturebook.phrases import caption
+from picturebook.rendering import RGB, text_mask
+from picturebook.samples import VALUES
+from picturebook.scenes import BACKGROUNDS, COLOURS, KINDS, PLACES, SIGN, SIZES, WORDS
 
 
 class Still:
@@ -310,7 +309,7 @@ def test_errors_name_the_nearest() -> None:
 def test_contact_sheet_is_written_whole_or_not_at_all(tmp_path) -> None:
     from PIL import Image
 
-    command = [sys.executable, "-m", "jaxspec.data.picturebook"]
+    command = [sys.executable, "-m", "picturebook"]
     path = tmp_path / "sheet.png"
     subprocess.run([*command, str(path)], check=True)
     with Image.open(path) as sheet:

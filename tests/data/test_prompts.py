@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from configs.models.mini import IMAGE_TOKEN
 from jaxspec.data.prompts import PromptEncoder, bucket, pad_rows
 from jaxspec.errors import InputError

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-
 from eval.lib.sets import evaluation_set
-from jaxspec.data.sources import FileFormat, Picturebook, Prepared, prepare
+from jaxspec.data.sources import FileFormat, Prepared, prepare
 from jaxspec.errors import InputError
+from picturebook.training import Picturebook
 
 
 class HardSums(tfds.core.GeneratorBasedBuilder):

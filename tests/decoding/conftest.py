@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from jaxspec.decoding.loading import LoadedModel
+
 from tests import tiny
 
 

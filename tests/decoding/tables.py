@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jaxspec.cache import KVCache, write
 from jaxspec.decoding.collaborative import Member
 from jaxspec.decoding.state import PromptBatch, Prompts

@@ -7,7 +7,6 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.decoding.adaptive_gamma import (
     MEMORY,
     PATIENCE,
@@ -23,6 +22,7 @@ from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.running import decode_on, run_prefill
 from jaxspec.decoding.state import Pause, rewound, snapshot
 from jaxspec.errors import InputError
+
 from tests import tiny
 
 LENGTHS = gammas_up_to(5)

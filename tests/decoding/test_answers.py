@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from PIL import Image
-
 from eval.exactness import forward_logits
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
@@ -17,6 +15,8 @@ from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
+from PIL import Image
+
 from tests import tiny
 
 NEW = 24

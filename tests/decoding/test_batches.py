@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, PROMPT_BUCKETS
 from jaxspec.decoding.memory import Sizes
 from jaxspec.decoding.requests import in_batches
+
 from tests import tiny
 
 
@@ -26,8 +26,7 @@ def llava_like(seed: int) -> list[Sizes]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_mix_of_requests_needs_few_programs(seed: int) -> None:
-    """One batch of each bucket would be of 12 to 14 kinds, with as many programs again for each bucket of new tokens.
-    """
+    """One batch of each bucket would be of 12 to 14 kinds, with as many programs again for each bucket of new tokens."""
     sizes = llava_like(seed)
     batches = in_batches(sizes, 8)
     assert sorted(i for batch in batches for i in batch) == list(range(64))
@@ -67,7 +66,8 @@ def test_views_are_as_wide_as_they_need(target: LoadedModel, draft: LoadedModel)
     wide, narrow = (len(row) for row in read.rows)
     assert (read.sizes.length, read.sizes.views) == tuple(bucket(n, config.prompt_buckets, "") for n in (wide, narrow))
     assert state.target.slots - state.drafter.cache.slots == read.sizes.length - read.sizes.views > 0
-    assert engine.memory_report([request]).draft_cache < Engine(
-        target, draft, replace(config, views=("M",))
-    ).memory_report([request]).draft_cache
+    assert (
+        engine.memory_report([request]).draft_cache
+        < Engine(target, draft, replace(config, views=("M",))).memory_report([request]).draft_cache
+    )
     assert engine.generate(request).tokens == Engine(target).generate(request).tokens

@@ -11,8 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from PIL import Image
-
 from eval.lib.config import EvalConfig, Variant, load_models
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.images import image_hash
@@ -21,6 +19,8 @@ from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captio
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.views import Caption, caption_ids
 from jaxspec.errors import InputError
+from PIL import Image
+
 from tests import tiny
 
 MINI = Path(__file__).resolve().parents[2] / "jaxspec" / "assets" / "mini"

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
-
 from eval.exactness import forward_logits
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import CollaborationConfig, Engine
@@ -20,6 +18,8 @@ from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
 from jaxspec.models import text_params
+from PIL import Image
+
 from tests import tiny
 from tests.tiny import loaded
 

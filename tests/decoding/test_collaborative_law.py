@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
 from jaxspec.decoding.collaborative import Alternating, CollaborationStats, OneProposer
 from jaxspec.decoding.combination import parse_combination
 from jaxspec.decoding.state import DecodeState
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
+
 from tests.decoding import tables
 from tests.tiny.oracles import goodness_of_fit, numpy_filtered, numpy_softmax
 

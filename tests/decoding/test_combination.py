@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.decoding.combination import Combination, Custom, combined, parse_combination
 from jaxspec.sampling import Sampling
+
 from tests.tiny import sampling
 from tests.tiny.oracles import numpy_filtered, numpy_softmax
 

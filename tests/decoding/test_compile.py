@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
+
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
 
 TARGET, PARAMS = lvlm(16, 2, seed=0)

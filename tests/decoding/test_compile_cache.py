@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding import compile_cache
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.compile_cache import Held
 from jaxspec.sharding import make_mesh, shardings
+
 from tests import tiny
 
 NEW = 12

@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
-
 from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
@@ -31,6 +29,8 @@ from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
+from PIL import Image
+
 from tests import tiny
 from tests.tiny import loaded, request_of
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-
 from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.memory import MemoryReport, Sizes, abstract_inputs, plan_memory
@@ -21,6 +20,7 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.views import parse_views
 from jaxspec.decoding.weighting import Static
 from jaxspec.models import LanguageModel, abstract_params
+
 from tests.tiny import QUICK
 
 OPTIONS = QUICK | {

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.cache import KVCache
 from jaxspec.decoding.drafters import DraftState
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
+
 from tests import tiny
 
 LENGTHS, IMAGES, B, NEW = [5, 3, 7, 5], [1, 0, 2, 1], 4, 25

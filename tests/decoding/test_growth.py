@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from jaxspec.decoding import running
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.running import rooms
 from jaxspec.models import LanguageModel
+
 from tests import tiny
 
 CONFIG = EngineConfig(("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,))

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafters import ChainDrafter, DraftState
@@ -18,6 +17,7 @@ from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import Block, HeadRows, KVHead, head_rows, joined, pack, states_before
 from jaxspec.typing import Array, Params
+
 from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(32, 2, seed=0)

@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-
 from eval.lib.hlo import ProgramText
 from eval.lib.timing import time_passes
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
@@ -18,6 +17,7 @@ from jaxspec.decoding.compile_cache import executable
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.running import run_decode
 from jaxspec.sharding import make_mesh
+
 from tests import tiny
 
 NEW = 12

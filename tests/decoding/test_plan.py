@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.plan import abstract_program, plan, sizes_of, usual_head
 from jaxspec.sharding import make_mesh
+
 from tests import tiny
 
 PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
@@ -41,9 +41,7 @@ def test_it_is_the_engines_own_report(pair: tuple[Path, Path], devices: int, vie
     config = EngineConfig(views=views or ("M",), gamma=3, batch_size=2, image_buckets=(1,))
     engine = Engine(target, draft if "M" in views else None, config)
     requests = [Request("Hi", 12, images=[PAGE])] * 2
-    program, params = abstract_program(
-        target.config, draft.config, views, 3, jnp.float32, head=head and head.config
-    )
+    program, params = abstract_program(target.config, draft.config, views, 3, jnp.float32, head=head and head.config)
     sizes = engine._largest(engine._read(requests))
     found = plan(program, params, devices, 2, sizes_of(program, sizes.length, 1, sizes.new))
     assert found.memory == engine.memory_report(requests)

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.decoding import speculative
 from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
 from jaxspec.verification import Draft, Verdict, _residual, rejection
+
 from tests.tiny import kv_head, lvlm, narrow, noisy, prompts, run_plain, run_speculative, sampling, speculator, weighted
 from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 

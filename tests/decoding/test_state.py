@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
 from jaxspec.cache import KVCache
 from jaxspec.decoding.state import DecodeState, DecodeStats, commit, init_state, newest, step_keys
 from jaxspec.sampling import Sampling
 from jaxspec.verification import Verdict
+
 from tests import tiny
 
 B, J, SLOTS, PROMPT = 3, 3, 9, 5

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from tests import tiny
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from train.tokenizer import make_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from tests import tiny
 
 NEW = 30
 CONFIG = EngineConfig(gamma=3, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,), batch_size=1)

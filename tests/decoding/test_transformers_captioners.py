@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-
 from jaxspec.decoding.captioners import TransformersCaptioner, captioner_lack, load_captioner
 from jaxspec.errors import InputError
+from PIL import Image
+
 from tests.tiny.captioners import blip, blip2, florence2
 
 torch = pytest.importorskip("torch", reason="these captioners run in torch")

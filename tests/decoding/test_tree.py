@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from jaxspec.cache import TreeMask, init_cache, keep_path
 from jaxspec.decoding.tree import Tree, ancestors, branching, chains, likeliest_nodes, parse_tree
 from jaxspec.errors import InputError
+
 from tests import tiny
 
 SHAPES = [branching(2, 3), branching(3, 4, 20), branching(1, 5), chains(3, 4), branching(4, 1), chains(1, 1)]

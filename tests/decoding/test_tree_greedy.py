@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.decoding.tree import parse_tree, static_tree
 from jaxspec.models.inputs import PromptRows, in_order
+
 from tests import tiny
 from tests.decoding.test_greedy import (
     DRAFT_PARAMS,

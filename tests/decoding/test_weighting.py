@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from jaxspec.decoding.mixtures import simplex_grid
 from jaxspec.decoding.weighting import PRESETS, RULES, Adaptive, Weighting, parse_weighting
 from jaxspec.errors import InputError
+
 from tests.decoding import weighting_reference as reference
 
 B, J, V, BLOCKS = 4, 3, 7, 6

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState
 from jaxspec.models import build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
+
 from tests import tiny
 from tests.decoding import weighting_reference as reference
 from tests.tiny.oracles import numpy_softmax

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import tyro
-
 from eval import accelerator, latency
 from jaxspec.command import preset_names
 from jaxspec.errors import InputError
+
 from tests.conftest import ROOT
 
 PAGE = "# A page\n\n<!-- accelerator: made -->\nof before\n<!-- /accelerator -->\n\nThe rest.\n"

@@ -10,14 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 import transformers  # noqa: E402
-from transformers import AutoTokenizer, LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
-
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.data.images import to_rgb  # noqa: E402
-from jaxspec.data.picturebook import test_set as samples_of  # noqa: E402
 from jaxspec.decoding.engine import Engine, LoadedModel, Request  # noqa: E402
 from jaxspec.decoding.loading import image_inputs  # noqa: E402
 from jaxspec.files import ASSETS  # noqa: E402
+from picturebook import test_set as samples_of  # noqa: E402
+from transformers import AutoTokenizer, LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
 
 NEW = 32
 ANY_TEXT_DRAFT = int(transformers.__version__.split(".")[0]) >= 5

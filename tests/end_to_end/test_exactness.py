@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
-
 from eval.exactness import chi_square, divergence, forward_logits, main
 from eval.lib.config import EvalConfig, Variant
 from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.errors import InputError
+from scipy import stats
+
 from tests import tiny
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from transformers import LlavaNextImageProcessorPil
-
 from eval.lib.simulation import count_blocks, head_agreement
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import LlavaNextConfig
@@ -22,6 +20,8 @@ from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage
 from jaxspec.training.regenerate import Regeneration, regenerate, regenerated
+from transformers import LlavaNextImageProcessorPil
+
 from tests import tiny
 from tests.tiny import Talk
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from configs.eval.kv_head import config as config_of_heads
 from configs.eval.mini import config
 from eval import block_efficiency
@@ -20,11 +19,11 @@ from eval.exactness import forward_logits
 from eval.lib.comparison import each_turn, first_prompt
 from eval.lib.simulation import count_blocks, head_agreement
 from jaxspec.data.images import to_rgb
-from jaxspec.data.picturebook import SYNTHETIC_SETS, caption, test_set
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs, same_tower
 from jaxspec.files import ASSETS
+from picturebook import SYNTHETIC_SETS, caption, test_set
 
 BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}
 

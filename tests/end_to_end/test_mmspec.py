@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
 from eval import block_efficiency, mmspec
 from eval.lib.config import EvalConfig, Variant
 from jaxspec.errors import InputError
+from PIL import Image
+
 from tests import tiny
 
 

@@ -16,8 +16,9 @@ from jaxspec.checkpoints.model_card import model_name
 from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.data.images import to_rgb
-from jaxspec.data.picturebook import test_set as samples_of
 from jaxspec.files import ASSETS
+from picturebook import test_set as samples_of
+
 from tests import tiny
 
 INST = (

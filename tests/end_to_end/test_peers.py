@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from eval import peers
 from jaxspec.data.prompts import Prompt
+
 from tests import tiny
 
 

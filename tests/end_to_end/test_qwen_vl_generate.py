@@ -16,6 +16,7 @@ from eval.exactness import forward_logits
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.loading import same_tower
 from jaxspec.decoding.memory import abstract_inputs
+
 from tests.tiny import hf, noisy, qwen_vl
 
 NEW, LENGTH, UNITS = 64, 448, 32

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from eval import block_efficiency
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.simulation import measure_regret
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
+
 from tests import tiny
 
 

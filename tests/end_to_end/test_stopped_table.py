@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-
 from eval import block_efficiency, draft_quality, exactness, mmspec
 from eval.lib.config import EvalConfig, Variant
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
+from PIL import Image
+
 from tests import tiny
 
 SETS = ("one", "two")

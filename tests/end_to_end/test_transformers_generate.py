@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
+from jaxspec.cli import main  # noqa: E402
 from PIL import Image  # noqa: E402
 from transformers import (  # noqa: E402
     CLIPImageProcessorPil,
@@ -21,7 +22,6 @@ from transformers import (  # noqa: E402
     LlavaForConditionalGeneration,
 )
 
-from jaxspec.cli import main  # noqa: E402
 from tests.tiny import SPECIAL, tokenizer  # noqa: E402
 
 NEW_TOKENS = 64

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tyro
-from PIL import Image
-
 from eval import block_efficiency
 from eval.lib.command_line import parse_command
 from jaxspec.cli.export import Export
 from jaxspec.command import load_preset
 from jaxspec.data.sources import Prepared
-from tests.conftest import ROOT
+from PIL import Image
 from train import distill_data, prepare, recipe
+
+from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 PAGE = re.sub(r"## AASD's drafts.*?(?=\n## )", "", PAGE, flags=re.DOTALL)  # those of tests/hub, on twins

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
 from eval.lib.command_line import parse_command

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-
 from eval.lib.collaborative_theory import (
     Calls,
     acceptance,

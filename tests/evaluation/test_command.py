@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tqdm import tqdm
-
 from configs.eval.mini import config as MINI
 from eval.lib.command_line import parse_command
 from eval.lib.config import CollaborativeEvalConfig, load_models
 from jaxspec.command import input_errors, load_preset, preset_names
 from jaxspec.errors import InputError
+from tqdm import tqdm
 
 
 @dataclass(frozen=True)

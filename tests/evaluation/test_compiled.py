@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from jaxspec.config import text_config
 from jaxspec.decoding.plan import CHIPS
+
 from tests.conftest import ROOT
 
 if find_spec("libtpu") is None:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from configs.eval.aasd import config
 from eval.kv_head import ablations, draft_table, named, shown
 from jaxspec.command import load_preset
 from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
+
 from tests import tiny
 
 
@@ -68,10 +68,13 @@ def test_the_papers_means_stand_below_ours_of_its_target_and_sets(size: str) -> 
     rows = [row(name, "KV head", gamma, 2.0) for name in config.sets for gamma in (3, 5)]
     *_, ours, printed = draft_table(config, rows)[2]
     assert (ours[1], printed[1]) == ("KV head", "KV head, paper")
-    assert printed[2:] == {
-        "7b": ["2.02", "0.62", "2.72", "63.59", "2.06", "0.62", "3.92", "65.02"],
-        "13b": ["2.14", "0.63", "2.74", "67.78", "2.24", "0.62", "3.99", "70.45"],
-    }[size]
+    assert (
+        printed[2:]
+        == {
+            "7b": ["2.02", "0.62", "2.72", "63.59", "2.06", "0.62", "3.92", "65.02"],
+            "13b": ["2.14", "0.63", "2.74", "67.78", "2.24", "0.62", "3.99", "70.45"],
+        }[size]
+    )
     other = draft_table(replace(config, sets=("coco", "scienceqa")), rows)[2]
     assert not any("paper" in line[1] for line in other)
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from eval import latency
 from eval.latency import latency_tables
 from eval.lib.random_pair import (
@@ -32,6 +31,7 @@ from jaxspec.command import load_preset, preset_names
 from jaxspec.config import LlavaConfig
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
+
 from tests import tiny
 from tests.tiny import lvlm
 

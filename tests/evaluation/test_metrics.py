@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
 from eval.lib.timing import predicted_speedup
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 

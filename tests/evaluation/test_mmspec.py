@@ -8,14 +8,13 @@ import json
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
 from eval import mmspec
 from eval.lib.replay import answers_of
 from eval.lib.sets import evaluation_set, read_prompts
 from eval.mmspec import Turn, answer_row, summary_csv, summary_rows
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
+from PIL import Image
 
 SHARED = Path(__file__).resolve().parents[3] / "shared/data/mmspec"
 PROMPT = {"id": "m_1", "image": "a.jpg", "turns": ["What?", "Why?"], "category": "Games", "topic": "multi-turn"}

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from eval.lib import page as figures
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.page import ASKED, SHOWN, draw_all, token_class, write_html

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import tyro
-
 from configs import tables
 from configs.tables import PAPERS, commands, list_of_tables
 from eval import block_efficiency, collaborative, draft_quality, kv_head, latency
@@ -21,8 +20,9 @@ from eval.lib.config import CollaborativeEvalConfig, EvalConfig
 from eval.lib.report import put_between
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
-from tests.conftest import ROOT
 from train import distill_data, recipe
+
+from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "tables.md"
 COUNTS = {"TABED": (22, 9), "IbED": (13, 11), "AASD": (2, 4), "CoS": (10, 8)}

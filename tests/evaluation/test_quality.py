@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from eval import draft_quality
 from eval.draft_quality import judge
 from eval.lib.config import EvalConfig, Variant
@@ -17,6 +16,7 @@ from eval.lib.quality import chosen_letter, final_number, is_right, meteor, qual
 from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
+
 from tests import tiny
 
 pytest.importorskip("rouge_score", reason="ROUGE and METEOR need the `quality` extra")

@@ -7,7 +7,6 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from configs.eval.mini import config as mini
 from eval.lib.comparison import each_turn
 from eval.lib.config import Variant

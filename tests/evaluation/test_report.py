@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from eval.lib.config import Variant
 from eval.lib.report import Run, Table, begin, describe_run, finish, show, write_results
 from jaxspec.errors import InputError

@@ -5,14 +5,14 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
-
 from configs.latency import mini
 from eval.lib import synthetic
 from eval.lib.synthetic import RESERVED, follow_cycle, parse_synthetic, synthetic_model
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
 from jaxspec.models import build
+from PIL import Image
+
 from tests.tiny import lvlm
 
 NEW = 13

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-
 from configs.eval.llava15 import config as LLAVA15
 from configs.eval.mini import config as MINI
 from configs.published import ibed, tabed_next

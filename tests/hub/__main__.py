@@ -12,13 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import tests.conftest  # noqa: F401  # the settings of tests
 from jaxspec.command import load_preset, preset_names
+from train import prepare
+from train.recipe import KIND
+
+import tests.conftest  # noqa: F401  # the settings of tests
 from tests.hub.build import build_hub
 from tests.hub.conftest import cached_at
 from tests.hub.pages import commands, keep_trial, lay_out, run, why_not
-from train import prepare
-from train.recipe import KIND
 
 
 def main(*texts: str) -> int:

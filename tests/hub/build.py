@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
-
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.directories import parse_config
 from jaxspec.config import text_config
+from safetensors.numpy import load_file, save_file
+
 from tests.hub import configs, words
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data

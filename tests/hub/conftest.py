@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
 from jaxspec import LoadedModel
+
 from tests.hub.build import build_hub
 
 

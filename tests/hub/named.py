@@ -12,6 +12,7 @@ from typing import Any
 
 import configs
 from jaxspec.data.benchmarks import BENCHMARKS
+
 from tests.conftest import ROOT
 
 _ID = r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*\w"

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
-from PIL import Image
-
 from eval.lib.command_line import parse_command
 from eval.lib.config import CollaborativeEvalConfig, EvalConfig
 from jaxspec.cli import collaborate, demo, export, generate, inspect, main, plan
 from jaxspec.command import load_preset
-from tests.conftest import ROOT
+from PIL import Image
 from train import distill_data, prepare, prompts, recipe
+
+from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _OURS = re.compile(

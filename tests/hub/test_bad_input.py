@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from eval import block_efficiency
 from jaxspec.checkpoints.directories import TOKENIZER_FILES, weight_files
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import input_errors
+
 from tests.hub import build
 from tests.hub.conftest import cached_at
 from tests.hub.data import DATA, write

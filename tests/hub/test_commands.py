@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
 from configs.train.recipes import dt_llama, ft_llama
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.data.sources import open_source
+from jaxspec.data.sources import Prepared
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.loading import LoadedModel
+from PIL import Image
+from train import prepare
+
 from tests.hub import build
 from tests.hub.pages import PAGES, Command, commands, keep_trial, lay_out, parse, run, shell_blocks, why_not
 from tests.hub.table import CAPTIONERS, TWINS
-from train import prepare
 
 COMMANDS = commands()
 HERE = (*TWINS, "jaxspec/assets/mini/target --draft")
@@ -111,7 +111,9 @@ def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pyte
     for command in TEXTS:
         run(command)
         keep_trial(folder / "runs")
-    found = {name: open_source(f"runs/data/{name}")[0] for name in ("redpajama_1t_sample", "oig_small_chip2", "oasst1")}
+    found = {
+        name: Prepared(Path(f"runs/data/{name}"))[0] for name in ("redpajama_1t_sample", "oig_small_chip2", "oasst1")
+    }
     assert [len(sample.turns) for sample in found.values()] == [1, 1, 1]
     assert found["redpajama_1t_sample"].turns[0][0] == ""
     assert found["oig_small_chip2"].turns == (("How many are 1 and 2?", "They are 3."),)

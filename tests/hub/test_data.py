@@ -7,11 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-
 from eval.lib.sets import evaluation_set
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
 from jaxspec.data.rows import local_rows, on_disk
 from jaxspec.errors import InputError
+
 from tests.hub import build
 from tests.hub.conftest import cached_at
 from tests.hub.data import DATA, DataTwin, Part, write

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from jaxspec.data.benchmarks import BENCHMARKS
+
 from tests.hub import build
 from tests.hub.data import DATA
 from tests.hub.named import data_ids, page_ids, preset_ids

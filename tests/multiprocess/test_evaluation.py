@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-
 from eval import block_efficiency
-from jaxspec.data.sources import open_source, prepare
+from jaxspec.data.sources import Prepared, prepare
 from jaxspec.errors import InputError
+from PIL import Image
+from train import distill_data
+
 from tests import tiny
 from tests.conftest import ROOT
 from tests.tiny import Talk
-from train import distill_data
 
 CHILD = """
 import json, sys
@@ -75,7 +75,7 @@ def check(found: Path, expected: Path) -> None:
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0]
-    ours, theirs = (open_source(str(folder / "talk_t0")) for folder in (found, expected))
+    ours, theirs = (Prepared(folder / "talk_t0") for folder in (found, expected))
     assert [sample.turns for sample in ours] == [sample.turns for sample in theirs]
     assert len(theirs)
     for chunk in sorted((expected / "talk_t0.answers").glob("*.jsonl")):

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
 from jaxspec.checkpoints.huggingface import load
+
 from tests import tiny
 from tests.conftest import ROOT
 

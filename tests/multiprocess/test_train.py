@@ -11,13 +11,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-
 from jaxspec.cluster import join_cluster
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.kv_head import train_kv_head
 from jaxspec.training.recipes import Stage
+
 from tests import tiny
 from tests.tiny import Talk, training
 from tests.training import child

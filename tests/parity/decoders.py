@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jaxspec.checkpoints import huggingface
 from jaxspec.config import TextConfig
 from jaxspec.decoding.state import PromptBatch
 from jaxspec.models import LanguageModel, abstract_params, build
 from jaxspec.models.inputs import PromptRows
+
 from tests import tiny
 from tests.tiny import hf
 from tests.tiny.hf import torch

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-
 from jaxspec.config import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, VisionConfig
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.memory import Sizes, plan_memory
@@ -26,6 +25,7 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 
 from eval.exactness import forward_logits  # noqa: E402
 from jaxspec.checkpoints import huggingface  # noqa: E402
+
 from tests.tiny import hf, tiles  # noqa: E402
 
 SIZES = st.tuples(st.integers(9, 400), st.integers(9, 400))

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.config import VisionConfig
 from jaxspec.errors import InputError
 from jaxspec.models.vision import VisionTower
@@ -17,6 +16,7 @@ from jaxspec.models.vision import VisionTower
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
+
 from tests.tiny import hf  # noqa: E402
 
 # What each field is changed to; the tower's shapes or its output must follow.

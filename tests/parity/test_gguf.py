@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from jaxspec.checkpoints import gguf_files
 from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.huggingface import load
@@ -16,6 +15,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli import main
 from jaxspec.errors import InputError
+
 from tests.parity import decoders
 from tests.tiny import hf
 

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.cache import init_cache
 from jaxspec.config import LlamaConfig, MistralConfig, RopeScaling
 from jaxspec.errors import InputError
@@ -21,6 +20,7 @@ from jaxspec.models import LanguageModel, abstract_params, attention, layers
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
+
 from tests.parity import decoders
 from tests.tiny import hf
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, build
@@ -21,6 +20,7 @@ from jaxspec.models.llava import Projector
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
+
 from tests.tiny import hf  # noqa: E402
 
 SHALLOW_TEXT = hf.TEXT | {"num_hidden_layers": 1}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, build
 from jaxspec.models.inputs import Pool
+
 from tests import tiny
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")

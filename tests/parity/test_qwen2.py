@@ -9,13 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
 from jaxspec.config import LlamaConfig, MistralConfig, Qwen2Config
 from jaxspec.errors import InputError
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface
+
 from tests.parity import decoders
 from tests.tiny import hf
 

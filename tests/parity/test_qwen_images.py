@@ -14,10 +14,6 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-from transformers.vision_utils import get_vision_window_index
-
 from jaxspec.config import QwenVLConfig
 from jaxspec.data.prompts import bucket
 from jaxspec.decoding.engine_config import IMAGE_BUCKETS
@@ -25,6 +21,9 @@ from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool
 from jaxspec.models.qwen_vl import QwenImages
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.vision_utils import get_vision_window_index
 
 CONFIG = QwenVLConfig.from_hf({"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4})
 """Qwen2.5-VL-7B's geometry: patches of 14, merge groups of 28, windows of 112 pixels."""

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
 from jaxspec.config import Qwen2Config, QwenVisionConfig, QwenVLConfig
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.loading import LoadedModel, image_inputs
@@ -22,6 +21,7 @@ from jaxspec.models.qwen_vl import VisionTower, window_contents
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
+
 from tests.tiny import QUICK, hf, qwen_vl  # noqa: E402
 
 SIZES = [(20, 50), (9, 8), (43, 19)]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from jaxspec.config import LlavaConfig, VisionConfig
 from jaxspec.errors import InputError
 from jaxspec.models.vision import TILE_BLOCK
@@ -14,6 +13,7 @@ from jaxspec.models.vision import TILE_BLOCK
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints import huggingface  # noqa: E402
+
 from tests.parity.test_clip import check_field, tower  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402
 

@@ -19,8 +19,6 @@ from typing import Any
 
 import jax
 import tyro
-from tqdm import tqdm
-
 from eval.lib.report import Run, Table
 from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
@@ -28,6 +26,8 @@ from jaxspec.decoding.engine import LoadedModel
 from jaxspec.errors import check_counts
 from jaxspec.files import ASSETS
 from jaxspec.runtime import human_bytes
+from tqdm import tqdm
+
 from tests.robustness.damage import Outcome
 from tests.robustness.kills import kill_preparations, kill_tables, kill_trainings
 from tests.robustness.settings import DEVICES, try_settings

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from jaxspec.cli.inspect import inspect
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.loading import LoadedModel, image_inputs
 from jaxspec.errors import InputError
+from PIL import Image
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 7, 1.5, -0.0, 1e-300, 1e300, math.nan, math.inf, -math.inf),

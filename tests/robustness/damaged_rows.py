@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from eval.lib.replay import RecordedTarget
 from eval.lib.sets import read_prompts
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
@@ -18,6 +16,8 @@ from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import own_samples
 from jaxspec.decoding.captioners import CaptionFile
 from jaxspec.decoding.loading import LoadedModel
+from PIL import Image
+
 from tests.robustness.damage import Outcome, judge, spoil
 
 SAID = [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "A page."}]

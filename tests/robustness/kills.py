@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from eval.lib.report import Table, begin, finish, markdown, write_results
-from jaxspec.data.sources import Picturebook, Prepared, prepare
+from jaxspec.data.sources import Prepared, prepare
+from picturebook.training import Picturebook
+
 from tests.tiny import training
 from tests.training import child
 

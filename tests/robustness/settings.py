@@ -13,14 +13,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
-
-from jaxspec.data.picturebook import SYNTHETIC_SETS, test_set
 from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import PRESETS, RULES
 from jaxspec.sharding import make_mesh, shardings
+from picturebook import SYNTHETIC_SETS, test_set
+from tqdm import tqdm
 
 VIEWS = ("M", "T", "C", "P", "P-1d", "P-after", "T-literal", "kv")
 TREES = ("2", "2:9", "3:12", "chains:2", "dynamic:2:8", "dynamic:3:12")

@@ -14,11 +14,11 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from jaxspec.cli import main
 from jaxspec.data.images import Picture, load_image
 from jaxspec.errors import InputError
+from PIL import Image
+
 from tests import tiny
 from tests.robustness.damage import Outcome, judge, outcome
 from tests.robustness.damaged_rows import row_outcome

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
-
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.models.kv_head import init_head
 from jaxspec.typing import Params
+
 from tests.tiny.models import noisy, random_params
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.config import (
     LlavaNextConfig,
@@ -21,6 +20,7 @@ from jaxspec.config import (
     RopeScaling,
     VisionConfig,
 )
+
 from tests import tiny
 
 _TEXT, _VISION = tiny.CONFIG.text_config, tiny.CONFIG.vision_config

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.speculative import Autoregressive, Speculator
@@ -21,6 +20,7 @@ from jaxspec.models.inputs import PromptRows, in_order
 from jaxspec.models.kv_head import head_rows
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
+
 from tests.tiny.models import EOS, VOCABULARY
 
 NEWLINE, PATCHES = 4, 4

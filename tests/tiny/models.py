@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jaxspec.config import KVHeadConfig, LlamaConfig, LlavaConfig, ModelConfig, VisionConfig
 from jaxspec.models import LanguageModel, abstract_params
 from jaxspec.models.kv_head import abstract_head

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-
 from jaxspec.config import LlavaConfig, ModelConfig
-from jaxspec.data.picturebook.samples import Sample
 from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.typing import Params
+from picturebook.samples import Sample
+
 from tests.tiny.checkpoints import CONFIG, image_processor, tokenizer
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
-
 from jaxspec.checkpoints import huggingface
 from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import LoadedModel
+from PIL import Image
+
 from tests.tiny import SPECIAL, hf, tokenizer
 from tests.tiny.hf import torch
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import TEXT, PromptRows
@@ -18,6 +17,7 @@ from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.objectives import tuning_loss
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Params
+
 from tests.tiny.models import random_params
 
 BATCH, WIDTH, IMAGE = 16, 12, 5

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.cluster import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
@@ -26,6 +25,7 @@ from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage
 from jaxspec.training.trainer import fit
+
 from tests.conftest import ROOT
 from tests.tiny import training
 

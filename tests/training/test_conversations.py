@@ -10,10 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from transformers import LlavaNextImageProcessorPil
-
 from jaxspec.config import LlavaNextConfig
-from jaxspec.data.picturebook.samples import Sample
 from jaxspec.data.sources import mixture
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import prompt_encoder
@@ -24,9 +21,12 @@ from jaxspec.training import conversations
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches, iterate
 from jaxspec.training.trainer import fit
+from picturebook.samples import Sample
+from train import prepare
+from transformers import LlavaNextImageProcessorPil
+
 from tests import tiny
 from tests.tiny import Talk
-from train import prepare
 
 MODEL = tiny.loaded({})
 ENCODER = prompt_encoder(MODEL)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.errors import InputError
 from jaxspec.training.losses import coarsen, distillation_loss, divergence, top_k
 

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_view
@@ -17,6 +16,7 @@ from jaxspec.models.kv_head import init_head
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.kv_head import Anchoring, HeadBatches, make_loss
 from jaxspec.training.objectives import Distillation, tuning_loss
+
 from tests import tiny
 from tests.tiny import Talk
 from tests.training.test_conversations import ENCODER, MODEL

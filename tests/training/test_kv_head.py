@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.sources import prepare
@@ -28,6 +27,7 @@ from jaxspec.training.kv_head import (
     train_kv_head,
 )
 from jaxspec.training.losses import draft_loss
+
 from tests import tiny
 from tests.tiny import families
 from tests.training import child

@@ -8,12 +8,12 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-
 from jaxspec.errors import InputError
 from jaxspec.sharding import make_mesh, shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.step import make_optimizer, partition, place_state, placed_on
+
 from tests.tiny import training
 
 STAGES = {

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
 from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
@@ -24,6 +23,7 @@ from jaxspec.training.objectives import (
     teacher_params,
     tuning_loss,
 )
+
 from tests import tiny
 from tests.tiny import Talk
 from tests.training.test_conversations import ENCODER, MODEL

@@ -7,13 +7,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-
 from configs.latency.llava7b_68m import config as pair
 from jaxspec.cli import main
 from jaxspec.decoding.plan import chip_of
 from jaxspec.sharding import on_mesh
 from jaxspec.training.measured import matmul_flops
 from jaxspec.training.plan import abstract_step, mesh_for
+
 from tests import tiny
 
 

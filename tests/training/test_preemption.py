@@ -13,7 +13,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.preemption import Preempted, Preemption
 from jaxspec.training.trainer import fit

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from jaxspec.data.samples import own_samples
 from train.prompts import Options, main
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-
 from configs.train.recipes import ft_llama
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import prepare
@@ -23,15 +22,18 @@ from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.objectives import Distillation
 from jaxspec.training.recipes import Recipe, Stage, parse_data, start_draft, train_draft
 from jaxspec.training.step import make_optimizer, partition
+from picturebook.training import Picturebook
+from train import recipe as script
+
 from tests import tiny
 from tests.tiny import Talk
-from train import recipe as script
 
 SMALL = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
 TRAIN = TrainConfig(
     steps=1, batch=4, learning_rate=0.1, warmup=1, log_every=1, evaluate_every=1, mesh=MeshConfig(data=1)
 )
 FIRST = Stage("align", replace(TRAIN, frozen=("vision_tower", "language_model")), (("talk", 1.0),), plain=True)
+DATA = {"picturebook:facts": Picturebook(kinds=("facts",))}
 SECOND = Stage("tune", replace(TRAIN, frozen=("vision_tower",)), (("talk", 3.0), ("picturebook:facts", 1.0)))
 
 
@@ -57,28 +59,32 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "target", tmp_path / "target")
     made = recipe(folder, target=str(tmp_path / "target"), held_out="talk")
     start = start_draft(made, LoadedModel.load(made.target))
-    draft = train_draft(made, tmp_path, {"talk": folder / "talk"})
+    draft = train_draft(made, tmp_path, {**DATA, "talk": folder / "talk"})
     changed = jax.tree.map(lambda a, b: not np.array_equal(a, b), start.params, draft.params)
     assert not any(jax.tree.leaves(changed["vision_tower"]))
     assert all(jax.tree.leaves(changed["multi_modal_projector"]))
     assert any(jax.tree.leaves(changed["language_model"]))
     assert log(tmp_path / "align")[-1]["simulated_tokens_per_block"] >= 1
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    again = train_draft(replace(made, stages=(FIRST,)), tmp_path, {"talk": folder / "talk"})  # finds it finished
+    again = train_draft(
+        replace(made, stages=(FIRST,)), tmp_path, {**DATA, "talk": folder / "talk"}
+    )  # finds it finished
     assert again.config == draft.config
     assert finished.keys() == {*tmp_path.rglob("*")}
     with pytest.raises(InputError, match="view 'M', and now it is 'P1'"):
-        train_draft(replace(made, view="P1"), tmp_path, {"talk": folder / "talk"})
+        train_draft(replace(made, view="P1"), tmp_path, {**DATA, "talk": folder / "talk"})
     with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20.*, and now it is .*'talk', 2.0, 20"):
-        train_draft(replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {"talk": folder / "talk"})
+        train_draft(
+            replace(made, stages=(replace(FIRST, data=(("talk", 2.0),)),)), tmp_path, {**DATA, "talk": folder / "talk"}
+        )
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(20)])
     with pytest.raises(InputError, match=r"data .*'talk', 1.0, 20, 'fing.*, and now it is .*'talk', 1.0, 20, 'fing"):
-        train_draft(made, tmp_path, {"talk": tmp_path / "talk"})
+        train_draft(made, tmp_path, {**DATA, "talk": tmp_path / "talk"})
     shutil.rmtree(tmp_path / "target")
     tiny.save(tmp_path / "target", tiny.CONFIG, jax.tree.map(lambda leaf: -leaf, tiny.random_params(tiny.CONFIG)))
     (tmp_path / "align/train_config.json").unlink()
     with pytest.raises(InputError, match=rf"target '{tmp_path}/target, fing.*, and now it is '{tmp_path}/target, fing"):
-        train_draft(made, tmp_path, {"talk": folder / "talk"})
+        train_draft(made, tmp_path, {**DATA, "talk": folder / "talk"})
 
 
 def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(folder: Path, tmp_path: Path) -> None:
@@ -86,16 +92,16 @@ def test_a_stage_begun_after_a_shorter_one_does_not_go_on_after_a_longer(folder:
         train = replace(FIRST.train, steps=steps, warmup=0, final_rate=1.0, evaluate_every=0)
         return replace(FIRST, train=train), SECOND
 
-    train_draft(recipe(folder, stages=stages(1)), tmp_path, {"talk": folder / "talk"})
+    train_draft(recipe(folder, stages=stages(1)), tmp_path, {**DATA, "talk": folder / "talk"})
     with pytest.raises(InputError, match=r"tune: holds a run with before.align 1, and now it is 2"):
-        train_draft(recipe(folder, stages=stages(2)), tmp_path, {"talk": folder / "talk"})
+        train_draft(recipe(folder, stages=stages(2)), tmp_path, {**DATA, "talk": folder / "talk"})
     assert [line["step"] for line in log(tmp_path / "align")] == [1, 2]
 
 
 def test_a_text_draft_learns_from_a_teacher(folder: Path, tmp_path: Path) -> None:
     stages = (replace(SECOND, train=replace(TRAIN, accumulate=2)),)
     made = recipe(folder, view="T", stages=stages, distillation=Distillation("tvd", top_k=4, share=0.5))
-    draft = train_draft(made, tmp_path, {"talk": folder / "talk"})
+    draft = train_draft(made, tmp_path, {**DATA, "talk": folder / "talk"})
     assert draft.config == SMALL
     assert set(draft.params) == {"model", "lm_head"}
     entry = log(tmp_path / "tune")[-1]

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from jaxspec.data.sources import Prepared, prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, Request
 from jaxspec.errors import InputError
 from jaxspec.training.regenerate import Regeneration, losses, regenerate, regenerated
+from train.distill_data import Options, main
+
 from tests import tiny
 from tests.tiny import Talk
-from train.distill_data import Options, main
 
 # A quarter of all tokens end an answer, so that some do before the limit and some do not.
 TEXT = replace(tiny.CONFIG.text_config, eos_token_id=tuple(range(5, 30)), max_position_embeddings=60)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-
-from jaxspec.data.sources import Picturebook, Prepared, prepare
+from jaxspec.data.sources import Prepared, prepare
 from jaxspec.training.signatures import data_signature, model_signature
+from picturebook.training import Picturebook
+
 from tests.tiny import Talk
 
 

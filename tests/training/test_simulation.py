@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from jaxspec.data.picturebook import test_set as picturebook_set
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.metrics import acceptance_metrics
@@ -18,6 +16,7 @@ from jaxspec.files import ASSETS
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.losses import count_blocks
 from jaxspec.training.objectives import simulated
+from picturebook import test_set as picturebook_set
 
 COUNT = jax.jit(count_blocks, static_argnames="gamma")
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.config import Qwen2Config
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import train_kv_head
 from jaxspec.training.recipes import Recipe, Stage, train_draft
+from train import distill_data, prepare
+
 from tests import tiny
 from tests.training import child
-from train import distill_data, prepare
 
 # Some tokens end an answer, so that not all run to the limit.
 TARGET = Qwen2Config.from_hf(

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
@@ -22,6 +21,7 @@ from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.step import init_state, make_optimizer
 from jaxspec.training.trainer import fit
+
 from tests.tiny.disk import full_disk
 
 STAGE = TrainConfig(

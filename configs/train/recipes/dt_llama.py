@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxspec.training.recipes import Stage
+
 from configs.train.recipes.ft_llama import config as ft_llama
 from configs.train.recipes.llava15_68m import TUNE
-from jaxspec.training.recipes import Stage
 
 SETS = (("llava_v1_5_mix665k_t0", 1.0), ("llava_v1_5_mix665k_t1", 1.0))
 """Greedy and sampled answers in equal parts."""

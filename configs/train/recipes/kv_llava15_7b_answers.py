@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxspec.training.recipes import Stage
+
 from configs.train.recipes.kv_llava15_7b import IMAGES, TEXT
 from configs.train.recipes.kv_llava15_7b import config as kv_llava15_7b
-from jaxspec.training.recipes import Stage
 
 config = replace(
     kv_llava15_7b,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxspec.training.recipes import Stage
+
 from configs.train.recipes.kv_mini import TRAIN
 from configs.train.recipes.kv_mini import config as kv_mini
-from jaxspec.training.recipes import Stage
 
 config = replace(kv_mini, stages=(Stage("kv_head", TRAIN, (("picturebook_t0", 3.0), ("picturebook_t1", 1.0))),))

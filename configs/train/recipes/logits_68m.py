@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxspec.training.objectives import Distillation
+
 from configs.train.recipes.dt_llama import SETS
 from configs.train.recipes.llava15_68m import config as llava15_68m
-from jaxspec.training.objectives import Distillation
 
 _TUNE = llava15_68m.stages[1]
 

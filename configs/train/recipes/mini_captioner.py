@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.models.mini import CAPTIONER
-from configs.train.recipes.mini_draft import TUNE
 from jaxspec.files import ASSETS
 from jaxspec.training.recipes import Recipe, Stage
+
+from configs.models.mini import CAPTIONER
+from configs.train.recipes.mini_draft import TUNE
 
 config = Recipe(
     target=str(ASSETS / "mini" / "draft"),

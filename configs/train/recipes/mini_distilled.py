@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train.recipes.mini_pooled import config as mini_pooled
 from jaxspec.training.objectives import Distillation
+
+from configs.train.recipes.mini_pooled import config as mini_pooled
 
 config = replace(mini_pooled, view="M", distillation=Distillation("forward_kl"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from configs.models.mini import DRAFT
-from configs.train.recipes.mini_target import TOWER
 from jaxspec.files import ASSETS
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
+
+from configs.models.mini import DRAFT
+from configs.train.recipes.mini_target import TOWER
 
 TARGET = str(ASSETS / "mini" / "target")
 

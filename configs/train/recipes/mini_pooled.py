@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train.recipes.mini_draft import PAGES, TARGET, TUNE
-from configs.train.recipes.mini_draft import config as mini_draft
 from jaxspec.files import ASSETS
 from jaxspec.training.recipes import Stage
+
+from configs.train.recipes.mini_draft import PAGES, TARGET, TUNE
+from configs.train.recipes.mini_draft import config as mini_draft
 
 config = replace(
     mini_draft,

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxspec.training.recipes import Stage
+
 from configs.train.recipes.mini_draft import TARGET, TUNE
 from configs.train.recipes.mini_draft import config as mini_draft
-from jaxspec.training.recipes import Stage
 
 KINDS = ("attributes", "describe", "read", "exist", "reason", "chart", "facts", "sums")
 """Kinds of samples that show one image or none."""

@@ -5,9 +5,10 @@ The shipped one saw the same mixture of dialogues in another order.
 
 from __future__ import annotations
 
-from configs.models.mini import TARGET
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
+
+from configs.models.mini import TARGET
 
 TOWER = "runs/train/tower/hf"
 

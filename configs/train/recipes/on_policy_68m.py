@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from configs.train.recipes.logits_68m import config as logits_68m
 from jaxspec.training.objectives import Distillation
+
+from configs.train.recipes.logits_68m import config as logits_68m
 
 config = replace(
     logits_68m,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxspec.training.recipes import Stage
+
 from configs.train.recipes.llava15_68m import ALIGN
 from configs.train.recipes.llava15_68m import config as llava15_68m
-from jaxspec.training.recipes import Stage
 
 _ALIGN = replace(ALIGN, steps=1090, batch=512, warmup=33)
 _WHOLE = replace(_ALIGN, learning_rate=1e-5, frozen=(), rates=(("vision_tower", 0.2),))

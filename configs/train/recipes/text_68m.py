@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxspec.training.recipes import Stage
+
 from configs.train.recipes.llava15_68m import TUNE
 from configs.train.recipes.llava15_68m import config as llava15_68m
-from jaxspec.training.recipes import Stage
 
 config = replace(
     llava15_68m,

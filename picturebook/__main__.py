@@ -1,4 +1,4 @@
-"""`python -m jaxspec.data.picturebook OUT.png` writes a contact sheet: every kind of sample, its pages enlarged."""
+"""`python -m picturebook OUT.png` writes a contact sheet: every kind of sample, its pages enlarged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tyro
 from PIL import Image, ImageDraw, ImageFont
 
 from jaxspec.command import input_errors
-from jaxspec.data.picturebook.samples import IMAGE, Sample
-from jaxspec.data.picturebook.sequences import placeholders
-from jaxspec.data.picturebook.sets import SYNTHETIC_SETS, test_set, train_sample
 from jaxspec.files import whole
+from picturebook.samples import IMAGE, Sample
+from picturebook.sequences import placeholders
+from picturebook.sets import SYNTHETIC_SETS, test_set, train_sample
 
 SCALE, GAP, WIDTH = 4, 16, 1560
 TITLE, ASK, ANSWER = (120, 120, 120), (20, 70, 170), (20, 20, 20)
@@ -51,8 +51,13 @@ def _block(sample: Sample, width: int) -> Image.Image:
     stands_for = ", ".join(known.stands_for) if known else "training only"
     draw.text((0, 2), f"{sample.dataset}: {stands_for} ({sample.id})", TITLE, small)
     for i, page in enumerate(sample.images):
-        draw.rectangle((i * (side + GAP), 23, i * (side + GAP) + side + 1, 24 + side), outline=TITLE)
-        block.paste(Image.fromarray(page).resize((side, side), Image.Resampling.NEAREST), (i * (side + GAP) + 1, 24))
+        draw.rectangle(
+            (i * (side + GAP), 23, i * (side + GAP) + side + 1, 24 + side), outline=TITLE
+        )
+        block.paste(
+            Image.fromarray(page).resize((side, side), Image.Resampling.NEAREST),
+            (i * (side + GAP) + 1, 24),
+        )
     for i, (line, tint) in enumerate(texts):
         draw.text((left, text_top + 22 * i), line, tint, font)
     return block
@@ -102,7 +107,7 @@ def contact_sheet(out: tyro.conf.Positional[Path]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write the sheet that the command line names."""
     with input_errors("picturebook"):
-        tyro.cli(contact_sheet, args=arguments, prog="python -m jaxspec.data.picturebook")
+        tyro.cli(contact_sheet, args=arguments, prog="python -m picturebook")
 
 
 if __name__ == "__main__":

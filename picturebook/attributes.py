@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxspec.data.picturebook.phrases import (
+from picturebook.phrases import (
     NOUNS,
     an,
     at,
@@ -20,9 +20,9 @@ from jaxspec.data.picturebook.phrases import (
     short,
     there,
 )
-from jaxspec.data.picturebook.rendering import render
-from jaxspec.data.picturebook.samples import COUNT_WORDS, IMAGE, Probe, Sample
-from jaxspec.data.picturebook.scenes import (
+from picturebook.rendering import render
+from picturebook.samples import COUNT_WORDS, IMAGE, Probe, Sample
+from picturebook.scenes import (
     BAR_PLACES,
     COLOURS,
     KINDS,
@@ -88,10 +88,19 @@ def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
 def colour(rng: np.random.Generator, scene: Scene) -> Turn:
     """What colour is the thing of a kind, or at a place?"""
     place, thing = pick(rng, scene.things)
-    if sum(other_thing.kind == thing.kind for _, other_thing in scene.things) == 1 and rng.random() < 0.6:
+    if (
+        sum(other_thing.kind == thing.kind for _, other_thing in scene.things) == 1
+        and rng.random() < 0.6
+    ):
         way = below(rng, 2)
-        question = (f"what colour is the {thing.kind}?", f"which colour does the {thing.kind} have?")[way]
-        answer = (f"the {thing.kind} is {thing.colour}.", f"the {thing.kind} has the colour {thing.colour}.")[way]
+        question = (
+            f"what colour is the {thing.kind}?",
+            f"which colour does the {thing.kind} have?",
+        )[way]
+        answer = (
+            f"the {thing.kind} is {thing.colour}.",
+            f"the {thing.kind} has the colour {thing.colour}.",
+        )[way]
     else:
         question = f"what colour is the thing {at(place)}?"
         answer = f"the {thing.kind} {at(place)} is {thing.colour}."
@@ -110,8 +119,14 @@ def count(rng: np.random.Generator, scene: Scene) -> Turn:
         value = pick(rng, things).kind if rng.random() < 0.75 else pick(rng, KINDS)
         n, name = sum(thing.kind == value for thing in things), value
     way = below(rng, 2)
-    question = (f"how many {plural(name)} are {inside(noun)}?", f"count the {plural(name)} {inside(noun)}.")[way]
-    answer = (f"{there(n)} {number(n, name)} {inside(noun)}.", f"I count {number(n, name)} {inside(noun)}.")[way]
+    question = (
+        f"how many {plural(name)} are {inside(noun)}?",
+        f"count the {plural(name)} {inside(noun)}.",
+    )[way]
+    answer = (
+        f"{there(n)} {number(n, name)} {inside(noun)}.",
+        f"I count {number(n, name)} {inside(noun)}.",
+    )[way]
     return _turn("count", question, answer, COUNT_WORDS[n])
 
 
@@ -171,19 +186,41 @@ def bar_height(rng: np.random.Generator, chart: Chart) -> Turn:
     value, height = pick(rng, chart.bars)
     way = below(rng, 2)
     question = (f"how tall is the {value} bar?", f"what is the height of the {value} bar?")[way]
-    answer = (f"the {value} bar is {height} tall.", f"the height of the {value} bar is {height}.")[way]
+    answer = (f"the {value} bar is {height} tall.", f"the height of the {value} bar is {height}.")[
+        way
+    ]
     return _turn("height", question, answer, str(height))
 
 
-ASKERS = {"what": what, "where": where, "colour": colour, "count": count, "sign": sign, "size": size}
-MIX = ("what",) * 4 + ("where",) * 2 + ("colour",) * 3 + ("count",) * 2 + ("sign",) * 2 + ("size", "background")
+ASKERS = {
+    "what": what,
+    "where": where,
+    "colour": colour,
+    "count": count,
+    "sign": sign,
+    "size": size,
+}
+MIX = (
+    ("what",) * 4
+    + ("where",) * 2
+    + ("colour",) * 3
+    + ("count",) * 2
+    + ("sign",) * 2
+    + ("size", "background")
+)
 
 
 def ask(rng: np.random.Generator, page: Scene | Chart) -> Turn:
     """One attribute question that suits the page."""
     if isinstance(page, Chart):
         u = rng.random()
-        return background(rng, page) if u < 0.1 else bar_colour(rng, page) if u < 0.4 else bar_height(rng, page)
+        return (
+            background(rng, page)
+            if u < 0.1
+            else bar_colour(rng, page)
+            if u < 0.4
+            else bar_height(rng, page)
+        )
     while True:
         kind = pick(rng, MIX)
         turn = background(rng, page) if kind == "background" else ASKERS[kind](rng, page)
@@ -224,4 +261,11 @@ def probe_sample(rng: np.random.Generator, kind: str) -> Sample:
 def _sample(name: str, rng: np.random.Generator, page: Scene | Chart, turns: list[Turn]) -> Sample:
     texts = [(question, answer) for question, answer, _ in turns]
     texts[0] = (f"{IMAGE}\n{texts[0][0]}", texts[0][1])
-    return Sample(name, name, (render(page, rng),), tuple(texts), tuple(probe for _, _, probe in turns), (page,))
+    return Sample(
+        name,
+        name,
+        (render(page, rng),),
+        tuple(texts),
+        tuple(probe for _, _, probe in turns),
+        (page,),
+    )

@@ -14,7 +14,20 @@ import numpy as np
 
 T = TypeVar("T")
 
-KINDS = ("ball", "box", "tree", "house", "star", "fish", "boat", "cup", "key", "moon", "heart", "flower")
+KINDS = (
+    "ball",
+    "box",
+    "tree",
+    "house",
+    "star",
+    "fish",
+    "boat",
+    "cup",
+    "key",
+    "moon",
+    "heart",
+    "flower",
+)
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
 SIZES = ("small", "large")
 PLACES = ("top left", "top right", "bottom left", "bottom right")
@@ -109,7 +122,9 @@ def sample_sign(rng: np.random.Generator) -> Thing:
     return Thing(SIGN, pick(rng, COLOURS), "large", pick(rng, WORDS))
 
 
-def sample_scene(rng: np.random.Generator, count: int | None = None, signs: int | None = None) -> Scene:
+def sample_scene(
+    rng: np.random.Generator, count: int | None = None, signs: int | None = None
+) -> Scene:
     """A random page.
 
     Args:
@@ -163,11 +178,15 @@ def edit(rng: np.random.Generator, scene: Scene, avoid: tuple[int, ...] = ()) ->
     resizable = [(place, thing) for place, thing in taken if thing.kind != SIGN]
     kinds = [
         kind
-        for kind, possible in zip(EDITS, (taken, taken, free, taken and len(scene.things) > 1, resizable), strict=True)
+        for kind, possible in zip(
+            EDITS, (taken, taken, free, taken and len(scene.things) > 1, resizable), strict=True
+        )
         if possible
     ]
     if not kinds:
-        raise ValueError(f"picturebook edit: no cell of {scene} may change with avoid={avoid}; avoid fewer cells")
+        raise ValueError(
+            f"picturebook edit: no cell of {scene} may change with avoid={avoid}; avoid fewer cells"
+        )
     kind = pick(rng, kinds)
     before: Thing | None = None
     after: Thing | None = None

@@ -12,12 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from jaxspec.data.picturebook import dialogues, knowledge, sequences
-from jaxspec.data.picturebook.attributes import attributes, probe_sample
-from jaxspec.data.picturebook.follow_ups import FOLLOW_UPS
-from jaxspec.data.picturebook.samples import PROBE_KINDS, Sample
-from jaxspec.data.picturebook.scenes import pick
 from jaxspec.errors import InputError, nearest
+from picturebook import dialogues, knowledge, sequences
+from picturebook.attributes import attributes, probe_sample
+from picturebook.follow_ups import FOLLOW_UPS
+from picturebook.samples import PROBE_KINDS, Sample
+from picturebook.scenes import pick
 
 TEST_STREAM, PROBE_STREAM, TRAIN_STREAM = 7001, 7002, 7003
 
@@ -90,12 +90,16 @@ def test_set(  # (no test)
     turns other than 1 and 2.
     """
     if name not in SYNTHETIC_SETS:
-        raise InputError(f"picturebook: unknown set {name!r}; {nearest(name, tuple(SYNTHETIC_SETS))}")
+        raise InputError(
+            f"picturebook: unknown set {name!r}; {nearest(name, tuple(SYNTHETIC_SETS))}"
+        )
     if turns not in (1, 2):
         raise InputError(f"picturebook: turns={turns} for test set {name!r}; use 1 or 2")
     for kind in kinds:
         if kind not in FOLLOW_UPS:
-            raise InputError(f"picturebook: unknown follow-up {kind!r}; {nearest(kind, tuple(FOLLOW_UPS))}")
+            raise InputError(
+                f"picturebook: unknown follow-up {kind!r}; {nearest(kind, tuple(FOLLOW_UPS))}"
+            )
     stream, samples = list(SYNTHETIC_SETS).index(name), []
     for i in range(n):
         sample = SYNTHETIC_SETS[name].sample(np.random.default_rng((TEST_STREAM, stream, i, 1)))
@@ -112,17 +116,24 @@ test_set.__test__ = False  # type: ignore[attr-defined]  # pytest would collect 
 def probe_set(n_per_kind: int = 40) -> list[Sample]:
     """`n_per_kind` fixed attribute questions of each of `PROBE_KINDS`: one page, one turn, one probe each."""
     return [
-        replace(probe_sample(np.random.default_rng((PROBE_STREAM, k, i)), kind), id=f"probe-{kind}-{i:03d}")
+        replace(
+            probe_sample(np.random.default_rng((PROBE_STREAM, k, i)), kind),
+            id=f"probe-{kind}-{i:03d}",
+        )
         for k, kind in enumerate(PROBE_KINDS)
         for i in range(n_per_kind)
     ]
 
 
 @lru_cache(maxsize=32)
-def _shares(kinds: tuple[str, ...]) -> tuple[np.ndarray, tuple[Callable[[np.random.Generator], Sample], ...]]:
+def _shares(
+    kinds: tuple[str, ...],
+) -> tuple[np.ndarray, tuple[Callable[[np.random.Generator], Sample], ...]]:
     for kind in kinds:
         if kind not in MAKERS:
-            raise InputError(f"picturebook: unknown kind of training sample {kind!r}; {nearest(kind, tuple(MAKERS))}")
+            raise InputError(
+                f"picturebook: unknown kind of training sample {kind!r}; {nearest(kind, tuple(MAKERS))}"
+            )
     if not kinds:
         raise InputError(f"picturebook: kinds is empty; use some of {', '.join(MAKERS)}")
     edges = np.cumsum([MIXTURE.get(kind, 1.0) for kind in kinds])

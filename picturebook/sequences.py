@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxspec.data.picturebook.phrases import (
+from picturebook.phrases import (
     ACTIONS,
     CONNECTORS,
     NAMES,
@@ -18,9 +18,9 @@ from jaxspec.data.picturebook.phrases import (
     short,
     side,
 )
-from jaxspec.data.picturebook.rendering import render
-from jaxspec.data.picturebook.samples import IMAGE, Sample
-from jaxspec.data.picturebook.scenes import (
+from picturebook.rendering import render
+from picturebook.samples import IMAGE, Sample
+from picturebook.scenes import (
     PLACES,
     Edit,
     Scene,
@@ -36,9 +36,18 @@ from jaxspec.data.picturebook.scenes import (
 Turn = tuple[str, str]
 
 
-def several(name: str, rng: np.random.Generator, scenes: list[Scene], question: str, answer: str) -> Sample:
+def several(
+    name: str, rng: np.random.Generator, scenes: list[Scene], question: str, answer: str
+) -> Sample:
     """The sample of several scenes and one turn whose question already holds the placeholders."""
-    return Sample(name, name, tuple(render(scene, rng) for scene in scenes), ((question, answer),), (), tuple(scenes))
+    return Sample(
+        name,
+        name,
+        tuple(render(scene, rng) for scene in scenes),
+        ((question, answer),),
+        (),
+        tuple(scenes),
+    )
 
 
 def placeholders(n: int) -> str:
@@ -86,7 +95,9 @@ def painter_order(change: Edit) -> str:
 
 def _keep(scene: Scene, *places: int) -> str:
     """What stays: the other things by kind and place, and the background."""
-    kept = [f"the {short(thing)} {at(place)}" for place, thing in scene.things if place not in places]
+    kept = [
+        f"the {short(thing)} {at(place)}" for place, thing in scene.things if place not in places
+    ]
     if not kept:
         return f"keep the {scene.background} background and nothing else."
     return f"keep {listing([*kept, f'the {scene.background} background'])}."
@@ -102,10 +113,14 @@ def edit_pair(rng: np.random.Generator) -> Sample:
         question = f"{placeholders(2)}Which edit turns the first {noun} into the second?"
         return several("edit", rng, [first, second], question, order)
     if way == 1:
-        question = f"First: {IMAGE}\nSecond: {IMAGE}\nHow was the {noun} edited? Give the instruction."
+        question = (
+            f"First: {IMAGE}\nSecond: {IMAGE}\nHow was the {noun} edited? Give the instruction."
+        )
         return several("edit", rng, [first, second], question, f"The instruction is this. {order}")
     question = f"{placeholders(2)}What must be done to get from the first {noun} to the second?"
-    return several("edit", rng, [first, second], question, f"To get the second {noun}, do this. {order}")
+    return several(
+        "edit", rng, [first, second], question, f"To get the second {noun}, do this. {order}"
+    )
 
 
 def brush(rng: np.random.Generator) -> Sample:
@@ -150,7 +165,9 @@ def difference(change: Edit) -> str:
         return f"the {before.kind} {_spot(change)} is {told(before.colour, after.colour)}."
     if change.kind == "resize":
         return f"the {short(before)} {_spot(change)} is {told(before.size, after.size)}."
-    return f"the first has {an(full(before))} {_spot(change)}, but the second has {an(full(after))}."
+    return (
+        f"the first has {an(full(before))} {_spot(change)}, but the second has {an(full(after))}."
+    )
 
 
 def spot(rng: np.random.Generator) -> Sample:
@@ -172,10 +189,16 @@ def spot(rng: np.random.Generator) -> Sample:
         "I found two differences." if two else "I found one difference.",
         f"the two {noun}s are nearly the same.",
     )[way]
-    kept = [f"the {short(thing)}" for place, thing in first.things if place not in [c.place for c in changes]]
+    kept = [
+        f"the {short(thing)}"
+        for place, thing in first.things
+        if place not in [c.place for c in changes]
+    ]
     same = f"both show {listing(kept)} on {an(first.background)} background." if kept else (
         f"both have {an(first.background)} background.")  # fmt: skip
-    return several("spot", rng, scenes, question, join(opening, *(difference(c) for c in changes), same))
+    return several(
+        "spot", rng, scenes, question, join(opening, *(difference(c) for c in changes), same)
+    )
 
 
 # saga and album --------------------------------------------------------------------------------------
@@ -201,7 +224,9 @@ def saga(rng: np.random.Generator) -> Sample:
         assert friend is not None
         who = f"{name} the {short(hero)}" if i in (0, 4) else name
         verb = ("was at", "went to", "came to", "stayed at", "slept at")[i]
-        sentences.append(f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} {an(full(friend))}.")
+        sentences.append(
+            f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} {an(full(friend))}."
+        )
         scenes.append(scene)
     question = pick(
         rng,

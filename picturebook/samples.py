@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from jaxspec.data import samples
-from jaxspec.data.picturebook.scenes import (
+from picturebook.scenes import (
     BACKGROUNDS,
     COLOURS,
     KINDS,
@@ -38,7 +38,15 @@ VALUES = {
 PROBE_KINDS = ("what", "where", "colour", "count", "sign")
 """The attributes that accuracy is reported on; the others of `VALUES` are trained and not reported."""
 
-_COUNT_SPELLINGS = {"none": "no", "zero": "no", "0": "no", "1": "one", "2": "two", "3": "three", "4": "four"}
+_COUNT_SPELLINGS = {
+    "none": "no",
+    "zero": "no",
+    "0": "no",
+    "1": "one",
+    "2": "two",
+    "3": "three",
+    "4": "four",
+}
 
 
 def mentioned(kind: str, text: str) -> frozenset[str]:
@@ -71,7 +79,11 @@ class Probe:
     def of(cls, kind: str, expected: str, reference: str) -> Probe:
         """The probe of a question: wrong is every value that the reference answer does not mention."""
         said = mentioned(kind, reference)
-        return cls(kind, expected, tuple(value for value in VALUES[kind] if value not in said and value != expected))
+        return cls(
+            kind,
+            expected,
+            tuple(value for value in VALUES[kind] if value not in said and value != expected),
+        )
 
     def correct(self, answer: str) -> bool:
         """Whether `answer` says the expected value and none of the wrong ones.

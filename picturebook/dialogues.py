@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxspec.data.picturebook.phrases import (
+from picturebook.phrases import (
     NOUNS,
     STANDS,
     an,
@@ -30,9 +30,9 @@ from jaxspec.data.picturebook.phrases import (
     there,
     unique,
 )
-from jaxspec.data.picturebook.rendering import render
-from jaxspec.data.picturebook.samples import IMAGE, Sample
-from jaxspec.data.picturebook.scenes import (
+from picturebook.rendering import render
+from picturebook.samples import IMAGE, Sample
+from picturebook.scenes import (
     BAR_PLACES,
     COLOURS,
     KINDS,
@@ -54,7 +54,9 @@ Turn = tuple[str, str]
 
 def one_page(name: str, rng: np.random.Generator, page: Scene | Chart, turn: Turn) -> Sample:
     """The sample of one page and one turn."""
-    return Sample(name, name, (render(page, rng),), ((f"{IMAGE}\n{turn[0]}", turn[1]),), (), (page,))
+    return Sample(
+        name, name, (render(page, rng),), ((f"{IMAGE}\n{turn[0]}", turn[1]),), (), (page,)
+    )
 
 
 # describe --------------------------------------------------------------------------------------------
@@ -64,7 +66,11 @@ def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
     """'At the top left there is ..., and at the top right ...': a sentence per row."""
     sentences = []
     for row in (0, 1):
-        parts = [f"{at(place)} there is {an(full(thing))}" for place, thing in things if place // 2 == row]
+        parts = [
+            f"{at(place)} there is {an(full(thing))}"
+            for place, thing in things
+            if place // 2 == row
+        ]
         if parts:
             sentences.append(", and ".join(parts) + ".")
     return sentences
@@ -74,7 +80,11 @@ def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
     """'A large red ball lies at the top left, and ...': a sentence per row, the verb by the kind of thing."""
     sentences = []
     for row in (0, 1):
-        parts = [f"{an(full(thing))} {STANDS[thing.kind]} {at(place)}" for place, thing in things if place // 2 == row]
+        parts = [
+            f"{an(full(thing))} {STANDS[thing.kind]} {at(place)}"
+            for place, thing in things
+            if place // 2 == row
+        ]
         if parts:
             sentences.append(", and ".join(parts) + ".")
     return sentences
@@ -110,15 +120,29 @@ def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
         body = usual(things) if rng.random() < 0.85 else _thing_first(things)
         return question, join(opening, *body, remark(scene))
     if style < 0.6:
-        question = pick(rng, (f"Please describe the {noun} for a child.", f"Kindly describe this {noun}."))
-        praise = {"white": "clear", "grey": "calm", "cream": "warm", "mint": "fresh", "sky": "bright"}.get(tint, "soft")
+        question = pick(
+            rng, (f"Please describe the {noun} for a child.", f"Kindly describe this {noun}.")
+        )
+        praise = {
+            "white": "clear",
+            "grey": "calm",
+            "cream": "warm",
+            "mint": "fresh",
+            "sky": "bright",
+        }.get(tint, "soft")
         opening = f"what a {praise} little {noun} this is!"
         ending = f"behind {'it' if len(things) == 1 else 'them'} everything is {tint}."
         return question, join(opening, *_thing_first(things), ending, remark(scene))
     if style < 0.8:
-        question = pick(rng, (f"Describe the {noun} in detail.", f"Give all the details of this {noun}."))
+        question = pick(
+            rng, (f"Describe the {noun} in detail.", f"Give all the details of this {noun}.")
+        )
         opening = f"this {noun} shows {counted} in front of {an(tint)} background."
-        empty = f"nothing is {listing([at(place) for place in scene.free])}." if scene.free else "no place is empty."
+        empty = (
+            f"nothing is {listing([at(place) for place in scene.free])}."
+            if scene.free
+            else "no place is empty."
+        )
         return question, join(opening, *_piece_by_piece(things), empty)
     if style < 0.9:
         question = pick(rng, (f"List what the {noun} shows.", f"Describe the {noun} as a list."))
@@ -144,7 +168,11 @@ CAPTION_QUESTION = "Write a caption for this image."
 
 def captioned(rng: np.random.Generator) -> Sample:
     """What the mini captioner learns: `phrases.caption` of scenes, a third of them with a sign, and of charts."""
-    page = sample_chart(rng) if rng.random() < 0.12 else sample_scene(rng, signs=int(rng.random() < 0.45))
+    page = (
+        sample_chart(rng)
+        if rng.random() < 0.12
+        else sample_scene(rng, signs=int(rng.random() < 0.45))
+    )
     return one_page("caption", rng, page, (CAPTION_QUESTION, caption(page)))
 
 
@@ -157,7 +185,11 @@ def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
     place, thing = pick(rng, signs)
     noun, name, way = pick(rng, NOUNS), ref(scene, place), below(rng, 4)
     if way == 0:
-        answer = f"the {name} says {thing.word}." if " at " in name else f"the {name} {at(place)} says {thing.word}."
+        answer = (
+            f"the {name} says {thing.word}."
+            if " at " in name
+            else f"the {name} {at(place)} says {thing.word}."
+        )
         return f"What does the {name} say?", join(answer, neighbour(scene, place))
     if way == 1:
         body = f"it is written on {an(thing.colour)} sign."
@@ -165,12 +197,21 @@ def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
             f"the word {thing.word} is written {at(place)}.", body, neighbour(scene, place)
         )
     if way == 2:
-        reading = [f"{other_thing.word} on {an(short(other_thing))} {at(where)}" for where, other_thing in signs]
+        reading = [
+            f"{other_thing.word} on {an(short(other_thing))} {at(where)}"
+            for where, other_thing in signs
+        ]
         rest_of = rest(scene, *(where for where, _ in signs))
-        body = f"the {noun} also shows {listing(rest_of)}." if rest_of else "there is nothing else to see."
+        body = (
+            f"the {noun} also shows {listing(rest_of)}."
+            if rest_of
+            else "there is nothing else to see."
+        )
         return f"Read all the text {inside(noun)}.", join(f"the text is {listing(reading)}.", body)
     body = f"the word is {thing.word}, and the {thing.colour} sign is {at(place)}."
-    return f"Which word can you read on the {name}?", join(f"I can read {thing.word}.", body, neighbour(scene, place))
+    return f"Which word can you read on the {name}?", join(
+        f"I can read {thing.word}.", body, neighbour(scene, place)
+    )
 
 
 def read(rng: np.random.Generator) -> Sample:
@@ -212,7 +253,9 @@ def exist_turn(rng: np.random.Generator, scene: Scene) -> Turn:
             f"Yes, the {noun} shows {an(name)}.",
         )[way]
         size = f"it says {thing.word} and" if thing.word else f"it is {thing.size} and"
-        return question, join(answer, f"{size} {STANDS[thing.kind]} {at(place)}.", neighbour(scene, place))
+        return question, join(
+            answer, f"{size} {STANDS[thing.kind]} {at(place)}.", neighbour(scene, place)
+        )
     answer = (
         f"No, there is no {name} {inside(noun)}.",
         f"No, I can not see {an(name)}.",
@@ -264,7 +307,9 @@ def _relative(rng: np.random.Generator, scene: Scene) -> Turn | None:
     else:
         answer = f"{an(full(found))} is {where} the {name}."
         body = f"the {name} is {at(place)}, and the {short(found)} is {at(to)}."
-    return f"What is {where} the {name}?", join(answer, body, remark(scene) if found is None else "")
+    return f"What is {where} the {name}?", join(
+        answer, body, remark(scene) if found is None else ""
+    )
 
 
 def _more(rng: np.random.Generator, scene: Scene) -> Turn:
@@ -274,11 +319,19 @@ def _more(rng: np.random.Generator, scene: Scene) -> Turn:
     if a == b:
         b = other(rng, COLOURS, a)
     n, m = (sum(thing.colour == tint for thing in things) for tint in (a, b))
-    verdict = "yes, there are more" if n > m else "no, there are as many" if n == m else "no, there are fewer"
+    verdict = (
+        "yes, there are more"
+        if n > m
+        else "no, there are as many"
+        if n == m
+        else "no, there are fewer"
+    )
     answer = f"{verdict} {a} things {'as' if n == m else 'than'} {b} things."
     body = f"the {noun} has {number(n, f'{a} thing')} and {number(m, f'{b} thing')}."
     question = f"Are there more {a} things than {b} things {inside(noun)}?"
-    return question, join(answer, body, f"in all {there(len(things))} {number(len(things), 'thing')}.")
+    return question, join(
+        answer, body, f"in all {there(len(things))} {number(len(things), 'thing')}."
+    )
 
 
 def _same(rng: np.random.Generator, scene: Scene) -> Turn | None:
@@ -288,7 +341,9 @@ def _same(rng: np.random.Generator, scene: Scene) -> Turn | None:
     (p, a), (q, b) = named[0], named[-1]
     x, y = ref(scene, p), ref(scene, q)
     question = f"Do the {x} and the {y} have the same colour?"
-    answer = f"yes, both are {a.colour}." if a.colour == b.colour else "no, they have different colours."
+    answer = (
+        f"yes, both are {a.colour}." if a.colour == b.colour else "no, they have different colours."
+    )
     body = f"the {a.kind} {at(p)} is {a.colour}, and the {b.kind} {at(q)} is {b.colour}."
     return question, join(answer, body)
 
@@ -301,7 +356,9 @@ def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
     name, left = ref(scene, place), rest(scene, place)
     question = f"What is left if you take away the {name}?"
     if not left:
-        return question, join("then nothing is left.", f"the {name} {at(place)} is the only thing there.")
+        return question, join(
+            "then nothing is left.", f"the {name} {at(place)} is the only thing there."
+        )
     answer = f"then {listing(left)} {'is' if len(left) == 1 else 'are'} left."
     body = f"the {name} is {at(place)}, and {there(len(left) + 1)} {number(len(left) + 1, 'thing')} before."
     return question, join(answer, body)
@@ -325,7 +382,9 @@ def reason(rng: np.random.Generator) -> Sample:
 
 
 def _bars(chart: Chart, *but: str) -> str:
-    return " and ".join(f"the {colour} bar is {height} tall" for colour, height in chart.bars if colour not in but)
+    return " and ".join(
+        f"the {colour} bar is {height} tall" for colour, height in chart.bars if colour not in but
+    )
 
 
 def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
@@ -342,13 +401,19 @@ def chart_turn(rng: np.random.Generator, page: Chart) -> Turn:
         bars = f"the {listing(top)} {'bar is' if len(top) == 1 else 'bars are'}"
         others = _bars(page, *top)
         body = f"{others}." if others else "all bars have the same height."
-        return f"Which bar is the {word} {inside(noun)}?", join(f"{bars} the {word} with a height of {best}.", body)
+        return f"Which bar is the {word} {inside(noun)}?", join(
+            f"{bars} the {word} with a height of {best}.", body
+        )
     if way == 2:
         answer = f"the {a} bar {spot} is {x} tall."
-        return f"How tall is the {a} bar? Compare it with the others.", join(answer, f"{_bars(page, a)}.")
+        return f"How tall is the {a} bar? Compare it with the others.", join(
+            answer, f"{_bars(page, a)}."
+        )
     if way == 3:
         body = f"the {a} bar is {x} tall and the {b} bar is {y} tall, so {x} + {y} = {x + y}."
-        return f"What is the sum of the {a} bar and the {b} bar?", join(f"the sum is {x + y}.", body)
+        return f"What is the sum of the {a} bar and the {b} bar?", join(
+            f"the sum is {x + y}.", body
+        )
     if way == 4:
         high, low = ((a, x), (b, y)) if x >= y else ((b, y), (a, x))
         if x == y:

@@ -2,19 +2,34 @@
 
 `train_sample(seed, index)` is the endless train split, `test_set(name)` the fixed test split of a synthetic set, which
 stands for sets of the papers, `probe_set()` attribute questions whose answers are judged by `Probe.correct`, and
-`tower_labels` what a vision tower should see. `python -m jaxspec.data.picturebook OUT.png` draws a sheet of samples to
+`tower_labels` what a vision tower should see. `python -m picturebook OUT.png` draws a sheet of samples to
 look at.
 """
 
 from __future__ import annotations
 
-from jaxspec.data.picturebook.attributes import probe_sample
-from jaxspec.data.picturebook.follow_ups import FOLLOW_UPS
-from jaxspec.data.picturebook.phrases import caption
-from jaxspec.data.picturebook.rendering import LABEL_CLASSES, PAGE, render, tower_labels
-from jaxspec.data.picturebook.samples import IMAGE, PROBE_KINDS, Probe, Sample
-from jaxspec.data.picturebook.scenes import Chart, Edit, Scene, Thing, edit, sample_chart, sample_scene
-from jaxspec.data.picturebook.sets import MIXTURE, SYNTHETIC_SETS, SyntheticSet, probe_set, test_set, train_sample
+from picturebook.attributes import probe_sample
+from picturebook.follow_ups import FOLLOW_UPS
+from picturebook.phrases import caption
+from picturebook.rendering import LABEL_CLASSES, PAGE, render, tower_labels
+from picturebook.samples import IMAGE, PROBE_KINDS, Probe, Sample
+from picturebook.scenes import (
+    Chart,
+    Edit,
+    Scene,
+    Thing,
+    edit,
+    sample_chart,
+    sample_scene,
+)
+from picturebook.sets import (
+    MIXTURE,
+    SYNTHETIC_SETS,
+    SyntheticSet,
+    probe_set,
+    test_set,
+    train_sample,
+)
 
 __all__ = [
     "FOLLOW_UPS",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxspec.data.picturebook.samples import COUNT_WORDS
-from jaxspec.data.picturebook.scenes import PLACES, SIGN, Chart, Scene, Thing
+from picturebook.samples import COUNT_WORDS
+from picturebook.scenes import PLACES, SIGN, Chart, Scene, Thing
 
 NOUNS = ("page", "picture", "image")
 NAMES = ("Mia", "Leo", "Nora", "Otto", "Pip", "Anna")
@@ -31,7 +31,9 @@ def an(noun: str) -> str:
 
 def full(thing: Thing) -> str:
     """All that is known: 'small red ball', 'blue sign that says OPEN'."""
-    return f"{short(thing)} that says {thing.word}" if thing.word else f"{thing.size} {short(thing)}"
+    return (
+        f"{short(thing)} that says {thing.word}" if thing.word else f"{thing.size} {short(thing)}"
+    )
 
 
 def short(thing: Thing) -> str:

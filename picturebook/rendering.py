@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from jaxspec.data.picturebook.scenes import (
+from picturebook.scenes import (
     BACKGROUNDS,
     COLOURS,
     KINDS,
@@ -127,7 +127,9 @@ def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
         )
         return crown, none, rect(x, y, 0.4, 0.78, 0.6, 1.0)
     if kind == "house":
-        walls = rect(x, y, 0.12, 0.42, 0.88, 1.0) | polygon(x, y, (0.5, -0.02), (1.02, 0.46), (-0.02, 0.46))
+        walls = rect(x, y, 0.12, 0.42, 0.88, 1.0) | polygon(
+            x, y, (0.5, -0.02), (1.02, 0.46), (-0.02, 0.46)
+        )
         return walls, rect(x, y, 0.54, 0.6, 0.74, 1.0), rect(x, y, 0.24, 0.58, 0.42, 0.76)
     if kind == "star":
         tips = [
@@ -136,7 +138,9 @@ def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
         ]
         return polygon(x, y, *tips), none, none
     if kind == "fish":
-        body = disc(x, y, 0.4, 0.5, 0.42, 0.32) | polygon(x, y, (0.68, 0.5), (1.02, 0.14), (1.02, 0.86))
+        body = disc(x, y, 0.4, 0.5, 0.42, 0.32) | polygon(
+            x, y, (0.68, 0.5), (1.02, 0.14), (1.02, 0.86)
+        )
         return body, disc(x, y, 0.2, 0.42, 0.09), none
     if kind == "boat":
         hull = polygon(x, y, (0.0, 0.66), (1.0, 0.66), (0.8, 1.0), (0.2, 1.0))
@@ -149,17 +153,27 @@ def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
     if kind == "key":
         bow = disc(x, y, 0.27, 0.5, 0.29) & ~disc(x, y, 0.25, 0.5, 0.11)
         blade = rect(x, y, 0.5, 0.41, 1.02, 0.6)
-        return bow | blade | rect(x, y, 0.66, 0.6, 0.78, 0.82) | rect(x, y, 0.9, 0.6, 1.02, 0.82), none, none
+        return (
+            bow | blade | rect(x, y, 0.66, 0.6, 0.78, 0.82) | rect(x, y, 0.9, 0.6, 1.02, 0.82),
+            none,
+            none,
+        )
     if kind == "moon":
         return disc(x, y, 0.5, 0.5, 0.5) & ~disc(x, y, 0.8, 0.4, 0.4), none, none
     if kind == "heart":
         lobes = disc(x, y, 0.26, 0.29, 0.26) | disc(x, y, 0.74, 0.29, 0.26)
-        return lobes | polygon(x, y, (0.04, 0.42), (0.5, 0.32), (0.96, 0.42), (0.5, 0.98)), none, none
+        return (
+            lobes | polygon(x, y, (0.04, 0.42), (0.5, 0.32), (0.96, 0.42), (0.5, 0.98)),
+            none,
+            none,
+        )
     if kind == "flower":
         petals = none.copy()
         for i in range(5):
             angle = 2 * math.pi * i / 5
-            petals |= disc(x, y, 0.5 + 0.27 * math.sin(angle), 0.33 - 0.24 * math.cos(angle), 0.2, 0.17)
+            petals |= disc(
+                x, y, 0.5 + 0.27 * math.sin(angle), 0.33 - 0.24 * math.cos(angle), 0.2, 0.17
+            )
         stem = rect(x, y, 0.45, 0.6, 0.55, 1.0) | disc(x, y, 0.66, 0.82, 0.16, 0.08)
         return petals, disc(x, y, 0.5, 0.33, 0.15), stem & ~petals
     raise ValueError(f"picturebook sprite: unknown kind {kind!r}; one of {', '.join(KINDS)}")
@@ -240,7 +254,9 @@ def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
         shifts = (noise * (2 * JITTER + 1)).astype(int) - JITTER
         for place, thing in page.things:
             top, left = CELL * (place // 2), CELL * (place % 2)
-            _draw_thing(canvas, thing, top, left, int(shifts[2 * place]), int(shifts[2 * place + 1]))
+            _draw_thing(
+                canvas, thing, top, left, int(shifts[2 * place]), int(shifts[2 * place + 1])
+            )
     canvas *= 0.94 + 0.12 * float(noise[8])
     return np.minimum(canvas, 255.0).astype(np.uint8)
 

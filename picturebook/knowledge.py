@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxspec.data.picturebook.phrases import NAMES
-from jaxspec.data.picturebook.samples import Sample
-from jaxspec.data.picturebook.scenes import KINDS, below, other, pick
+from picturebook.phrases import NAMES
+from picturebook.samples import Sample
+from picturebook.scenes import KINDS, below, other, pick
 
 _FACTS = """\
 what colour is the sky on a clear day?
@@ -148,7 +148,9 @@ def fact_turn(rng: np.random.Generator) -> tuple[str, str]:
     return f"I want to know, {question}", f"Good question. {answer}"
 
 
-PLURALS = tuple(kind + "es" if kind == "box" else kind + "s" for kind in KINDS if kind not in ("fish", "moon"))
+PLURALS = tuple(
+    kind + "es" if kind == "box" else kind + "s" for kind in KINDS if kind not in ("fish", "moon")
+)
 
 
 def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
@@ -156,21 +158,31 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
     name = pick(rng, NAMES)
     friend, what = other(rng, NAMES, name), pick(rng, PLURALS)
     steps = pick(rng, ("", " Work step by step.", " Explain your steps."))
-    lead = {"": "", " Work step by step.": "Step by step: ", " Explain your steps.": "Here are the steps. "}[steps]
+    lead = {
+        "": "",
+        " Work step by step.": "Step by step: ",
+        " Explain your steps.": "Here are the steps. ",
+    }[steps]
     form = below(rng, 6)
     if form == 0:
         a, b = 2 + below(rng, 29), 2 + below(rng, 19)
-        question = f"{name} has {a} {what} and finds {b} more. How many {what} does {name} have now?"
+        question = (
+            f"{name} has {a} {what} and finds {b} more. How many {what} does {name} have now?"
+        )
         work = f"{name} starts with {a} {what} and gets {b} more. {a} + {b} = {a + b}. The answer is {a + b}."
     elif form == 1:
         a = 10 + below(rng, 41)
         b = 1 + below(rng, a - 1)
-        question = f"{name} has {a} {what} and gives {b} of them to {friend}. How many {what} are left?"
+        question = (
+            f"{name} has {a} {what} and gives {b} of them to {friend}. How many {what} are left?"
+        )
         work = f"{name} starts with {a} {what} and gives {b} away. {a} - {b} = {a - b}. The answer is {a - b}."
     elif form == 2:
         a, b = 2 + below(rng, 6), 2 + below(rng, 6)
         question = f"{name} has {a} bags with {b} {what} in each. How many {what} does {name} have?"
-        work = f"There are {a} bags with {b} {what} each. {a} x {b} = {a * b}. The answer is {a * b}."
+        work = (
+            f"There are {a} bags with {b} {what} each. {a} x {b} = {a * b}. The answer is {a * b}."
+        )
     elif form == 3:
         a, b = 2 + below(rng, 19), 2 + below(rng, 14)
         c = 1 + below(rng, a + b - 1)
@@ -184,7 +196,9 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
         a, b = 2 + below(rng, 19), 1 + below(rng, 10)
         question = f"{name} has {a} {what} and {friend} has {b} more. How many {what} do they have together?"
         c = a + b
-        work = f"First, {friend} has {a} + {b} = {c}. Then {a} + {c} = {a + c}. The answer is {a + c}."
+        work = (
+            f"First, {friend} has {a} + {b} = {c}. Then {a} + {c} = {a + c}. The answer is {a + c}."
+        )
     return question + steps, lead + work
 
 

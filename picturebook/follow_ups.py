@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxspec.data.picturebook.dialogues import chart_turn, reason_turn
-from jaxspec.data.picturebook.knowledge import fact_turn, sum_turn
-from jaxspec.data.picturebook.phrases import (
+from picturebook.dialogues import chart_turn, reason_turn
+from picturebook.knowledge import fact_turn, sum_turn
+from picturebook.phrases import (
     NAMES,
     NOUNS,
     ORDINALS,
@@ -26,10 +26,10 @@ from jaxspec.data.picturebook.phrases import (
     listing,
     rest,
 )
-from jaxspec.data.picturebook.rendering import render
-from jaxspec.data.picturebook.samples import IMAGE, Sample
-from jaxspec.data.picturebook.scenes import BAR_PLACES, Chart, Scene, below, pick, sample_scene
-from jaxspec.data.picturebook.sequences import story as tell
+from picturebook.rendering import render
+from picturebook.samples import IMAGE, Sample
+from picturebook.scenes import BAR_PLACES, Chart, Scene, below, pick, sample_scene
+from picturebook.sequences import story as tell
 
 PROPER = (*NAMES, "I", "January", "December", "Tuesday", "Saturday")
 """First words of sentences that keep their capital in the middle of another one."""
@@ -74,7 +74,11 @@ def question(rng: np.random.Generator, sample: Sample) -> Sample:
     place, thing = pick(rng, scene.things)
     left = rest(scene, place)
     more = f"{name} also has {listing(left)}." if left else f"{name} has nothing else."
-    return _add(sample, f"What is {at(place)} of {name}?", join(f"{an(full(thing))} is {at(place)} of {name}.", more))
+    return _add(
+        sample,
+        f"What is {at(place)} of {name}?",
+        join(f"{an(full(thing))} is {at(place)} of {name}.", more),
+    )
 
 
 def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
@@ -83,7 +87,10 @@ def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
     i, name = _which(rng, sample, pick(rng, NOUNS))
     asked, opening = pick(
         rng,
-        ((f"Write a caption for {name}.", ""), (f"Which caption would suit {name}?", "A good caption is: ")),
+        (
+            (f"Write a caption for {name}.", ""),
+            (f"Which caption would suit {name}?", "A good caption is: "),
+        ),
     )
     text = caption(sample.scenes[i])
     return _add(sample, lead + asked, (opening + text if opening else cap(text)) + ".")
@@ -122,7 +129,9 @@ def story(rng: np.random.Generator, sample: Sample) -> Sample:
         spots = [f"{'in' if i == 1 else 'on'} the {spot}" for i, spot in enumerate(BAR_PLACES)]
         steps = [
             f"{word}, {name} climbed the {colour} bar {spot} and counted to {height}."
-            for word, spot, (colour, height) in zip(("First", "Then", "In the end"), spots, page.bars, strict=True)
+            for word, spot, (colour, height) in zip(
+                ("First", "Then", "In the end"), spots, page.bars, strict=True
+            )
         ]
         answer = join(f"{name} went for a walk on {an(page.background)} page.", *steps)
     else:
