@@ -67,7 +67,7 @@ models: $(VENV)/.train
 
 lint: $(VENV)/.test
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis $(VENV)/.demo $(VENV)/.train $(VENV)/.test
