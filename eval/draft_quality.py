@@ -27,11 +27,12 @@ from eval.lib.replay import engine_of
 from eval.lib.report import Record, Run, Table, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
-from jaxspec.data.prompts import Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.views import VIEWS, rewrite
 from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.rows import rewrite
+from jaxspec.prompts.views import VIEWS
 from picturebook import probe_set
 
 METRICS = ("accuracy", "rouge_l", "meteor")

@@ -30,13 +30,13 @@ from eval.lib.replay import engine_of
 from eval.lib.report import Record, Run, Table
 from eval.lib.simulation import whole_row
 from jaxspec.command import input_errors, script_name
-from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.metrics import acceptance_metrics
-from jaxspec.decoding.views import Captioner
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
+from jaxspec.prompts.captions import Captioner
+from jaxspec.prompts.encoder import Prompt
 from jaxspec.typing import Array, Params
 
 SAMPLING = "sampling"

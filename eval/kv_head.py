@@ -23,8 +23,8 @@ from eval.lib.simulation import predict_heads
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
-from jaxspec.decoding.loading import LoadedHead, LoadedModel
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead, LoadedModel
 
 
 @dataclass(frozen=True)

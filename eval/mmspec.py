@@ -34,11 +34,11 @@ from eval.lib.replay import RecordedTarget, engine_of
 from eval.lib.report import Run, Table
 from eval.lib.sets import MMSPEC
 from jaxspec.command import input_errors, script_name
-from jaxspec.data.prompts import Prompt
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.files import write_text
+from jaxspec.prompts.encoder import Prompt
 
 BASELINE = "baseline"
 PART = 64

@@ -45,12 +45,12 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.cli.demo import CONTESTS
 from jaxspec.command import run_script
 from jaxspec.config import text_config
-from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import ASSETS
 from jaxspec.models import text_params
 from jaxspec.models.vocabulary import widened
+from jaxspec.prompts.encoder import Prompt
 from jaxspec.runtime import setup_runtime
 
 GAMMA = 5

@@ -13,17 +13,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from jaxspec.decoding.engine import Engine
     from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
-    from jaxspec.decoding.loading import LoadedModel
     from jaxspec.decoding.requests import Request, Result
     from jaxspec.decoding.session import Session
     from jaxspec.errors import InputError
+    from jaxspec.loading import LoadedModel
 
 _HOMES = {
     "CollaborationConfig": "jaxspec.decoding.engine_config",
     "Engine": "jaxspec.decoding.engine",
     "EngineConfig": "jaxspec.decoding.engine_config",
     "InputError": "jaxspec.errors",
-    "LoadedModel": "jaxspec.decoding.loading",
+    "LoadedModel": "jaxspec.loading",
     "Request": "jaxspec.decoding.requests",
     "Result": "jaxspec.decoding.requests",
     "Session": "jaxspec.decoding.session",

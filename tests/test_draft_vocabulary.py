@@ -18,12 +18,12 @@ from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import RotaryConfig
-from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.views import VIEWS
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import joined
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.views import VIEWS
 from jaxspec.training.conversations import ConversationBatch, TeacherRows, frequent_tokens
 from jaxspec.training.objectives import Distillation, tuning_loss
 

@@ -28,13 +28,13 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
-from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import FileFormat, prepare
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
+from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel
+from jaxspec.prompts.encoder import PLACEHOLDER
 from jaxspec.training.conversations import reach
 from picturebook.training import Picturebook
 

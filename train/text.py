@@ -21,12 +21,12 @@ from jaxspec.checkpoints import huggingface
 from jaxspec.cluster import join_cluster
 from jaxspec.command import run_script
 from jaxspec.data.benchmarks import benchmark_samples
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.data.sources import mixture
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError, nearest
 from jaxspec.files import forget_trial, trial_of
+from jaxspec.loading import LoadedModel
 from jaxspec.models import init_params
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.runtime import setup_runtime
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.losses import next_token_loss

@@ -19,13 +19,13 @@ from eval.lib.replay import RecordedTarget, engine_of
 from eval.lib.report import Record
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.cluster import process
-from jaxspec.data.prompts import PLACEHOLDER, Prompt, PromptEncoder
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
-from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
+from jaxspec.prompts.captions import Captioner
+from jaxspec.prompts.encoder import PLACEHOLDER, Prompt, PromptEncoder
 
 GROUP = ("dataset", "turn", "follow_up", "gamma")
 """What rows that were measured by turns have in common: they are saved together, and a stopped run goes on behind."""

@@ -32,10 +32,10 @@ from jaxspec.decoding.engine_config import (
     EngineConfig,
     Method,
 )
-from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts, nearest
+from jaxspec.loading import LoadedModel
+from jaxspec.prompts.captions import Captioner
 from jaxspec.sharding import Placement, shardings
 from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 

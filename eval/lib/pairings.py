@@ -33,16 +33,16 @@ from eval.lib.report import Record, mean
 from eval.lib.timing import interleaved, time_members
 from jaxspec.cache import KVCache
 from jaxspec.cluster import process
-from jaxspec.data.prompts import pad_rows
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.collaborative import Alternating, Member, OneProposer
 from jaxspec.decoding.combination import Combination, greedy_token, parse_combination
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.engine_config import Method
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.metrics import collaboration_metrics
-from jaxspec.decoding.requests import Request, Result, encode, prompt_row
+from jaxspec.decoding.requests import Request, Result, encode
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
+from jaxspec.prompts.rows import pad_rows, prompt_row
 from jaxspec.sampling import tempered
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -163,7 +163,8 @@ class _Measurement:
         try:
             for form in engine.assembly.forms:
                 form.check_context(
-                    request, prompt_row(engine.encoder, form.model, form.view, request.prompt)
+                    request,
+                    prompt_row(engine.encoder, form.model.images, form.view, request.prompt),
                 )
         except InputError:
             return False

@@ -22,14 +22,14 @@ from eval.lib.timing import Passes, measure_roofline, pass_work, predicted_speed
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafters import ChainDrafter
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.running import run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
-from jaxspec.decoding.views import VIEWS
 from jaxspec.decoding.weighting import Static, parse_weighting
+from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.prompts.views import VIEWS
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Float, Params
 from jaxspec.verification import Draft, Verdict

@@ -19,7 +19,6 @@ import numpy as np
 
 from jaxspec.cache import KVCache, TreeMask
 from jaxspec.config import LlavaConfig, text_config
-from jaxspec.data.prompts import Prompt, bucket
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import text_of
 from jaxspec.decoding.compile_cache import Held
@@ -27,10 +26,12 @@ from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, EngineConfig
 from jaxspec.decoding.requests import EncodedRequest, each, encode
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.views import Captioner
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
+from jaxspec.prompts.captions import Captioner
+from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.rows import bucket
 from jaxspec.typing import Array, Float, Int, Params
 
 PREFIX = "replay:"

@@ -25,20 +25,21 @@ from eval.lib.report import Record
 from jaxspec.cluster import spread
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.images import to_rgb
-from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
-from jaxspec.decoding.loading import LoadedHead, image_inputs
 from jaxspec.decoding.mixtures import costs, mixture_costs, simplex_grid
-from jaxspec.decoding.requests import prompt_encoder, prompt_row
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import step_keys
-from jaxspec.decoding.views import VIEWS, Captioner, stack_rows, which_image
 from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead, image_inputs, prompt_encoder
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, states_before
 from jaxspec.models.layers import apply
+from jaxspec.prompts.captions import Captioner
+from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.rows import prompt_row, stack_rows, which_image
+from jaxspec.prompts.views import VIEWS
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -364,7 +365,7 @@ def whole_row(
     each slot shows."""
     reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
     view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
-    row = prompt_row(prompt_encoder(target), target, view, prompt).followed_by(answer)
+    row = prompt_row(prompt_encoder(target), target.images, view, prompt).followed_by(answer)
     (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
     if reader is None:
         return rows, None, which_image(row, [])

@@ -17,10 +17,10 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name, write_head_card, write_model_card
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.vocabulary import narrowed, widened
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.typing import Array, Params
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

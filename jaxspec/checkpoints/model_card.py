@@ -18,8 +18,8 @@ from jaxspec.config import (
     QwenVLConfig,
     text_config,
 )
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.models import LanguageModel, family_of
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.typing import Params
 
 _QUESTION = {True: "What is in the picture?", False: "Who are you?"}

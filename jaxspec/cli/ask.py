@@ -16,9 +16,9 @@ import tyro
 from PIL.Image import Image
 
 from jaxspec.data.images import load_image
-from jaxspec.data.prompts import Prompt, place_images
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import Prompt, place_images
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.ask import progress
 from jaxspec.config import text_config
-from jaxspec.decoding.loading import check_words
 from jaxspec.errors import InputError, printable
+from jaxspec.loading import check_words
 from jaxspec.runtime import human_bytes, setup_runtime
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

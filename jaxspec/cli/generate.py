@@ -16,9 +16,9 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.views import needs_captioner, parse_views
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
+from jaxspec.prompts.views import needs_captioner, parse_views
 from jaxspec.sharding import make_mesh
 
 

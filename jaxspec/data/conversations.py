@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.images import StoredImage
-from jaxspec.data.prompts import PLACEHOLDER, VIDEO, place_in_turns
 from jaxspec.data.rows import DataRow, json_list, on_disk, rows_and_errors
 from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import writing
+from jaxspec.prompts.encoder import PLACEHOLDER, VIDEO, place_in_turns
 
 ROLES = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),

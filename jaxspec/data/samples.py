@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.images import StoredImage
-from jaxspec.data.prompts import place_in_turns
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import place_in_turns
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,15 @@ from jaxspec.decoding.adaptive_gamma import gammas_up_to
 from jaxspec.decoding.collaborative import Alternating, Member, OneProposer, Program
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
-from jaxspec.decoding.loading import (
-    LoadedModel,
-    check_pair,
-    check_vocabulary,
-    check_words,
-    same_tower,
-)
 from jaxspec.decoding.requests import EncodedRequest
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.views import VIEWS, PromptRow, View, parse_view, parse_views, prompt_views
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel, check_pair, check_vocabulary, check_words, same_tower
 from jaxspec.models import LanguageModel, split_tower
+from jaxspec.prompts.rows import PromptRow
+from jaxspec.prompts.views import VIEWS, View, parse_view, parse_views, prompt_views
 from jaxspec.sharding import mesh_of, put, shardings, small_sharding
 from jaxspec.typing import Params
 

@@ -26,9 +26,9 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.data.images import image_hash, load_image
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.views import Caption, Captioner
 from jaxspec.errors import InputError, reading
 from jaxspec.files import write_text
+from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.runtime import cache_directory
 
 QUESTION = "Write a caption for this image."

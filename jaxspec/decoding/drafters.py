@@ -23,11 +23,11 @@ from jaxspec.cache import KVCache, TreeMask, hidden_before, keep_path
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.state import PromptBatch, rewound, step_keys
 from jaxspec.decoding.tree import Tree, TreeSpec, ancestors, likeliest_nodes, static_tree
-from jaxspec.decoding.views import View
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import KVHead, adopt_target_kv, joined, pack
 from jaxspec.models.layers import apply
+from jaxspec.prompts.views import View
 from jaxspec.sampling import (
     Sampling,
     argmax,

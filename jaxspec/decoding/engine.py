@@ -17,12 +17,10 @@ from tqdm import tqdm
 
 from jaxspec.cache import KVCache
 from jaxspec.cluster import agreed, spread
-from jaxspec.data.prompts import bucket
 from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, init_gamma, measure_costs, update_prior
 from jaxspec.decoding.assembly import collaboration, speculation
 from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
-from jaxspec.decoding.loading import LoadedModel, image_inputs
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
 from jaxspec.decoding.requests import (
     EncodedRequest,
@@ -32,10 +30,7 @@ from jaxspec.decoding.requests import (
     decoded_images,
     each,
     encode,
-    image_tiles,
     in_batches,
-    prompt_encoder,
-    prompt_row,
     sampling_options,
 )
 from jaxspec.decoding.running import (
@@ -52,17 +47,12 @@ from jaxspec.decoding.running import (
 )
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, rewound, snapshot
-from jaxspec.decoding.views import (
-    Caption,
-    Captioner,
-    needs_captioner,
-    parse_views,
-    parse_weights,
-    stack_rows,
-    which_image,
-)
 from jaxspec.errors import InputError, check_counts
+from jaxspec.loading import LoadedModel, image_inputs, image_tiles, prompt_encoder
 from jaxspec.models.kv_head import head_rows, reads_as_text
+from jaxspec.prompts.captions import Caption, Captioner
+from jaxspec.prompts.rows import bucket, prompt_row, stack_rows, which_image
+from jaxspec.prompts.views import needs_captioner, parse_views, parse_weights
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh
 
@@ -316,7 +306,9 @@ class Engine:
         """Return the request with its prompt in each form, and the bucket that all of them fit in."""
         config, told, rows = self.config, [caption.text for caption in captions], []
         for form in self.assembly.forms:
-            rows.append(prompt_row(self.encoder, form.model, form.view, request.prompt, told))
+            rows.append(
+                prompt_row(self.encoder, form.model.images, form.view, request.prompt, told)
+            )
             form.check_context(request, rows[-1])
         lengths = [len(row) for row in rows]
         views = max(lengths[1:], default=0) if isinstance(self.program, Speculator) else 0

@@ -9,9 +9,9 @@ from typing import Literal, get_args
 from jaxspec.decoding.combination import Combination, parse_combination
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.views import parse_views, parse_weights
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, check_counts
+from jaxspec.prompts.views import parse_views, parse_weights
 
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 PROMPT_BUCKETS = (64, 128, 256, 512, *(step * 2**n for n in range(7, 15) for step in (5, 6, 8)))
@@ -135,7 +135,7 @@ class CollaborationConfig(Batching):
     proposer: int = 0
     """The default proposer, or the only one."""
     views: tuple[str, ...] | None = None
-    """How each model is shown images; None shows them to all that see. See `jaxspec.decoding.views`, but for C."""
+    """How each model is shown images; None shows them to all that see. See `jaxspec.prompts.views`, but for C."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

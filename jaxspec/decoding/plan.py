@@ -15,10 +15,10 @@ from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.views import parse_views, prompt_views
 from jaxspec.decoding.weighting import Static
 from jaxspec.models import LanguageModel, abstract_params, split_tower
 from jaxspec.models.kv_head import abstract_head
+from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sharding import abstract_mesh, replicated, shardings
 from jaxspec.typing import Params
 

@@ -13,11 +13,9 @@ from PIL.Image import Image
 
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.data.images import Picture
-from jaxspec.data.prompts import Prompt, PromptEncoder, bucket
-from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.views import PromptRow, View, rewrite
 from jaxspec.errors import InputError, check_counts
-from jaxspec.models.inputs import Slots
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.rows import PromptRow
 from jaxspec.sampling import Sampling
 
 Made = TypeVar("Made")
@@ -182,49 +180,6 @@ def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
 def _near(one: Any, other: Any) -> bool:
     """Return whether no size is over twice as large as the other; as of 0 any is."""
     return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
-
-
-def prompt_row(
-    encoder: PromptEncoder,
-    model: LoadedModel,
-    view: View,
-    prompt: Prompt,
-    captions: Sequence[str] = (),
-) -> PromptRow:
-    """Return the prompt as the view shows it to the model; `captions` of its images are for view C. Raises InputError
-    where that is nothing."""
-    shown: list[Slots | list[int]] = []
-    for i, image in enumerate(prompt.images):
-        if view.reads_images:
-            assert model.images is not None
-            shown.append(
-                model.images.slots((image.height, image.width), view.pool, len(prompt.images))
-            )
-        else:
-            shown.append(view.substitute(encoder, captions[i] if captions else ""))
-    row = rewrite(prompt.tokens, encoder.image_token, shown)
-    if not len(row):
-        raise InputError(f"prompt: has no tokens as view {view.name} shows it; say something")
-    return row
-
-
-def prompt_encoder(model: LoadedModel) -> PromptEncoder:
-    """Return what makes the prompts of requests that are written with this model's tokens."""
-    return PromptEncoder.of(model.config, model.tokenizer)
-
-
-def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
-    """Return the bucket of the tiles that the prompt's images are to the model; of no model 0, of a text model that of
-    0."""
-    if model is None:
-        return 0
-    reader = model.images
-    count = (
-        sum(reader.tiles((x.height, x.width), len(prompt.images)) for x in prompt.images)
-        if reader
-        else 0
-    )
-    return bucket(count, buckets, "image tiles of one prompt")
 
 
 def all_greedy(requests: Sequence[Request]) -> bool:

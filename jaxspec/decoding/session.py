@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import Engine
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.requests import Request, Result
-from jaxspec.decoding.views import PromptRow
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
 from jaxspec.models.inputs import TEXT
+from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.rows import PromptRow
 
 
 class Session:

@@ -22,13 +22,13 @@ from absl import flags
 from flax import struct
 
 from jaxspec.data.images import StoredImage, to_rgb
-from jaxspec.data.prompts import PLACEHOLDER, PromptEncoder, bucket
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.loading import LoadedModel, image_inputs, same_images
-from jaxspec.decoding.requests import prompt_encoder
-from jaxspec.decoding.views import VIEWS, PromptRow, View, rewrite, stack_rows, which_image
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel, image_inputs, prompt_encoder, same_images
 from jaxspec.models.inputs import TEXT, PromptRows, Slots
+from jaxspec.prompts.encoder import PLACEHOLDER, PromptEncoder
+from jaxspec.prompts.rows import PromptRow, bucket, rewrite, stack_rows, which_image
+from jaxspec.prompts.views import VIEWS, View
 from jaxspec.typing import Bool, Int, UInt
 
 GROUP = 8

@@ -29,8 +29,8 @@ from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, joined, states_before

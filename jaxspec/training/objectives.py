@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.loading import LoadedModel, same_tower
-from jaxspec.decoding.views import VIEWS, View
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel, same_tower
 from jaxspec.models import LanguageModel, split_tower
 from jaxspec.models.inputs import TEXT, PromptRows
 from jaxspec.models.vocabulary import places
+from jaxspec.prompts.views import VIEWS, View
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.losses import (
     Divergence,

@@ -22,12 +22,11 @@ from jaxspec.checkpoints.export import with_words
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Prepared, mixture
-from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.requests import prompt_encoder
-from jaxspec.decoding.views import parse_view
 from jaxspec.errors import InputError, nearest
+from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models import init_params
 from jaxspec.models.vocabulary import narrowed
+from jaxspec.prompts.views import parse_view
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import TrainConfig

@@ -18,12 +18,12 @@ from tqdm import tqdm
 
 from jaxspec.cluster import on_first, process, spread
 from jaxspec.config import text_config
-from jaxspec.data.prompts import PLACEHOLDER, Prompt
 from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import write_text
+from jaxspec.prompts.encoder import PLACEHOLDER, Prompt
 
 TURNS = 64
 """More than a conversation has: the seeds of two samples never meet."""

@@ -17,9 +17,9 @@ from jaxspec.checkpoints import processors
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params
+from jaxspec.prompts.encoder import PromptEncoder
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoProcessor, PreTrainedTokenizerFast

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.cli.inspect import inspect
-from jaxspec.decoding.loading import with_stop_tokens
 from jaxspec.errors import InputError
+from jaxspec.loading import with_stop_tokens
 from safetensors.numpy import load_file, save_file
 
 from tests import tiny

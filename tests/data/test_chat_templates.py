@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jaxspec.data import prompts
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.errors import InputError
+from jaxspec.prompts import encoder as prompts
+from jaxspec.prompts.encoder import PromptEncoder
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 

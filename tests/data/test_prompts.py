@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from configs.models.mini import IMAGE_TOKEN
-from jaxspec.data.prompts import PromptEncoder, bucket, pad_rows
 from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.rows import bucket, pad_rows
 from train.tokenizer import make_tokenizer
 
 ENCODER = PromptEncoder(make_tokenizer(), IMAGE_TOKEN)

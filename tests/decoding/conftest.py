@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from jaxspec.decoding.loading import LoadedModel
+from jaxspec.loading import LoadedModel
 
 from tests import tiny
 

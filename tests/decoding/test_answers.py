@@ -11,9 +11,9 @@ import pytest
 from eval.exactness import forward_logits
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel
 from PIL import Image
 

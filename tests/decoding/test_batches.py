@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.data.prompts import bucket
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, PROMPT_BUCKETS
 from jaxspec.decoding.memory import Sizes
 from jaxspec.decoding.requests import in_batches
+from jaxspec.prompts.rows import bucket
 
 from tests import tiny
 

@@ -14,11 +14,11 @@ import pytest
 from eval.lib.config import EvalConfig, Variant, load_models
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.images import image_hash
-from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.views import Caption, caption_ids
 from jaxspec.errors import InputError
+from jaxspec.prompts.captions import Caption, caption_ids
+from jaxspec.prompts.encoder import PLACEHOLDER
 from PIL import Image
 
 from tests import tiny

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval.exactness import forward_logits
-from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import CollaborationConfig, Engine
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.decoding.memory import abstract_inputs
 from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
 from jaxspec.models import text_params
+from jaxspec.prompts.encoder import Prompt
 from PIL import Image
 
 from tests import tiny

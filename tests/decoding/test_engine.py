@@ -21,7 +21,6 @@ import pytest
 from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
-from jaxspec.data.prompts import Prompt
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.adaptive_gamma import init_gamma
@@ -29,6 +28,7 @@ from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import Prompt
 from PIL import Image
 
 from tests import tiny

@@ -17,9 +17,9 @@ from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.decoding.memory import MemoryReport, Sizes, abstract_inputs, plan_memory
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.decoding.views import parse_views
 from jaxspec.decoding.weighting import Static
 from jaxspec.models import LanguageModel, abstract_params
+from jaxspec.prompts.views import parse_views
 
 from tests.tiny import QUICK
 

@@ -10,8 +10,8 @@ import pytest
 from jaxspec.decoding import running
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.running import rooms
+from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel
 
 from tests import tiny

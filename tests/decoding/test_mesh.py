@@ -14,8 +14,8 @@ from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding import running
 from jaxspec.decoding.compile_cache import executable
-from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.running import run_decode
+from jaxspec.loading import LoadedHead
 from jaxspec.sharding import make_mesh
 
 from tests import tiny

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
-from jaxspec.decoding.loading import LoadedHead
 from jaxspec.decoding.plan import abstract_program, plan, sizes_of, usual_head
+from jaxspec.loading import LoadedHead
 from jaxspec.sharding import make_mesh
 
 from tests import tiny

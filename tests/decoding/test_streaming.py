@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding import compile_cache, running
 from jaxspec.decoding import engine as engine_module
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.prompts.encoder import PromptEncoder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from train.tokenizer import make_tokenizer
 from transformers import PreTrainedTokenizerFast

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.views import VIEWS, parse_views, parse_weights, rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models import build
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import NEWLINE, TEXT, Slots
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.rows import rewrite, stack_rows
+from jaxspec.prompts.views import VIEWS, parse_views, parse_weights
 
 from tests import tiny
 

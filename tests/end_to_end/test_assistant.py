@@ -13,8 +13,8 @@ import transformers  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.data.images import to_rgb  # noqa: E402
 from jaxspec.decoding.engine import Engine, LoadedModel, Request  # noqa: E402
-from jaxspec.decoding.loading import image_inputs  # noqa: E402
 from jaxspec.files import ASSETS  # noqa: E402
+from jaxspec.loading import image_inputs  # noqa: E402
 from picturebook import test_set as samples_of  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
 

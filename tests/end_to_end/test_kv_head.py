@@ -14,8 +14,8 @@ from jaxspec.config import LlavaNextConfig
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import prepare
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
 from jaxspec.training.recipes import Stage

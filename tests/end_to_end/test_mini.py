@@ -21,8 +21,8 @@ from eval.lib.simulation import count_blocks, head_agreement
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.captioners import LvlmCaptioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.loading import image_inputs, same_tower
 from jaxspec.files import ASSETS
+from jaxspec.loading import image_inputs, same_tower
 from picturebook import SYNTHETIC_SETS, caption, test_set
 
 BUCKETS = {"prompt_buckets": config.prompt_buckets, "image_buckets": config.image_buckets, "new_buckets": (48,)}

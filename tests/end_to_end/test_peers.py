@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eval import peers
-from jaxspec.data.prompts import Prompt
+from jaxspec.prompts.encoder import Prompt
 
 from tests import tiny
 

@@ -14,8 +14,8 @@ pytest.importorskip("torch", reason="torch is the oracle of parity: install the 
 
 from eval.exactness import forward_logits
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.decoding.loading import same_tower
 from jaxspec.decoding.memory import abstract_inputs
+from jaxspec.loading import same_tower
 
 from tests.tiny import hf, noisy, qwen_vl
 

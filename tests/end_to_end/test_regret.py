@@ -11,8 +11,8 @@ import pytest
 from eval import block_efficiency
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.simulation import measure_regret
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
 
 from tests import tiny
 

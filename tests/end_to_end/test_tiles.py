@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch", reason="torch is the oracle of parity: inst
 
 from eval.exactness import forward_logits  # noqa: E402
 from jaxspec.config import LlamaConfig, LlavaConfig, VisionConfig  # noqa: E402
-from jaxspec.data.prompts import Prompt, PromptEncoder  # noqa: E402
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request  # noqa: E402
-from jaxspec.decoding.loading import same_tower  # noqa: E402
 from jaxspec.decoding.memory import Sizes, abstract_inputs  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
+from jaxspec.loading import same_tower  # noqa: E402
+from jaxspec.prompts.encoder import Prompt, PromptEncoder  # noqa: E402
 from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration  # noqa: E402
 from transformers import LlavaConfig as TheirLlavaConfig  # noqa: E402
 

@@ -9,8 +9,8 @@ import pytest
 from configs.eval.aasd import config
 from eval.kv_head import ablations, draft_table, named, shown
 from jaxspec.command import load_preset
-from jaxspec.decoding.loading import LoadedHead
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead
 
 from tests import tiny
 

@@ -16,7 +16,7 @@ from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.data.sources import Prepared
 from jaxspec.decoding.captioners import load_captioner
-from jaxspec.decoding.loading import LoadedModel
+from jaxspec.loading import LoadedModel
 from PIL import Image
 from train import prepare
 

@@ -12,8 +12,8 @@ import pytest
 from eval.lib.config import CollaborativeEvalConfig, EvalConfig
 from jaxspec.cli import main
 from jaxspec.config import text_config
-from jaxspec.decoding.loading import check_pair, check_vocabulary
-from jaxspec.decoding.views import parse_views
+from jaxspec.loading import check_pair, check_vocabulary
+from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
 
 from tests.hub.conftest import load_twin

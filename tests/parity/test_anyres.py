@@ -14,12 +14,12 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from jaxspec.config import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, VisionConfig
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.memory import Sizes, plan_memory
 from jaxspec.decoding.speculative import Autoregressive
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of
 from jaxspec.models.inputs import ImageInputs, Pool
+from jaxspec.prompts.encoder import PromptEncoder
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, build
 from jaxspec.models.inputs import Pool
+from jaxspec.prompts.views import parse_views
 
 from tests import tiny
 

@@ -15,12 +15,11 @@ pytest.importorskip("torch", reason="torch is the oracle of parity: install the 
 
 import torch
 from jaxspec.config import QwenVLConfig
-from jaxspec.data.prompts import bucket
 from jaxspec.decoding.engine_config import IMAGE_BUCKETS
-from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool
 from jaxspec.models.qwen_vl import QwenImages
+from jaxspec.prompts.rows import bucket, rewrite, stack_rows
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 from jaxspec.config import Qwen2Config, QwenVisionConfig, QwenVLConfig
-from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.loading import LoadedModel, image_inputs
-from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel, image_inputs
 from jaxspec.models import abstract_params, build
 from jaxspec.models.qwen_vl import VisionTower, window_contents
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.rows import rewrite, stack_rows
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.cli.inspect import inspect
-from jaxspec.data.prompts import PromptEncoder
-from jaxspec.decoding.loading import LoadedModel, image_inputs
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel, image_inputs
+from jaxspec.prompts.encoder import PromptEncoder
 from PIL import Image
 
 VALUES: tuple[Any, ...] = (

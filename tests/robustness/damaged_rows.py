@@ -15,7 +15,7 @@ from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samp
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import own_samples
 from jaxspec.decoding.captioners import CaptionFile
-from jaxspec.decoding.loading import LoadedModel
+from jaxspec.loading import LoadedModel
 from PIL import Image
 
 from tests.robustness.damage import Outcome, judge, spoil

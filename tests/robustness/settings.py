@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxspec.data.prompts import PromptEncoder
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.views import Captioner
 from jaxspec.decoding.weighting import PRESETS, RULES
+from jaxspec.prompts.captions import Captioner
+from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.sharding import make_mesh, shardings
 from picturebook import SYNTHETIC_SETS, test_set
 from tqdm import tqdm

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 from jaxspec.config import LlavaConfig, ModelConfig
-from jaxspec.data.prompts import PLACEHOLDER
 from jaxspec.decoding.engine import Engine, Request
-from jaxspec.decoding.loading import LoadedModel
+from jaxspec.loading import LoadedModel
+from jaxspec.prompts.encoder import PLACEHOLDER
 from jaxspec.typing import Params
 from picturebook.samples import Sample
 

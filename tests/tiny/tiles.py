@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from jaxspec.checkpoints import huggingface
-from jaxspec.data.prompts import Prompt
 from jaxspec.decoding.engine import LoadedModel
+from jaxspec.prompts.encoder import Prompt
 from PIL import Image
 
 from tests.tiny import SPECIAL, hf, tokenizer

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from jaxspec.config import LlavaNextConfig
 from jaxspec.data.sources import mixture
-from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.requests import prompt_encoder
-from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models.inputs import TEXT
+from jaxspec.prompts.views import parse_views
 from jaxspec.training import conversations
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches, iterate

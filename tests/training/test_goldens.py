@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.views import parse_view
+from jaxspec.loading import LoadedModel
 from jaxspec.models import text_params
 from jaxspec.models.kv_head import init_head
+from jaxspec.prompts.views import parse_view
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.kv_head import Anchoring, HeadBatches, make_loss
 from jaxspec.training.objectives import Distillation, tuning_loss

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jaxspec.decoding.loading import LoadedModel
-from jaxspec.decoding.views import parse_views
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
 from jaxspec.models import build
+from jaxspec.prompts.views import parse_views
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.objectives import (
     Distillation,

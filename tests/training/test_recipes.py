@@ -14,8 +14,8 @@ import pytest
 from configs.train.recipes import ft_llama
 from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import prepare
-from jaxspec.decoding.loading import LoadedModel
 from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
 from jaxspec.models import abstract_params
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.kv_head import Anchoring, HeadRecipe

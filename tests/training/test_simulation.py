@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.loading import image_inputs
 from jaxspec.decoding.metrics import acceptance_metrics
-from jaxspec.decoding.views import rewrite, stack_rows
 from jaxspec.files import ASSETS
+from jaxspec.loading import image_inputs
+from jaxspec.prompts.rows import rewrite, stack_rows
 from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.losses import count_blocks
 from jaxspec.training.objectives import simulated

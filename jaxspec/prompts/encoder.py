@@ -1,6 +1,6 @@
-"""Prompts as token ids: chat templates, image placeholders, and padding to buckets.
+"""Prompts as token ids: chat templates and image placeholders.
 
-A prompt keeps one placeholder id per image; the views (`decoding/views.py`) decide what stands there.
+A prompt keeps one placeholder id per image; the views (`prompts/views.py`) decide what stands there.
 The processor's chat template is used, or the tokeniser's own, where there is one; else LLaVA-1.5's and Vicuna's,
 after BOS, with the end-of-sequence token closing every answer:
 
@@ -369,21 +369,3 @@ def _check_template(template: str) -> None:
             raise InputError(
                 f"chat template: computes with {word[:40]}, as no chat needs to; mend the tokeniser's"
             )
-
-
-def bucket(size: int, buckets: Sequence[int], what: str) -> int:
-    """Return the smallest bucket that holds `size`; one compiled program serves each bucket."""
-    for limit in sorted(buckets):
-        if size <= limit:
-            return limit
-    raise InputError(
-        f"{what}: {size} is over the largest bucket {max(buckets)}; shorten it or add a bucket"
-    )
-
-
-def pad_rows(rows: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right-pad ragged int rows to [B, width] with zeros, and return them with their lengths [B]."""
-    out = np.zeros((len(rows), width), np.int32)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out, np.asarray([len(row) for row in rows], np.int32)

@@ -25,12 +25,14 @@ from jaxspec.checkpoints.processors import (
 )
 from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
 from jaxspec.config.schema import WHOLE, check_fields
-from jaxspec.decoding.views import View
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.kv_head import check_target
 from jaxspec.models.vocabulary import head_kernel
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.rows import bucket
+from jaxspec.prompts.views import View
 from jaxspec.runtime import setup_runtime
 from jaxspec.sharding import mesh_of, put, shardings, small_sharding
 from jaxspec.typing import Params
@@ -200,6 +202,25 @@ def image_inputs(
                 out[name][row, start : start + len(values)] = values
             start += len(next(iter(arrays.values())))
     return out
+
+
+def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
+    """Return the bucket of the tiles that the prompt's images are to the model; of no model 0, of a text model that of
+    0."""
+    if model is None:
+        return 0
+    reader = model.images
+    count = (
+        sum(reader.tiles((x.height, x.width), len(prompt.images)) for x in prompt.images)
+        if reader
+        else 0
+    )
+    return bucket(count, buckets, "image tiles of one prompt")
+
+
+def prompt_encoder(model: LoadedModel) -> PromptEncoder:
+    """Return what makes the prompts of requests that are written with this model's tokens."""
+    return PromptEncoder.of(model.config, model.tokenizer)
 
 
 def same_images(target: LoadedModel, draft: LoadedModel) -> bool:

@@ -1,0 +1,42 @@
+"""Captions of images: what view C shows in their place, and who makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from PIL.Image import Image
+
+CAPTION_PREFIX = "image: "
+"""What TABED's view C writes in front of a caption."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What is said of one image."""
+
+    text: str
+    ms: float = 0.0
+    """Its share of the captioner's time for the batch that it was made in, compilation not counted."""
+
+
+class Captioner(Protocol):
+    """Says one sentence or more about each image."""
+
+    def caption(self, images: Sequence[Image]) -> list[Caption]:
+        """Return one caption an image (RGB), in order."""
+        ...
+
+
+def caption_ids(tokenizer: Any, caption: str) -> list[int]:
+    """Return the ids that stand for an image in view C: those of "image: ", then the caption's, both without BOS.
+
+    For Llama's tokeniser the first three are TABED's literal [1967, 29901, 29871]. Words such as `<image>` or
+    `</s>` in a caption are spelt out: they are nobody's placeholder and end nothing.
+    """
+    return [
+        token
+        for text in (CAPTION_PREFIX, caption)
+        for token in tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    ]

@@ -1,0 +1,204 @@
+"""Prompts as rows: each image's placeholder replaced by what a view shows of it; rows as padded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxspec.errors import InputError
+from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.views import View
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One prompt in one form, on the host; `PromptRows` is a batch of them."""
+
+    tokens: np.ndarray
+    """int32 [L]."""
+    sources: np.ndarray | None = None
+    """int32 [L, blended]."""
+    blend: np.ndarray | None = None
+    """float32 [L, blended]."""
+    rotary: np.ndarray | None = None
+    """int32 [3, L]."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, kept: slice) -> PromptRow:
+        """Return a part of the row."""
+        rotary = None if self.rotary is None else self.rotary[:, kept]
+        blend, sources = (
+            None if part is None else part[kept] for part in (self.blend, self.sources)
+        )
+        return PromptRow(self.tokens[kept], sources, blend, rotary)
+
+    def followed_by(self, tokens: Sequence[int]) -> PromptRow:
+        """Return the row with more text behind it."""
+        return _concatenated([self, PromptRow(np.asarray(tokens, np.int32))])
+
+
+def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
+    """Return rows one behind the other as one; the positions of each begin after the largest of the one before.
+
+    A slot of text has the source TEXT, and its rotary positions are all three the same: behind an image at the
+    positions 1 to 4, two tokens take 5 and 6.
+    """
+
+    def column(name: str, text: np.ndarray) -> np.ndarray | None:
+        """Return a field of all parts; what has none is so many times what a slot of text has."""
+        found = [getattr(part, name) for part in parts]
+        if all(x is None for x in found):
+            return None
+        return np.concatenate(
+            [text.repeat(len(p), axis=0) if x is None else x for p, x in zip(parts, found)]
+        )
+
+    width, rotary = (
+        max(0 if part.sources is None else part.sources.shape[1] for part in parts),
+        None,
+    )
+    if any(part.rotary is not None for part in parts):
+        places, start = [], 0
+        for part in parts:
+            own = (
+                np.tile(np.arange(len(part), dtype=np.int32), (3, 1))
+                if part.rotary is None
+                else part.rotary
+            )
+            places.append(start + own)
+            start += int(own.max(initial=-1)) + 1
+        rotary = np.concatenate(places, axis=1)
+    sources = column("sources", np.full((1, width), TEXT, np.int32))
+    blend = column("blend", np.eye(1, width, dtype=np.float32))
+    return PromptRow(np.concatenate([part.tokens for part in parts]), sources, blend, rotary)
+
+
+def rewrite(
+    tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]
+) -> PromptRow:
+    """Return the prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids.
+
+    Of [1, 99, 5] with the placeholder 99, ids [7, 8] make [1, 7, 8, 5].
+    """
+    places = np.flatnonzero(tokens == image_token)
+    if len(places) != len(shown):
+        raise InputError(
+            f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder"
+        )
+    before, *texts = np.split(np.asarray(tokens, np.int32), places)
+    parts, first = [PromptRow(before)], 0
+    for stands, text in zip(shown, texts, strict=True):
+        if isinstance(stands, Slots):  # the images' feature rows lie one behind the other
+            sources = np.where(stands.sources < 0, stands.sources, stands.sources + first).astype(
+                np.int32
+            )
+            first += stands.rows
+            ids = np.full(len(sources), image_token, np.int32)
+            parts.append(PromptRow(ids, sources, stands.blend, stands.positions))
+        else:
+            parts.append(PromptRow(np.asarray(stands, np.int32)))
+        parts.append(PromptRow(text[1:]))
+    return _concatenated(parts)
+
+
+def prompt_row(
+    encoder: PromptEncoder,
+    images: ImageInputs | None,
+    view: View,
+    prompt: Prompt,
+    captions: Sequence[str] = (),
+) -> PromptRow:
+    """Return the prompt as the view shows it to a model that reads `images` in this way.
+
+    captions: What view C shows, one for each image.
+    Raises InputError for a prompt that has no tokens in this view.
+    """
+    shown: list[Slots | list[int]] = []
+    for i, image in enumerate(prompt.images):
+        if view.reads_images:
+            assert images is not None
+            shown.append(images.slots((image.height, image.width), view.pool, len(prompt.images)))
+        else:
+            shown.append(view.substitute(encoder, captions[i] if captions else ""))
+    row = rewrite(prompt.tokens, encoder.image_token, shown)
+    if not len(row):
+        raise InputError(f"prompt: has no tokens as view {view.name} shows it; say something")
+    return row
+
+
+def which_image(row: PromptRow, slots: Sequence[int]) -> np.ndarray:
+    """Return which image each slot of a row shows, -1 for text; `slots` is how many each image takes."""
+    shown = np.full(len(row), -1)
+    if row.sources is not None:
+        shown[row.sources[:, 0] != TEXT] = np.repeat(np.arange(len(slots)), slots)
+    return shown
+
+
+def stack_rows(
+    rows: Sequence[Sequence[PromptRow]], width: int, views: int | None = None
+) -> tuple[PromptRows, ...]:
+    """Return host arrays of each form of B prompts, right-padded to `width`, or all but the first to `views`.
+
+    The first form is the target's. Rotary positions are given to all the draft's views or to none: they are one
+    batch, and a text draft has none even where the target has.
+    """
+    parts = slice(1), slice(1, None)
+    mrope = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
+    widths = width, width if views is None else views
+    return tuple(
+        _stack([forms[i] for forms in rows], widths[i > 0], mrope[i > 0])
+        for i in range(len(rows[0]))
+    )
+
+
+def _stack(rows: list[PromptRow], width: int, mrope: bool) -> PromptRows:
+    tokens, length = pad_rows([row.tokens for row in rows], width)
+    sources, blend = (
+        _pad([row.sources for row in rows], width, TEXT),
+        _pad([row.blend for row in rows], width, 0),
+    )
+    known: dict[str, Any] = {"tokens": tokens, "length": length, "sources": sources, "blend": blend}
+    if mrope:
+        rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))
+        for i, row in enumerate(rows):
+            if row.rotary is not None:
+                rotary[i, :, : len(row)] = row.rotary
+        last = [rotary[i, :, : len(row)].max(initial=-1) for i, row in enumerate(rows)]
+        known |= {"rotary": rotary, "shift": np.asarray(last, np.int32) + 1 - length}
+    return PromptRows(**known)
+
+
+def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray | None:
+    """Return [B, L, blended] of rows [l, blended], absent ones all `fill`; None where all are absent."""
+    like = next((row for row in rows if row is not None), None)
+    if like is None:
+        return None
+    out = np.full((len(rows), width, like.shape[1]), fill, like.dtype)
+    for i, row in enumerate(rows):
+        if row is not None:
+            out[i, : len(row)] = row
+    return out
+
+
+def bucket(size: int, buckets: Sequence[int], what: str) -> int:
+    """Return the smallest bucket that holds `size`; one compiled program serves each bucket."""
+    for limit in sorted(buckets):
+        if size <= limit:
+            return limit
+    raise InputError(
+        f"{what}: {size} is over the largest bucket {max(buckets)}; shorten it or add a bucket"
+    )
+
+
+def pad_rows(rows: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right-pad ragged int rows to [B, width] with zeros, and return them with their lengths [B]."""
+    out = np.zeros((len(rows), width), np.int32)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return out, np.asarray([len(row) for row in rows], np.int32)

@@ -1,0 +1,123 @@
+"""Views: the same prompt as the draft may be shown it. The views of a request are rows of one ragged batch.
+
+| view | each image becomes                                    | paper        |
+|------|-------------------------------------------------------|--------------|
+| M    | its image tokens, as the target sees them             | multimodal   |
+| T    | one newline token                                     | text-only    |
+| T-literal | the tokens of the written-out placeholder        | TABED I.2    |
+| T-special | the bare placeholder token, with no image behind | TABED I.2    |
+| C    | "image: " and its caption                             | caption      |
+| P    | its features average-pooled to a quarter, before the projector | pooled |
+| P36  | the same, to 36 tokens                                | IbED         |
+| P-1d, P-after | pooled in reading order; pooled after the projector    |     |
+| kv   | no prompt: a KV head's reading of the target's cache  | AASD         |
+
+Of images in tiles, view P shows the base tile alone, that is the whole image; where a quarter of its tokens is no
+square, P leaves the nearest square below (169 of OneVision's 729).
+Tokens that the template puts around an image (Qwen2.5-VL's <|vision_start|> and <|vision_end|>) stay in every view.
+There P is the mean of 2x2 image tokens: its projector merges patches, so that nothing is pooled before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxspec.errors import InputError
+from jaxspec.models.inputs import Pool
+from jaxspec.prompts.captions import caption_ids
+from jaxspec.prompts.encoder import PLACEHOLDER, PromptEncoder
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to show a prompt to the draft; hashable, part of the compiled program."""
+
+    name: str
+    reads_images: bool
+    pool: Pool | None = None
+    """How the image features are pooled (view P)."""
+    reads_captions: bool = False
+    reads_target: bool = False
+    """No view of the prompt: what a KV head makes of the target's cache."""
+
+    def substitute(self, encoder: PromptEncoder, caption: str) -> list[int]:
+        """Return the ids that stand for one image in a view that reads none; `caption` is read by view C alone."""
+        tokenizer = encoder.tokenizer
+        if self.reads_captions:
+            return caption_ids(tokenizer, caption)
+        if self.name == "T":
+            return tokenizer.encode("\n", add_special_tokens=False)[-1:]
+        if self.name == "T-literal":
+            return tokenizer.encode(
+                PLACEHOLDER, add_special_tokens=False, split_special_tokens=True
+            )
+        assert encoder.image_token is not None, "a text model has no images to stand for"
+        return [encoder.image_token]
+
+
+VIEWS = {
+    "M": View("M", reads_images=True),
+    "T": View("T", reads_images=False),
+    "T-literal": View("T-literal", reads_images=False),
+    "T-special": View("T-special", reads_images=False),
+    "C": View("C", reads_images=False, reads_captions=True),
+    "kv": View("kv", reads_images=False, reads_target=True),
+}
+
+
+def parse_views(names: Sequence[str]) -> tuple[View, ...]:
+    """Return the named views, in order."""
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"views: {','.join(names)!r} must name at least one view, each once")
+    if "kv" in names[:-1]:
+        raise InputError(f"views: {','.join(names)!r} has views behind kv; name it last")
+    return tuple(parse_view(name) for name in names)
+
+
+def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
+    """Return the views that show a draft the prompt."""
+    return tuple(view for view in views if not view.reads_target)
+
+
+def parse_view(name: str) -> View:
+    """Return the view of a name; InputError for unknown ones."""
+    pooled = re.fullmatch(r"P([1-9]\d*)?(-1d)?(-after)?", name)
+    if pooled:
+        tokens, flat, after = pooled.groups()
+        pool = Pool(
+            int(tokens) if tokens else None, "avg1d" if flat else "avg2d", after is not None
+        )
+        return View(name, reads_images=True, pool=pool)
+    if name not in VIEWS:
+        raise InputError(
+            f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, or P36 for 36 pooled tokens"
+        )
+    return VIEWS[name]
+
+
+def needs_captioner(views: Sequence[View], captioner: object | None) -> bool:
+    """Return whether a view shows captions. Raises InputError if so and there is no captioner."""
+    wanted = any(view.reads_captions for view in views)
+    if wanted and captioner is None:
+        raise InputError(
+            "view C: there is no captioner; give one, such as jax:DIR or file:captions.jsonl"
+        )
+    return wanted
+
+
+def parse_weights(weights: Sequence[float] | None, views: int) -> tuple[float, ...]:
+    """Return weights of the views, scaled to sum to one; uniform when none are given."""
+    if weights is None:
+        return (1.0 / views,) * views
+    if len(weights) != views:
+        raise InputError(f"weights: {len(weights)} given for {views} views; give one a view")
+    if any(not np.isfinite(w) or w < 0 for w in weights) or max(weights) == 0:
+        raise InputError(
+            f"weights: {','.join(map(str, weights))} must be at least 0, and not all 0"
+        )
+    shares = [w / max(weights) for w in weights]  # of which the sum cannot overflow
+    return tuple(share / sum(shares) for share in shares)
