@@ -5,10 +5,14 @@ Public names are imported on first use, so that `import jaxspec` costs nothing a
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# transformers says "PyTorch was not found" when it is imported; jaxspec does not need PyTorch.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 if TYPE_CHECKING:
     from jaxspec.decoding.engine import Engine

@@ -44,8 +44,11 @@ def run_script(main: Callable[..., object], description: str | None = None) -> N
 def expect_interrupt(program: str) -> None:
     """Let Ctrl-C end the process with one line while modules are read, until `input_errors` takes over.
 
-    That takes seconds, and jaxlib's modules do not survive an exception.
+    That takes seconds, and jaxlib's modules do not survive an exception. Also keep the hub's
+    progress bars, which it draws by default, out of pipes and files.
     """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
     def leave(*_: object) -> None:
         os.write(sys.stderr.fileno(), f"{program}: interrupted\n".encode())

@@ -23,6 +23,7 @@ from jaxspec.cli import demo, main
 from jaxspec.config import text_config
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from tqdm import tqdm
 
 from tests import tiny
 
@@ -35,6 +36,17 @@ STATS = {
     *("temperature", "dtype", "device", "batch", "seed"),
 }
 NEW = 12
+
+
+@pytest.fixture(autouse=True)
+def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No progress bar waits before it appears, as where loading takes seconds."""
+    begin = tqdm.__init__
+
+    def at_once(bar: tqdm, *args: Any, **kwargs: Any) -> None:
+        begin(bar, *args, **kwargs | {"delay": 0})
+
+    monkeypatch.setattr(tqdm, "__init__", at_once)
 
 
 @pytest.fixture(scope="module")

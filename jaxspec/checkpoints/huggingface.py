@@ -99,7 +99,9 @@ def load(
     config = found.config
     slots, tree = slots_of(config)
     targets = tree.flatten_up_to(shardings) if shardings is not None else [None] * len(slots)
-    work = tqdm(zip(slots, targets), f"load {path.name}", len(slots), unit="tensor", delay=2)
+    work = tqdm(
+        zip(slots, targets), f"load {path.name}", len(slots), unit="tensor", delay=2, disable=None
+    )
     checks: list[Future[None]] = []
     with ThreadPoolExecutor(1) as beside:
 

@@ -189,7 +189,7 @@ def prepare(
 
     def counted() -> Iterator[Sample]:
         nonlocal written
-        for sample in tqdm(samples, desc=name, total=total, unit="sample", delay=1):
+        for sample in tqdm(samples, desc=name, total=total, unit="sample", delay=1, disable=None):
             written += 1
             yield sample
         if not written:
