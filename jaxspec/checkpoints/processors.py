@@ -101,6 +101,8 @@ def _processor_template(path: Path) -> Any | None:
     for name in _TEMPLATE_FILES:
         if (path / name).is_file():
             found = read_json(path / name).get("chat_template")
+            if isinstance(found, list):  # as tokenizer_config.json holds several
+                found = {entry["name"]: entry["template"] for entry in found}
             if found is not None:
                 return found
     return None

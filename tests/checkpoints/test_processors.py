@@ -125,30 +125,49 @@ PLACES: dict[str, dict[str, Any]] = {
     "chat_template.json": {"chat_template.json": template("w9"), "chat_template.jinja": template("w8")},
     "processor_config.json": {"processor_config.json": template("w9"), "chat_template.json": template("w8")},
     "processor_config.json, several": {"processor_config.json": NAMED},
+    "processor_config.json, a list": {
+        "processor_config.json": [{"name": name, "template": text} for name, text in NAMED.items()]
+    },
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_chat_template_is_the_one_that_transformers_takes(place, processed, tmp_path):
-    """Wherever it lies: the processor's before the tokeniser's own."""
-    path = shutil.copytree(processed, tmp_path / "model")
-    for name, content in {"tokenizer_config.json": template("w7"), **PLACES[place]}.items():
+def with_templates(path: Path, places: dict[str, Any]) -> Path:
+    for name, content in places.items():
         file = path / name
         file.parent.mkdir(exist_ok=True)
         if file.suffix == ".json":
             before = json.loads(file.read_text()) if file.is_file() else {}
             content = json.dumps(before | {"chat_template": content})
         file.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_chat_template_is_the_one_that_transformers_takes(place, processed, tmp_path):
+    """Wherever it lies: the processor's before the tokeniser's own."""
+    path = shutil.copytree(processed, tmp_path / "model")
+    with_templates(path, {"tokenizer_config.json": template("w7"), **PLACES[place]})
     tokenizer = load_tokenizer(path)
     told = PromptEncoder(tokenizer, IMAGE).prompt("w3", ["image"]).tokens.tolist()
     assert told == [9, IMAGE, 3]
 
-    if place == "processor_config.json" and transformers.__version__ < "5":
-        return  # there the other file wins
+    if place == "processor_config.json, a list" or (
+        place == "processor_config.json" and transformers.__version__ < "5"
+    ):
+        return  # transformers' processors take no list; in version 4 the other file wins
     processor = AutoProcessor.from_pretrained(path)
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
     said = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "w3"}]}]
     assert processor.tokenizer.encode(processor.apply_chat_template(said)) == told
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_chat_template_runs_in_the_sandbox(place, processed, tmp_path):
+    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    hostile = json.loads(json.dumps(PLACES[place]).replace(json.dumps(template("w9")), json.dumps(escape)))
+    path = with_templates(shutil.copytree(processed, tmp_path / "model"), hostile)
+    with pytest.raises(InputError, match=r"chat template: .*'__class__' of 'str' object is unsafe"):
+        PromptEncoder(load_tokenizer(path), IMAGE).prompt("w3", ["image"])
 
 
 @pytest.mark.parametrize(

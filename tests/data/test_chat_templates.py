@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from jaxspec.errors import InputError
-from jaxspec.prompts import encoder as prompts
 from jaxspec.prompts.encoder import PromptEncoder
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
@@ -165,32 +164,21 @@ def test_templates_that_do_not_work(template, reason):
     assert "\n" not in str(caught.value)
 
 
-LOOPS = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
-
-
 @pytest.mark.parametrize(
-    ("template", "words"),
+    ("template", "reason"),
     [
-        ("{{ 1 / 0 }}", "cannot render turns of user and assistant (division by zero)"),
-        ("{{ messages[7]['role'] }}", "cannot render turns of user and assistant ("),
-        ("{{ messages | map('nothing') | list }}", "cannot render turns of user and assistant ("),
-        ("{{ '' | attr(3) }}", "cannot render turns of user and assistant ("),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot render turns of user and assistant (maximum rec"),
-        ("{% for", "cannot render turns of user and assistant ("),
-        (LOOPS, "takes over 0.05 s; mend the tokeniser's"),
-        ("{% macro f(n) %}{{ f(n - 1) + f(n - 1) if n }}{% endmacro %}{{ f(99) }}", "takes over 0.05 s"),
-        ("{{ 'ab' * 300_000 }}", "makes 600000 letters of a short prompt"),
-        ("{{ 10 ** 10 ** 10 }}", "computes with **, as no chat needs to"),
-        ("{{ 'a' * 9_999_999_999 }}", "computes with 9_999_999_999, as no chat needs to"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion"),
+        ("{{ range(99_999_999) | list }}", "Range too big"),
+        ("{{ messages[0].update(role='tool') }}", "unsafe"),
+        ("{{ messages.append(messages[0]) }}", "unsafe"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ raise_exception.__globals__['os'] }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
     ],
 )
-def test_templates_end(template, words, monkeypatch):
-    monkeypatch.setattr(prompts, "SECONDS", 0.05)
-    with pytest.raises(InputError) as caught:
+def test_templates_run_in_a_sandbox(template, reason):
+    with pytest.raises(InputError, match="cannot render turns of user and assistant") as caught:
         PromptEncoder(tokenizer(template)).prompt("Who?")
-    assert words in str(caught.value)
+    assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_stars_in_a_templates_text():
-    assert "**bold**" in PromptEncoder(tokenizer("Be **bold**, 10000000." + CHATML))._opening("Who?")

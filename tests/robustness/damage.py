@@ -32,7 +32,7 @@ VALUES: tuple[Any, ...] = (
 PARTS = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}",
     "{% if add_generation_prompt %}ASSISTANT:{% endif %}",
-    *("{% for a in range(99999) %}", "{% endfor %}", "{% set x = 'ab' * 999 %}", "{{ raise_exception('no') }}"),
+    *("{% for a in range(9) %}", "{% endfor %}", "{% set x = 'ab' * 999 %}", "{{ raise_exception('no') }}"),
     *("{{ bos_token }}", "{{ messages }}", "{{ messages[0]['content'] }}", "{{ messages | tojson }}", "{{ lipsum() }}"),
     *("{{ 1 / 0 }}", "{{ x.y.z }}", "{{ 2 ** 9 }}", "{{ 3 | abs", "{{ x | join('x') }}", "{{ ''.__class__ }}"),
 )
