@@ -41,12 +41,17 @@ class Line:
 
 TABLE = "python -m eval.block_efficiency"
 LATENCY = "python -m eval.latency"
+PASSES = f"{LATENCY} llava7b_68m --dtype float16"
 QUALITY = "python -m eval.draft_quality"
 HEAD = "python -m eval.kv_head"
 TOGETHER = "python -m eval.collaborative"
 SWEEP = f"{TOGETHER} cos --sets humaneval gsm8k --limit 8"
 LAMBDA = "lambda:0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"
 TRAIN = "python -m train.recipe"
+
+POOLED = {144: "P144", 36: "P36", 9: "P9", 1: "P1"}
+"""View of IbED's pooled drafts, by the tokens that an image is for them."""
+DRAFTS = " ".join(f'"pool ({n}, ft)=runs/train/pooled_{n}/hf:{view}"' for n, view in POOLED.items())
 
 DRAWN = "drawings, no measurement"
 LONG = "--captioner florence2:florence-community/Florence-2-large-ft:MORE_DETAILED_CAPTION"
@@ -82,11 +87,16 @@ TABED = (
     Line(
         tables=(11, 13, 14),
         figures=(5, 6, 9),
-        what="T_q / T_p; passes by rows, context and block length; tower and prefill by images; operations; the time "
-        "of captions stands below the table of `llava15`",
-        command=f"{LATENCY} llava7b_68m --parts passes images flops\n"
-        + "\n".join(f"{LATENCY} {pair} --parts passes" for pair in ("llava7b_160m", "llava13b_68m", "llava13b_160m")),
-        mini=f"{LATENCY} mini --parts passes images flops",
+        what="in float16, as the paper's: T_q / T_p; passes by rows (R views are R rows of the draft), context and block "
+        "length; tower and prefill by 1, 2 and 5 images, and BLIP's and Florence-2's captions of them (torch runs both "
+        "on the host); operations. T_q / T_p is of one context of 1,024 slots, the paper's a mean over data sets; "
+        "Figure 9 is drawn by the commands of Table 1 too",
+        command=f"{PASSES} --parts passes images captions flops\n"
+        + "\n".join(
+            f"{LATENCY} {pair} --dtype float16 --parts passes"
+            for pair in ("llava7b_160m", "llava13b_68m", "llava13b_160m")
+        ),
+        mini=f"{LATENCY} mini --parts passes images captions flops --captioners jax:jaxspec/assets/mini/captioner",
     ),
     Line(
         tables=(12,),
@@ -145,9 +155,12 @@ IBED = (
     ),
     Line(
         tables=(5,),
-        what="drafts trained on with pooled images; likewise P36, P9 and P1",
-        command=f"{TRAIN} pooled --view P144 --runs runs/train/pooled_144\n"
-        f'{TABLE} ibed --rows "pool (144)" --draft runs/train/pooled_144/hf --out runs/eval/ibed_pooled_144',
+        what="drafts trained on with pooled images",
+        command="\n".join(
+            f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
+            f'{TABLE} ibed --rows "pool ({n})" --draft runs/train/pooled_{n}/hf --out runs/eval/ibed_pooled_{n}'
+            for n, view in POOLED.items()
+        ),
         mini=f"{TRAIN} mini_pooled\n"
         f"{TABLE} mini --rows P --draft runs/train/mini_pooled/hf --out runs/eval/mini_pooled",
     ),
@@ -166,16 +179,20 @@ IBED = (
     Line(
         tables=(10, 11),
         figures=(3, 9),
-        what="tower, prefill and steps of target and draft, by images, which the paper counts in tokens, and by rows",
-        command=f"{LATENCY} llava7b_68m --parts passes images flops",
-        mini=f"{LATENCY} mini --parts passes images flops",
+        what="the draft's prefill by images, where the paper counts 200, 1200 and 2200 tokens, and its steps by rows: up "
+        "to 128, as 4 views of 32 rows, where the paper ends at 64; the paper names no dtype",
+        command=f"{PASSES} --parts passes images captions flops",
+        mini=f"{LATENCY} mini --parts passes images captions flops --captioners jax:jaxspec/assets/mini/captioner",
     ),
     Line(
         tables=(12,),
         figures=(10,),
-        what="accuracy, ROUGE and METEOR of target and draft, and answers; of the pooled drafts with `--draft`",
-        command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only --out runs/quality/ibed",
-        mini=f"{QUALITY} mini --sets chart read --text-only --out runs/quality/mini_three",
+        what="accuracy, ROUGE and METEOR of the target, the draft and the pooled drafts of Table 5, with and without "
+        "images, and answers; the paper does not say how many questions",
+        command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only --drafts {DRAFTS} "
+        "--out runs/quality/ibed",
+        mini=f'{QUALITY} mini --sets chart read --text-only --drafts "pool (ft)=runs/train/mini_pooled/hf:P" '
+        "--out runs/quality/mini_three",
     ),
     Line(
         tables=(13,),

@@ -3,32 +3,33 @@
     python -m eval.draft_quality mini --limit 20 --out runs/quality
     python -m eval.draft_quality mini --attributes 40
     python -m eval.draft_quality llava15 --sets ocrbench textcaps --text-only
+    python -m eval.draft_quality mini --sets read --drafts "pooled=runs/train/mini_pooled/hf:P"
 
-IbED judges drafts by it (appendix, OCRBench and TextCaps). The measures are rouge-score's and nltk's own (the
-`quality` extra); METEOR needs WordNet's files too, which no package brings. With --attributes, picturebook's attribute
-questions on the test split are asked instead: does a model see? Writes results.json, records.jsonl and table.md into
---out.
+IbED judges drafts by these (its Table 12). rouge-score and nltk compute the measures (the `quality` extra). METEOR
+also needs WordNet's files, which no package contains. With --attributes the script asks picturebook's attribute
+questions on the test split instead: does a model see? Writes results.json, records.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt
-from eval.lib.config import EvalConfig, load_models
+from eval.lib.config import EvalConfig, load_model, load_models, named, shown
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
 from eval.lib.report import Record, Run, Table, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.engine import Engine, LoadedModel, Request
+from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.engine_config import Batching
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import rewrite
@@ -45,10 +46,11 @@ class Options:
     out: Path = Path("runs/quality/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
     attributes: int = 0
-    """Ask so many attribute questions of each kind (what, where, colour, count and sign), and no sets."""
-
+    """Number of attribute questions of each kind (what, where, colour, count, sign), asked instead of the sets."""
     text_only: bool = False
-    """Ask without the images too, each of them a newline, as view T shows prompts."""
+    """Ask each question a second time without its images, as view T shows prompts."""
+    drafts: tuple[str, ...] = ()
+    """NAME=DIRECTORY:VIEW of further drafts and how each sees images, such as P36 for 36 pooled tokens."""
 
     def __post_init__(self) -> None:
         if self.attributes < 0:
@@ -60,13 +62,18 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, _ = load_models(config, views=())
-        models = {"target": target, "draft": draft}
+        models = {"target": (target, "M")} | ({"draft": (draft, "M")} if draft else {})
+        for name, place in map(named, options.drafts):
+            path, view = shown(place)
+            models[name] = load_model(path, config.dtype, config.tiles, target), view or "M"
         if options.attributes:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
             run.restore(("model",))
             done = {row["model"] for row in run.rows}
-            for name in (name for name in models if name not in done):
-                found = attribute_accuracy(engine_of(models[name], None, how), options.attributes)
+            for name, (model, view) in models.items():
+                if name in done:
+                    continue
+                found = attribute_accuracy(answering(model, view, how), options.attributes)
                 run.add([{"model": name} | found], [])
                 run.write(attributes_table(options.attributes, run.rows))
             run.write(attributes_table(options.attributes, run.rows))
@@ -105,30 +112,44 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
     return accuracy | {"all": sum(accuracy.values()) / len(accuracy)}
 
 
+def answering(model: LoadedModel, view: str, config: EngineConfig) -> Engine:
+    """Return an engine in which the model answers alone and sees images as a view shows them."""
+    if view == "M":
+        return engine_of(model, None, config)
+    # Only collaborating models have views of their own: the second one, which sees text alone, has weight 0.
+    shared = {field.name: getattr(config, field.name) for field in fields(Batching)}
+    return Engine(
+        [model, model],
+        config=CollaborationConfig("weighted:1,0", "standard", views=(view, "T"), **shared),
+    )
+
+
 def measure_quality(
     config: EvalConfig,
-    models: Mapping[str, LoadedModel],
+    models: Mapping[str, tuple[LoadedModel, str]],
     text_only: bool = False,
     before: Sequence[Record] = (),
 ) -> Iterator[tuple[list[Record], list[Record]]]:
-    """Judge plain answers to first turns, and yield a row and its answers' records for each set and model not `before`.
+    """Judge plain answers to first turns; yield the row and the records of each set and model.
 
-    With `text_only` each model is asked without the images too.
+    Args:
+      models: Each model by its name in the table, with the view in which it sees images.
+      text_only: Ask each model a second time without the images.
+      before: Rows of a stopped run, which are not measured again.
 
-    The models share the first one's context length: a draft reads on past its trained positions, as it does when
-    it drafts.
+    All models have the first one's context length: a draft reads on past its trained positions, as it does when it
+    drafts.
     """
-    rouge_scorer()  # where it is not installed, that is told before anything is decoded
-    context = text_config(next(iter(models.values())).config).max_position_embeddings
-    engines = {
-        name: engine_of(_with_context(model, context), None, config.plain())
-        for name, model in models.items()
-    }
-    asked = [
-        (name, engine, blind)
-        for name, engine in engines.items()
-        for blind in (False, True)[: 1 + text_only]
-    ]
+    rouge_scorer()  # fails here, before anything is decoded, if the package is missing
+    context = (
+        text_config(next(iter(models.values()))[0].config).max_position_embeddings if models else 0
+    )
+    asked: list[tuple[str, Engine, bool]] = []
+    for name, (model, view) in models.items():
+        wide = _with_context(model, context)
+        asked.append((name, answering(wide, view, config.plain()), False))
+        if text_only:
+            asked.append((f"{name}, text-only", answering(wide, "M", config.plain()), True))
     done = {(row["dataset"], row["model"]) for row in before}
     bar = tqdm(
         total=len(config.sets) * len(asked), unit="run", desc="quality", initial=len(done), delay=1
@@ -136,17 +157,12 @@ def measure_quality(
     for dataset in config.sets:
         samples = config.samples(dataset)
         for model, engine, blind in asked:
-            place = {
-                "dataset": dataset,
-                "turn": 1,
-                "model": f"{model}, text-only" if blind else model,
-            }
-            if (dataset, place["model"]) in done:
+            if (dataset, model) in done:
                 continue
+            place = {"dataset": dataset, "turn": 1, "model": model}
             prompts = [first_prompt(engine.encoder, sample) for sample in samples]
-            prompts = (
-                [without_images(engine.encoder, prompt) for prompt in prompts] if blind else prompts
-            )
+            if blind:
+                prompts = [without_images(engine.encoder, prompt) for prompt in prompts]
             requests = [
                 Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
                 for i, prompt in enumerate(prompts)

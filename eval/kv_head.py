@@ -17,7 +17,7 @@ from pathlib import Path
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import GROUP, compare, row_engines
-from eval.lib.config import EvalConfig, Variant, load_model, load_models
+from eval.lib.config import EvalConfig, Variant, load_model, load_models, named, shown
 from eval.lib.report import Record, Run, Table, failures, mean, number
 from eval.lib.simulation import predict_heads
 from jaxspec.command import input_errors, script_name
@@ -179,20 +179,6 @@ def separate_draft(
     draft = load_model(path, config.dtype, config.tiles, target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")
     return draft, Variant(place, (view,))
-
-
-def shown(place: str) -> tuple[str, str]:
-    """Split DIRECTORY:VIEW in two; the view is empty where none is named."""
-    path, _, view = place.rpartition(":")
-    return (path, view) if path and "/" not in view else (place, "")
-
-
-def named(entry: str) -> tuple[str, str]:
-    """Split NAME=PLACE in two."""
-    name, _, place = entry.partition("=")
-    if not (name and place):
-        raise InputError(f"{entry!r} is not NAME=DIRECTORY")
-    return name, place
 
 
 if __name__ == "__main__":

@@ -42,12 +42,20 @@ from eval.lib.random_pair import (
 )
 from eval.lib.report import Record, Run, Table, number, percent, results_folder
 from jaxspec.command import load_preset, preset_names, run_script
+from jaxspec.data.images import to_rgb
+from jaxspec.decoding.captioners import CachedCaptions, load_captioner
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.files import ASSETS
 from jaxspec.runtime import setup_runtime
+from picturebook import test_set
 
-Part = Literal["passes", "images", "forced", "mixtures", "flops", "startup"]
+Part = Literal["passes", "images", "captions", "forced", "mixtures", "flops", "startup"]
+CAPTIONERS = (
+    "blip:Salesforce/blip-image-captioning-base",
+    "florence2:florence-community/Florence-2-large-ft",
+)
+"""TABED's, in its Table 11."""
 STARTS, CALLS = 3, 50
 """Warm starts after a cold one, and warm calls, whose medians count."""
 
@@ -58,6 +66,8 @@ def main(
     parts: tuple[Part, ...] = ("passes", "images", "forced", "mixtures"),
     batches: tuple[int, ...] = (1,),
     views: tuple[int, ...] = (1, 4),
+    captioners: tuple[str, ...] = CAPTIONERS,
+    dtype: str | None = None,
     rules: tuple[str, ...] = (
         "mt-paper",
         "mt-release",
@@ -76,19 +86,24 @@ def main(
       parts: what to time.
       batches: rows of the loops at forced acceptance.
       views: draft views of those loops.
+      captioners: what captions images in the part `captions`, as `--captioner` elsewhere.
+      dtype: of weights and caches, such as float16; by default the preset's.
       rules: weightings of the blocks whose cost is told, on as many views as the preset names.
       debug: try the command out: one run of everything, eight new tokens, into runs/debug. All else is as it would be.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
     starts, calls = STARTS, CALLS
+    config = replace(config, dtype=dtype or config.dtype)
     if debug:
         config, starts, calls = replace(config, repeats=1, new=min(8, config.new)), 1, 1
     with Run(preset, given, results_folder(out, preset, debug)) as run:
         setup_runtime()
         run.restore(("part",))
         done = {row["part"] for row in run.rows}
-        for name, measure in measures(config, parts, batches, views, rules, starts, calls).items():
+        for name, measure in measures(
+            config, parts, batches, views, captioners, rules, starts, calls
+        ).items():
             if name not in done:
                 run.add([{"part": name} | row for row in measure()], [])
             run.write(*latency_tables(preset, run.rows, config.papers), load=os.getloadavg()[0])
@@ -99,6 +114,7 @@ def measures(
     parts: Sequence[Part],
     batches: Sequence[int],
     views: Sequence[int],
+    captioners: Sequence[str],
     rules: Sequence[str],
     starts: int,
     calls: int,
@@ -109,6 +125,10 @@ def measures(
     found: dict[str, dict[str, Callable[[], Sequence[Record]]]] = {
         "passes": {"passes": partial(measure_passes, pair)},
         "images": {"images": partial(measure_images, pair)},
+        "captions": {
+            f"captions, {text}": partial(measure_captions, text, config.images, config.repeats)
+            for text in captioners
+        },
         "forced": {
             f"forced, B={b}, R={r}": partial(measure_forced, pair, b, r)
             for b in batches
@@ -173,6 +193,24 @@ def _children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def measure_captions(text: str, images: Sequence[int], repeats: int) -> list[Record]:
+    """Time a captioner on 1, 2 ... pages of a story, none of whose captions it finds on disk."""
+    captioner = load_captioner(text)
+    if isinstance(captioner, CachedCaptions):
+        captioner = captioner.captioner
+    pages = [to_rgb(page) for page in test_set("album", 1)[0].images]
+    rows = []
+    for count in (count for count in images if count):
+        times = []
+        for _ in tqdm(range(repeats + 1), f"captions, n = {count}", unit="call"):
+            begun = time.perf_counter()
+            captioner.caption((pages * count)[:count])
+            times.append(time.perf_counter() - begun)
+        least = min(times[1:])  # the first call compiles
+        rows.append({"kind": "captions", "captioner": text, "images": count, "seconds": least})
+    return rows
+
+
 def measure_host(target: str, draft: str, calls: int = CALLS) -> list[Record]:
     """Time what a warm call takes beyond prefill and decoding, text only and with an image."""
     exact = jnp.dtype("float32")
@@ -208,6 +246,7 @@ def latency_tables(
     makers = {
         "passes": lambda rows: passes_table(name, rows),
         "images": lambda rows: images_table(name, rows),
+        "captions": captions_table,
         "forced": lambda rows: forced_table(name, rows),
         "mixtures": lambda rows: mixtures_table(name, rows),
         "flops": lambda rows: flops_table(name, rows),
@@ -266,6 +305,22 @@ def images_table(name: str, rows: Sequence[Record]) -> Table:
         cells,
         ["Batch 1; towers and prefill apart."],
     )
+
+
+def captions_table(rows: Sequence[Record]) -> Table:
+    """Return a line per captioner, with a column per number of images."""
+    counts = list(dict.fromkeys(row["images"] for row in rows))
+    seconds = {(row["captioner"], row["images"]): row["seconds"] for row in rows}
+    cells = [
+        [name, *(f"{seconds[name, count]:.3g}" for count in counts)]
+        for name in dict.fromkeys(row["captioner"] for row in rows)
+    ]
+    header = ["captioner", *(f"n = {count}, s" for count in counts)]
+    notes = [
+        "Seconds to caption all n images of a prompt in one batch; the least of the runs. torch runs BLIP and Florence-2 "
+        "on the host's CPU. Tower and prefill of the target are in the table of images.",
+    ]
+    return Table("Captions by images", header, cells, notes)
 
 
 def forced_table(name: str, rows: Sequence[Record]) -> Table:

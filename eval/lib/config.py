@@ -485,3 +485,17 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
         if name in data_places(config.data) or name == MMSPEC:
             for turn in config.turns_of(name):
                 config.samples(name, turn)
+
+
+def shown(place: str) -> tuple[str, str]:
+    """Split DIRECTORY:VIEW in two; the view is empty where none is named."""
+    path, _, view = place.rpartition(":")
+    return (path, view) if path and "/" not in view else (place, "")
+
+
+def named(entry: str) -> tuple[str, str]:
+    """Split NAME=PLACE in two."""
+    name, _, place = entry.partition("=")
+    if not (name and place):
+        raise InputError(f"{entry!r} is not NAME=DIRECTORY")
+    return name, place

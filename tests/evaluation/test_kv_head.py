@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from configs.eval.aasd import config
-from eval.kv_head import ablations, draft_table, named, shown
+from eval.kv_head import ablations, draft_table
+from eval.lib.config import named, shown
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead

@@ -80,6 +80,14 @@ def test_operations_are_those_that_the_paper_prints() -> None:
     assert notes[-1].startswith("paper: TABED, Table 14: 66.08")
 
 
+def test_passes_are_those_of_the_paper_s_figures() -> None:
+    """TABED, Figure 5: T_q of 1 to 4 rows up to 3k tokens; Figure 6: T_p of one row over blocks of 1, 3, 5 and 7."""
+    preset: LatencyConfig = load_preset("latency", "llava7b_68m")
+    assert {1, 2, 3, 4} <= set(preset.views)
+    assert {(1, 1024), (1, 2048), (1, 3072), (3, 1024)} <= set(preset.shapes)
+    assert {1, 3, 5, 7} <= set(preset.gammas)
+
+
 def test_a_pattern_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="from 1 to gamma"):
         accepted_pattern(7.0, 5)
@@ -126,9 +134,27 @@ def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
     assert len(cells) == 2
 
 
+def test_captioners_are_timed_by_images(tmp_path: Path) -> None:
+    captioner, _ = tiny.save_pair(tmp_path)
+    rows = latency.measure_captions(f"jax:{captioner}", (0, 1, 2), repeats=1)
+    ((title, header, cells, _),) = latency_tables("tiny", rows)
+    assert title == "Captions by images"
+    assert header == ["captioner", "n = 1, s", "n = 2, s"]
+    assert [line[0] for line in cells] == [f"jax:{captioner}"]
+    assert all(float(cell) > 0 for cell in cells[0][1:])
+
+
 def test_a_start_that_fails_tells_why(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^checkpoint '.*none': no such directory; give one"):
         latency.measure_starts(str(tmp_path / "none"), str(tmp_path / "none"), warm=0)
+
+
+def test_the_dtype_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(latency, "measures", lambda config, *_: asked.append(config.dtype) or {})
+    latency.main("tiny", tmp_path / "given", parts=("flops",), dtype="float16")
+    latency.main("tiny", tmp_path / "own", parts=("flops",))
+    assert asked == ["float16", "float32"]
 
 
 def test_a_stopped_run_goes_on_with_the_parts_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

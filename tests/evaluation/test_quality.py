@@ -172,7 +172,7 @@ def test_a_missing_package_is_told_before_anything_is_decoded(monkeypatch: pytes
         next(draft_quality.measure_quality(config, {}))
 
 
-def test_the_script_writes_both_models(
+def test_the_script_writes_every_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target, draft = tiny.save_pair(tmp_path / "pair")
@@ -186,20 +186,24 @@ def test_the_script_writes_both_models(
         image_buckets=(1,),
     )
     monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
-    draft_quality.main(f"tiny --out {tmp_path / 'out'} --limit 2 --text-only".split())
+    options = f"--limit 2 --text-only --drafts pool={draft}:P1"
+    draft_quality.main(f"tiny --out {tmp_path / 'out'} {options}".split())
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     assert [(row["dataset"], row["model"]) for row in rows] == [
         (dataset, model)
         for dataset in ("facts", "describe")
-        for model in ("target", "target, text-only", "draft", "draft, text-only")
+        for name in ("target", "draft", "pool")
+        for model in (name, f"{name}, text-only")
     ]
     assert rows[0]["accuracy"] is not None
-    assert rows[4]["accuracy"] is None
+    assert rows[6]["accuracy"] is None
     records = [json.loads(line) for line in (tmp_path / "out/records.jsonl").read_text().splitlines()]
     said = {(one["dataset"], one["model"]): one["text"] for one in records if one["sample"].endswith("001")}
     for model in ("target", "draft"):
         assert said["facts", model] == said["facts", f"{model}, text-only"]  # there are no images
         assert said["describe", model] != said["describe", f"{model}, text-only"]
+    assert said["facts", "pool"] == said["facts", "draft"]
+    assert said["describe", "pool"] not in (said["describe", "draft"], said["describe", "draft, text-only"])
     assert all(0 <= row["rouge_l"] <= 1 and row["samples"] == 2 for row in rows)
     assert "rouge_l" in capsys.readouterr().out
     assert "accuracy" in (tmp_path / "out/table.md").read_text()
