@@ -122,8 +122,8 @@ def _kept(row: DataRow, only: tuple[str, str]) -> bool:
 def on_disk(path: Path) -> Path:
     """Return where data lie: `path` itself, or that of `hub:OWNER/NAME/FILE`, a file of a data set on the hub.
 
-    `hub:OWNER/NAME` is the folder of all its files that have rows. They are fetched as their repository holds them, and
-    kept in the hub's cache, from which they are read where there is no network.
+    `hub:OWNER/NAME` is the folder of all its files that have rows, and FILE may be a folder too. They are fetched as
+    their repository holds them, and kept in the hub's cache, from which they are read where there is no network.
     """
     place = str(path)
     if not place.startswith(HUB):
@@ -133,7 +133,7 @@ def on_disk(path: Path) -> Path:
 
     owner, name, file = (*place.removeprefix(HUB).split("/", 2), "", "")[:3]
     fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset"
-    wanted = [file] if file else [f"*{suffix}" for suffix in SUFFIXES]
+    wanted = [file, f"{file}/*"] if file else [f"*{suffix}" for suffix in SUFFIXES]
     unreachable: Any = (OSError, ValueError, *HfHubHTTPError.__bases__)
     try:
         folder = Path(
@@ -221,11 +221,13 @@ def _cached_shards(repository: str, config: str, split: str) -> list[str]:
 def _lacking(files: Iterable[Path]) -> str:
     """Return what tells that files of a numbered set are not there, `train-00000-of-00002.parquet` alone; or ""."""
     sets = Counter(
-        found.group(1, 2, 3) for file in files if (found := _NUMBERED.fullmatch(file.name))
+        (file.parent, *found.groups())
+        for file in files
+        if (found := _NUMBERED.fullmatch(file.name))
     )
     told = (
         f"{n} of the {int(of)} files {name}-*-of-{of}{end}"
-        for (name, of, end), n in sets.items()
+        for (_, name, of, end), n in sets.items()
         if n != int(of)
     )
     return next(told, "")
@@ -316,7 +318,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not os.path.isdir(path):
         raise InputError(f"data {path}: no such file or folder; check the path")
-    files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
     kinds = {file.suffix == ".parquet" for file in files}
     if len(kinds) != 1:
         found = "both .parquet and .jsonl files" if kinds else "neither .parquet nor .jsonl files"

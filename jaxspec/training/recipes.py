@@ -322,6 +322,8 @@ def _open(name: str, data: DataSets) -> Sequence[Sample]:
     if not isinstance(path, Path):
         return path
     if name not in data and not path.is_dir():
-        made = "make it with python -m train.prepare"
-        raise InputError(f"data {name}: not in {PREPARED}; {made}, or give --data {name}=PATH")
+        raise InputError(
+            f"data {name}: not in {PREPARED}; make it by its command in docs/training.md "
+            f"(Data of the recipes), or give --data {name}=PATH"
+        )
     return Prepared(path)

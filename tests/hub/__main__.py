@@ -12,14 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from jaxspec.command import load_preset, preset_names
-from train import prepare
-from train.recipe import KIND
-
 import tests.conftest  # noqa: F401  # the settings of tests
 from tests.hub.build import build_hub
 from tests.hub.conftest import cached_at
-from tests.hub.pages import commands, keep_trial, lay_out, run, why_not
+from tests.hub.pages import commands, keep_trial, lay_out, made_by, run, why_not
 
 
 def main(*texts: str) -> int:
@@ -31,15 +27,12 @@ def main(*texts: str) -> int:
     folder.mkdir()
     lay_out(folder)
     os.chdir(folder)
-    recipes = [load_preset(KIND, name) for name in preset_names(KIND)]
-    for name in {name for recipe in recipes for stage in recipe.stages for name, _ in stage.data} | {"my_mix_t0"}:
-        if not name.startswith("picturebook"):
-            prepare.main(prepare.Llava(Path("mix.json"), name, Path("photos")))
-    asked = dict.fromkeys(
-        command._replace(page="") for command in commands() if any(text in command.text for text in texts or [""])
-    )
+    known = dict.fromkeys(command._replace(page="") for command in commands())
+    asked = [command for command in known if any(text in command.text for text in texts or [""])]
+    sets = [command for command in known if made_by(command)]  # what the pages' recipes read, whatever is asked for
+    sets.sort(key=lambda command: command.script == "train.distill_data")  # answers after what was asked
     with cached_at(home / "hub"):
-        for command in asked:
+        for command in [*sets, *(command for command in asked if command not in sets)]:
             if why_not(command):
                 continue
             begun, told = time.monotonic(), "done"

@@ -28,7 +28,7 @@ class Part:
     """A configuration's split."""
 
     columns: str
-    """Names, with `:image`, `:texts`, `:int` or `:votes` behind what is no text."""
+    """Names, with `:image`, `:texts`, `:int`, `:talk` or `:votes` behind what is no text."""
     files: str
     """How the repository's files begin, before the number: `data/test`."""
     shards: int = 1
@@ -49,7 +49,7 @@ class DataTwin:
     parts: dict[tuple[str, str], Part] = field(default_factory=dict)
     """By configuration and split."""
     lines: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Rows of JSONL files by their names, packed where these end in `.gz`."""
+    """Rows by the names of their files: `.json` is one list, `.jsonl` has a row a line, `.gz` is packed."""
 
 
 _TEXTVQA = (
@@ -104,7 +104,59 @@ _TREE = _message(
 )
 
 
+def _talks(image: Any, question: str = "<image>\nWhat is this?") -> list[dict[str, Any]]:
+    """Return rows in LLaVA's form; an image is a path, or several, with the row's number in the place of {}."""
+    said = [{"from": "human", "value": question}, {"from": "gpt", "value": "A tree."}]
+    numbered = [image.format(i) if isinstance(image, str) else [path.format(i) for path in image] for i in range(4)]
+    return [{"id": str(i), "conversations": said} | ({"image": numbered[i]} if image else {}) for i in range(4)]
+
+
+_RECAP = Part(
+    "id image:image conversations:talk data_source", "data/train", format="JPEG", shards=2,
+)  # fmt: skip
+_MID = "lmms-lab/LLaVA-OneVision-Mid-Data"
+
 DATA: dict[str, DataTwin] = {
+    "liuhaotian/LLaVA-Pretrain": DataTwin(
+        f"{TREE}; rows: github haotian-liu/LLaVA, docs/Data.md",
+        lines={"blip_laion_cc_sbu_558k.json": _talks("{}.jpg")},
+    ),
+    "liuhaotian/LLaVA-Instruct-150K": DataTwin(
+        f"{TREE}; rows: github haotian-liu/LLaVA, docs/Finetune_Custom_Data.md",
+        lines={"llava_v1_5_mix665k.json": _talks("{}.jpg") + _talks("", "Which animal barks?")},
+    ),
+    "Aeala/ShareGPT_Vicuna_unfiltered": DataTwin(
+        f"files: scripts that fetch it by its address; rows: {CARD} of its source",
+        lines={"ShareGPT_V4.3_unfiltered_cleaned_split.json": _talks("", "Which animal barks?")},
+    ),
+    **{
+        f"lmms-lab/LLaVA-ReCap-{name}": DataTwin(f"{TREE}; columns: {CARD}", {("default", "train"): _RECAP})
+        for name in ("558K", "118K", "CC3M")
+    },
+    _MID: DataTwin(
+        f"{TREE}; rows: github LLaVA-VL/LLaVA-NeXT, scripts/train/README.md",
+        lines={
+            **{
+                f"{name}/{name}_processed.json": _talks("{}.jpg")
+                for name in ("ureader_tr", "synthdog_en", "synthdog_zh")
+            },
+            "evol_instruct/evol_instruct_processed.json": _talks("", "Which animal barks?"),
+        },
+    ),
+    "lmms-lab/LLaVA-OneVision-Data": DataTwin(
+        f"{TREE}; columns: {CARD}",
+        {
+            (name, "train"): Part("id image:image conversations:talk data_source", f"{name}/train")
+            for name in ("ai2d(cauldron,llava_format)", "chartqa(cauldron,llava_format)")
+        },
+    ),
+    "lmms-lab/M4-Instruct-Data": DataTwin(
+        f"{TREE}; {CARD}; rows UNSEEN",
+        lines={
+            f"m4_instruct_{name}.json": _talks(("{}.jpg", "0.jpg"), "<image><image>\nWhat was changed?")
+            for name in ("annotations", "video")
+        },
+    ),
     "lmms-lab/POPE": DataTwin(
         f"{TREE}; columns on the card of the copy giobin/POPE",
         {
@@ -263,8 +315,9 @@ def write(folder: Path, twin: DataTwin) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             parquet.write_table(pyarrow.Table.from_pylist(rows, schema), file, row_group_size=2)
     for name, rows in twin.lines.items():
-        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+        lines = json.dumps(rows) if name.endswith(".json") else "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(gzip.compress(lines.encode()) if name.endswith(".gz") else lines.encode())
     configs = [{"config_name": config, "data_files": files} for config, files in cards.items()]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n\n# A twin\n")
 
@@ -279,6 +332,7 @@ def _typed(pyarrow: Any, name: str, kind: str) -> tuple[str, Any]:
         **{"text": text, "texts": pyarrow.list_(text), "ints": pyarrow.list_(pyarrow.int64())},
         **{"int": pyarrow.int64(), "int8": pyarrow.int8()},
         "image": pyarrow.struct([("bytes", pyarrow.binary()), ("path", text)]),
+        "talk": pyarrow.list_(pyarrow.struct([("from", text), ("value", text)])),
         "votes": pyarrow.list_(
             pyarrow.struct([("answer", text), ("answer_confidence", text), ("answer_id", pyarrow.int64())])
         ),
@@ -295,6 +349,8 @@ def _value(part: Part, name: str, kind: str, number: int) -> Any:
         out = io.BytesIO()
         Image.fromarray(pixels).convert(part.mode).save(out, part.format)
         return {"bytes": out.getvalue(), "path": f"{number}.{part.format.lower()}"}
+    if kind == "talk":
+        return [{"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A tree."}]
     if kind == "votes":
         return [{"answer": "red", "answer_confidence": "yes", "answer_id": i + 1} for i in range(2)]
     if kind == "texts":

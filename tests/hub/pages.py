@@ -169,6 +169,13 @@ def run(command: Command) -> None:
         importlib.import_module(name).main(words)
 
 
+def made_by(command: Command) -> str:
+    """Return the name of the data set that a command makes; "" for other commands."""
+    words = command.words
+    makes = command.script in ("train.prepare", "train.distill_data") and "--name" in words
+    return words[words.index("--name") + 1] if makes else ""
+
+
 NOT_RUN = {
     r"NAME|PRESET|DIR|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
     r"^(make|pip) |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
@@ -192,9 +199,11 @@ def lay_out(folder: Path) -> None:
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (40, 60, 3), np.uint8)).save(folder / "photo.jpg")
     (folder / "jaxspec").symlink_to(ROOT / "jaxspec")
-    (folder / "photos").mkdir()
-    for number, page in enumerate(rng.integers(0, 256, (6, 30, 40, 3), np.uint8)):
-        Image.fromarray(page).save(folder / "photos" / f"{number}.jpg")
+    pages = rng.integers(0, 256, (6, 30, 40, 3), np.uint8)
+    for photos in ("photos", "llava_pretrain", "llava_tune", "onevision", "m4_instruct"):
+        (folder / photos).mkdir()
+        for number, page in enumerate(pages):
+            Image.fromarray(page).save(folder / photos / f"{number}.jpg")
     talk = ({"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A tree."})
     rows = [{"id": str(number), "image": f"{number}.jpg", "conversations": talk} for number in range(4)]
     (folder / "mix.json").write_text(json.dumps(rows))

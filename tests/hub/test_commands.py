@@ -11,24 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from configs.train.recipes import dt_llama, ft_llama
+from configs.train.recipes import ft_llama
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
+from jaxspec.command import load_preset, preset_names
 from jaxspec.data.sources import Prepared
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.loading import LoadedModel
 from PIL import Image
-from train import prepare
+from train.recipe import KIND
 
 from tests.hub import build
-from tests.hub.pages import PAGES, Command, commands, keep_trial, lay_out, parse, run, shell_blocks, why_not
+from tests.hub.pages import PAGES, Command, commands, keep_trial, lay_out, made_by, parse, run, shell_blocks, why_not
 from tests.hub.table import CAPTIONERS, TWINS
 
 COMMANDS = commands()
 HERE = (*TWINS, "jaxspec/assets/mini/target --draft")
 SHORT = [c for c in COMMANDS if c.script.startswith("jaxspec ") and any(name in c.text for name in HERE)]
 CHAIN = [c for c in COMMANDS if c.page == "training.md" and re.search("my_mix|mine=|export runs/train/llava15", c.text)]
-TEXTS = [c for c in COMMANDS if c.script == "train.prepare" and "hub:" in c.text]
+SETS = {name: c for c in COMMANDS if (name := made_by(c))}
 TABLE = next(c for c in COMMANDS if "ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base" in c.text)
 
 
@@ -104,13 +105,32 @@ def test_a_draft_for_a_real_target_is_prepared_trained_and_measured(folder: Path
     assert is_kv_head(folder / "runs" / "train" / "kv_llava15_7b" / "hf")
 
 
+def make_sets(folder: Path, *recipes: str) -> list[str]:
+    """Run the documented commands of the data sets that these recipes name, and of those that answers come from."""
+    names = [name for recipe in recipes for stage in load_preset(KIND, recipe).stages for name, _ in stage.data]
+    asked = [SETS[name].words[SETS[name].words.index("--data") + 1].removeprefix("runs/data/") for name in names]
+    for name in dict.fromkeys([*(name for name in asked if name in SETS), *names]):
+        run(SETS[name])
+        keep_trial(folder / "runs")
+    return names
+
+
+@pytest.mark.parametrize("name", preset_names(KIND))
+def test_a_documented_command_makes_each_data_set_of_a_recipe(name: str) -> None:
+    named = {name for stage in load_preset(KIND, name).stages for name, _ in stage.data}
+    assert {name for name in named if not name.startswith("picturebook:") and name != "picturebook"} <= SETS.keys()
+
+
+def test_sets_of_the_hub_are_prepared_as_documented(folder: Path) -> None:
+    names = make_sets(folder, "onevision_68m", "kv_llava15_7b_answers")
+    assert [len(Prepared(Path("runs/data") / name)) for name in names] == [4] * len(names)
+
+
 def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of docs/training.md, `AASD's drafts`, and the recipes, of a narrower draft that is quick to make."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
     monkeypatch.setattr(ft_llama, "config", replace(ft_llama.config, start=replace(ft_llama.DRAFT, **sizes)))
-    for command in TEXTS:
-        run(command)
-        keep_trial(folder / "runs")
+    make_sets(folder, "ft_llama", "ft_llava", "dt_llama")
     found = {
         name: Prepared(Path(f"runs/data/{name}"))[0] for name in ("redpajama_1t_sample", "oig_small_chip2", "oasst1")
     }
@@ -118,8 +138,6 @@ def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pyte
     assert found["redpajama_1t_sample"].turns[0][0] == ""
     assert found["oig_small_chip2"].turns == (("How many are 1 and 2?", "They are 3."),)
     assert found["oasst1"].turns == (("Which animal barks?", "A dog does."),)
-    for name in ("blip_laion_cc_sbu_558k", *(name for name, _ in dt_llama.SETS), "llava_v1_5_mix665k"):
-        prepare.main(prepare.Llava(Path("mix.json"), name, Path("photos")))
     for name in ("ft_llama", "ft_llava", "dt_llama", "dt_llava"):
         run(Command("", f"python -m train.recipe {name}"))
         keep_trial(folder / "runs")

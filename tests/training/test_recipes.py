@@ -138,7 +138,7 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
         ([], "none is named; give one of dt_llama"),
         (["mini_txt"], "did you mean 'mini_text'"),
         (["mini_text", "--tune.stps", "1"], "did you mean '--tune.steps'"),
-        (["llava15_68m"], "blip_laion_cc_sbu_558k: not in"),
+        (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/training.md"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (["llava15_68m", "--held-out", "talk"], "held_out talk: no stage .*give --align.evaluate-every or --tune"),
         (["mini_text", "--dtype", "bf16"], "dtype: 'bf16' is none of models; did you mean 'bfloat16'"),

@@ -1,6 +1,7 @@
 """A KV head of LLaVA-1.5-7B, for draft lengths up to 7.
 
-First text alone, which trains all but the KV projector, then images (MSD's and ViSpec's order).
+The first stage is text alone (ShareGPT), which trains all but the KV projector; the second has images (MSD's and
+ViSpec's order).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ config = HeadRecipe(
     target="llava-hf/llava-1.5-7b-hf",
     head={"image_slots": 64, "slot_bias": True, "gamma": 7},
     stages=(
-        Stage("text", TEXT, (("text", 1.0),)),
+        Stage("text", TEXT, (("sharegpt", 1.0),)),
         Stage("images", IMAGES, (("llava_v1_5_mix665k", 1.0),)),
     ),
     anchoring=Anchoring(anchors=128),

@@ -12,7 +12,7 @@ from configs.train.recipes.kv_llava15_7b import config as kv_llava15_7b
 config = replace(
     kv_llava15_7b,
     stages=(
-        Stage("text", TEXT, (("text_t0", 1.0),)),
+        Stage("text", TEXT, (("sharegpt_t0", 1.0),)),
         Stage("images", IMAGES, (("llava_v1_5_mix665k_t0", 3.0), ("llava_v1_5_mix665k_t1", 1.0))),
     ),
 )
