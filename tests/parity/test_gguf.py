@@ -1,8 +1,10 @@
-"""GGUF files are read as transformers reads them: the same tensors, tokens and logits; and hostile ones are refused."""
+"""GGUF files give the tensors, tokens and logits that transformers reads, then an answer; hostile ones are refused."""
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import numpy as np
 import pytest
 from jaxspec.checkpoints import gguf_files
 from jaxspec.checkpoints.gguf_files import convert
+from jaxspec.checkpoints.gguf_reader import read_gguf
 from jaxspec.checkpoints.huggingface import load
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli import main
+from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
+from jaxspec.decoding.requests import Request
 from jaxspec.errors import InputError
 
 from tests.parity import decoders
@@ -69,9 +74,10 @@ def write(
     kinds: Callable[[str], Any] = lambda name: KINDS.F32,
     theta: float = 100.0,
     pre: str = "",
-    **entries: float,
+    template: Any = TEMPLATE,
+    **entries: Any,
 ) -> Path:
-    """A file of a transformers model, each matrix quantised as `kinds` says of its name; `entries` are added."""
+    """Write a transformers model, each matrix quantised as `kinds` says for its name; `entries` are added."""
     kind, config = model.config.model_type, model.config
     writer = gguf.GGUFWriter(file, kind)
     writer.add_block_count(config.num_hidden_layers)
@@ -95,11 +101,11 @@ def write(
         writer.add_token_merges(merges)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_bos_token_id(tokens.index("<s>"))
+    writer.add_bos_token_id(types.index(3))
     writer.add_eos_token_id(tokens.index("</s>"))
-    writer.add_chat_template(TEMPLATE)
-    for name, value in entries.items():
-        writer.add_float32(name, value)
+    add = {str: writer.add_string, float: writer.add_float64, bytes: writer.add_array, list: writer.add_array}
+    for name, value in (entries | {"tokenizer.chat_template": template}).items():
+        add[type(value)](name, value)
     for name, tensor in hf.hub_tensors(model).items():
         stem, _, end = name.rpartition(".")
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
@@ -126,6 +132,15 @@ def llama(**changes: Any) -> Any:
     return hf.llama(**SIZES | {"vocab_size": len(words()[0])} | changes)
 
 
+def converted(file: Path, path: Path) -> Path:
+    """Convert a file, and see that an engine answers with what was written."""
+    convert(file, path)
+    assert len(load_tokenizer(path)) <= load(path).config.vocab_size
+    (answer,) = Engine(LoadedModel.load(path), None, EngineConfig(batch_size=1)).generate([Request("hello", 4)])
+    assert len(answer.tokens) > 0
+    return path
+
+
 MODELS = {
     "llama, grouped heads": lambda: llama(),
     "llama, tied, biased": lambda: llama(tie_word_embeddings=True, attention_bias=True),
@@ -141,7 +156,7 @@ def good(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_what_was_written_comes_back(tmp_path, name):
     model = MODELS[name]()
-    convert(write(tmp_path / "tiny.gguf", model), tmp_path / "model")
+    converted(write(tmp_path / "tiny.gguf", model), tmp_path / "model")
     theirs = hf.reload(tmp_path / "model", type(model)).state_dict()
     for key, tensor in model.state_dict().items():
         np.testing.assert_array_equal(theirs[key].numpy(), tensor.numpy(), err_msg=key)
@@ -155,7 +170,7 @@ def test_quantised_files_are_read_as_by_transformers(tmp_path, name):
 
     model = MODELS[name]()
     file = write(tmp_path / "tiny.gguf", model, mixed)
-    convert(file, tmp_path / "model")
+    converted(file, tmp_path / "model")
     checkpoint, tokenizer = load(tmp_path / "model"), load_tokenizer(tmp_path / "model")
     found = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     with torch.no_grad():
@@ -176,7 +191,7 @@ def test_sentencepiece_begins_with_bos(tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     file = write(tmp_path / "tiny.gguf", llama(vocab_size=len(pieces()[0])), pre="sentencepiece")
-    convert(file, tmp_path / "model")
+    converted(file, tmp_path / "model")
     tokenizer = load_tokenizer(tmp_path / "model")
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file=file.name)
     for text in ("hello a hello", "a  b\n", "hé</s>"):
@@ -185,11 +200,29 @@ def test_sentencepiece_begins_with_bos(tmp_path):
     assert tokenizer("hello a")["input_ids"] == [tokenizer.bos_token_id, *map(pieces()[0].index, ("▁hello", "▁a"))]
 
 
-def test_digits_of_smollm_stand_alone(tmp_path):
-    """Spaces before them too, of which transformers' reading makes other tokens than the model learned."""
-    file = write(tmp_path / "tiny.gguf", llama(), pre="smollm")
-    convert(file, tmp_path / "model")
-    assert load_tokenizer(tmp_path / "model").tokenize("a  3") == ["a", "ĠĠ", "3"]
+@pytest.mark.parametrize(
+    ("pre", "tokens"),
+    {
+        "default": ["a", "Ġ", "Ġ3"],
+        "llama-bpe": ["a", "Ġ", "Ġ", "3"],
+        "smollm": ["a", "ĠĠ", "3"],
+        "qwen2": ["a", "Ġ", "Ġ", "3"],
+    }.items(),
+)
+def test_byte_level_vocabularies_gain_no_token(tmp_path, pre, tokens):
+    """transformers adds <|endoftext|> where the file has none, and splits no digits off for SmolLM."""
+    path = converted(write(tmp_path / "tiny.gguf", llama(), pre=pre), tmp_path / "model")
+    tokenizer = load_tokenizer(path)
+    assert len(tokenizer) == len(words()[0])
+    assert tokenizer.tokenize("a  3") == tokens
+    assert tokenizer.encode("</s>")[-1] == 1
+
+
+def test_special_tokens_of_other_letters_keep_their_ids(tmp_path, monkeypatch):
+    tokens, merges, types = words()
+    monkeypatch.setattr(f"{__name__}.words", lambda: (["<｜begin▁of▁sentence｜>", *tokens[1:]], merges, types))
+    path = converted(write(tmp_path / "tiny.gguf", llama(), pre="llama-bpe"), tmp_path / "model")
+    assert load_tokenizer(path)("hello")["input_ids"][0] == 0
 
 
 def test_llama3_stretching_is_known_by_its_factors(tmp_path, monkeypatch):
@@ -205,10 +238,10 @@ def test_llama3_stretching_is_known_by_its_factors(tmp_path, monkeypatch):
     tensors = {**hf.hub_tensors(model), "rope_freqs.weight": factors.astype(np.float32)}
     monkeypatch.setattr(hf, "hub_tensors", lambda _: tensors)
     monkeypatch.setitem(NAMES, "rope_freqs", "rope_freqs")
-    found = convert(write(tmp_path / "a.gguf", model, theta=5e5), tmp_path / "a")
-    assert found.rope_scaling == load(stretched).config.rope_scaling
+    path = converted(write(tmp_path / "a.gguf", model, theta=5e5), tmp_path / "a")
+    assert load(path).config.rope_scaling == load(stretched).config.rope_scaling
     tensors["rope_freqs.weight"] = factors.astype(np.float32) ** 2
-    with pytest.raises(InputError, match=r"rope_freqs.weight is of no Llama 3"):
+    with pytest.raises(InputError, match=r"rope_freqs.weight is not Llama 3's"):
         convert(write(tmp_path / "b.gguf", model, theta=5e5), tmp_path / "b")
 
 
@@ -224,6 +257,27 @@ def test_a_file_is_written_to_the_cache_once(good, tmp_path, monkeypatch, capsys
     assert load(tmp_path / "out").params["model"]["norm"]["weight"].dtype == "bfloat16"
     with pytest.raises(InputError, match="holds a checkpoint"):
         convert(good, tmp_path / "out")
+
+
+def test_a_cold_cache_is_filled_once(good, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(3) as pool:
+        (path,) = set(pool.map(locate, [good] * 3))
+    assert load(path).config.vocab_size == len(words()[0])
+    assert capsys.readouterr().err.count("once") == 1
+
+
+def test_lists_that_nobody_uses_are_not_read(tmp_path):
+    """A view of each number was 700 bytes: 3 MB of them took 2.1 GB and half a minute."""
+    lists = {"general.numbers": bytes(300_000), "general.texts": ["text"] * 10_000}
+    file = write(tmp_path / "tiny.gguf", llama(), **lists)
+    tracemalloc.start()
+    entries, _ = read_gguf(file, ("tokenizer.ggml.tokens",))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert entries["general.texts"] is None
+    assert entries["tokenizer.ggml.tokens"] == words()[0]
+    assert peak < 1 << 20
 
 
 def test_smollm2_is_told_how_to_get(tmp_path, monkeypatch, good):
@@ -277,7 +331,18 @@ def test_numbers_that_are_none_are_refused(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_windows_that_are_not_computed_are_refused(tmp_path):
-    file = write(tmp_path / "a.gguf", llama(), **{"llama.attention.sliding_window": 16.0})
-    with pytest.raises(InputError, match=r"llama.attention.sliding_window 16.0 is not supported"):
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"llama.attention.sliding_window": 16.0}, "llama.attention.sliding_window 16.0 is not supported"),
+        ({"template": b"{{ messages }}"}, "tokenizer.chat_template is no text"),
+        ({"tokenizer.ggml.eot_token_id": 1e300}, r"tokenizer.ggml.eot_token_id 1e\+300 is no token"),
+        ({"tokenizer.ggml.padding_token_id": b"12"}, "pad_token_id .* is not supported"),
+        ({"general.alignment": 0.0}, "not readable as GGUF"),
+    ],
+)
+def test_entries_that_cannot_be_used_are_refused(tmp_path, entries, message):
+    file = write(tmp_path / "a.gguf", llama(), **entries)
+    with pytest.raises(InputError, match=message):
         convert(file, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -1,0 +1,111 @@
+"""The tokeniser that a GGUF file describes, made by transformers and brought to the file's own vocabulary."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from jaxspec.errors import InputError
+
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot"}
+"""transformers' name of a special token -> the one in `tokenizer.ggml.NAME_token_id`."""
+_BOS_BY_DEFAULT = ("llama", "llama-bpe", "llama3", "llama-v3")
+"""Tokenisers that put BOS in front of texts unless their file says otherwise."""
+_CONTROL, _USER_DEFINED = 3, 4
+"""Types of tokens that are matched whole in a text."""
+
+
+def special_ids(place: str, entries: dict[str, Any], vocab_size: int) -> dict[str, int]:
+    """Return the ids of the special tokens that the file names, by role: bos, eos, unk, pad, eot.
+
+    Raises InputError for an id outside of the vocabulary.
+    """
+    named = {role: f"tokenizer.ggml.{theirs}_token_id" for role, theirs in _ROLES.items()}
+    ids = {role: entries[name] for role, name in named.items() if name in entries}
+    for role, i in ids.items():
+        if not isinstance(i, int) or not 0 <= i < vocab_size:
+            raise InputError(
+                f"{place}: {named[role]} {i} is no token; give a whole number below {vocab_size}"
+            )
+    return ids
+
+
+def gguf_tokenizer(place: str, entries: dict[str, Any], vocab_size: int) -> Any:
+    """Return the tokeniser of a file's metadata, with its chat template.
+
+    Args:
+      place: The file, for errors.
+
+    Raises InputError for a chat template that is no text, or tokens that the model has no embeddings for.
+    """
+    from tokenizers import pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokens, template = entries["tokenizer.ggml.tokens"], entries.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise InputError(f"{place}: tokenizer.chat_template is no text; fetch it again")
+    if len(tokens) > vocab_size:
+        raise InputError(
+            f"{place}: has {len(tokens)} tokens and {vocab_size} embeddings; fetch it again"
+        )
+    own = {name.removeprefix("tokenizer."): value for name, value in entries.items()}
+    kinds = own["ggml.model"], own.get("ggml.pre")
+    words = _within_vocabulary(_as_transformers(entries["general.architecture"], own), own)
+    if "smollm" in kinds:  # transformers does not know that it splits off each digit
+        words.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    ids = special_ids(place, entries, len(tokens))
+    # None is written too: where a role is missing, Qwen2Tokenizer adds <|endoftext|> for it.
+    roles = ("bos", "eos", "unk", "pad")
+    special = {f"{role}_token": tokens[ids[role]] if role in ids else None for role in roles}
+    begins = own.get("ggml.add_bos_token", any(kind in _BOS_BY_DEFAULT for kind in kinds))
+    if begins and "bos" in ids:
+        bos = special["bos_token"]
+        words.post_processor = processors.TemplateProcessing(
+            [bos, "$A"], [bos, "$A", "$B"], [(bos, ids["bos"])]
+        )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _as_transformers(architecture: str, own: dict[str, Any]) -> Any:
+    """Return what transformers makes of the entries: how texts are normalised, split and decoded."""
+    # Where transformers 5 has it, and transformers 4.
+    places = [f"transformers.integrations.{name}" for name in ("gguf", "ggml")]
+    theirs = import_module(next(place for place in places if find_spec(place)))
+    names = theirs.GGUF_TOKENIZER_MAPPING["tokenizer"]
+    known = {ours: _listed(own[name]) for name, ours in names.items() if name in own}
+    return theirs.convert_gguf_tokenizer(architecture, known)[0]
+
+
+def _within_vocabulary(words: Any, own: dict[str, Any]) -> Any:
+    """Return the tokeniser with the tokens of the file and no others.
+
+    transformers adds its own defaults: a byte-level vocabulary without <|endoftext|> gains an id behind its last,
+    which the model has no embedding for.
+    """
+    from tokenizers import AddedToken, Tokenizer
+
+    tokens = own["ggml.tokens"]
+    state = json.loads(words.to_str())
+    state["model"]["vocab"] = {token: i for i, token in enumerate(tokens)}
+    state["added_tokens"], state["post_processor"] = [], None
+    words = Tokenizer.from_str(json.dumps(state))
+    added = [
+        AddedToken(token, normalized=False, special=kind == _CONTROL)
+        for token, kind in zip(tokens, _listed(own.get("ggml.token_type", [])))
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    words.add_tokens(added)
+    return words
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
