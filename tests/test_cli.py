@@ -21,6 +21,7 @@ import pytest
 from jaxspec import __version__
 from jaxspec.cli import demo, main
 from jaxspec.config import text_config
+from jaxspec.models import FAMILIES
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
@@ -136,10 +137,11 @@ def test_a_kv_head_is_a_draft_or_one_more_view(world: Path, capsys: pytest.Captu
     pages = pictures(world, "rgb", "gray")
     plain = run(capsys, world, *pages, draft=None)["tokens"]
     for draft, args, views in [
-        ("head", [], ["kv"]),
-        ("draft", ["--kv-head", world / "head"], ["M", "kv"]),
+        (None, [], ["kv"]),
+        ("draft", [], ["M", "kv"]),
+        ("draft", ["--views", " t, KV"], ["T", "kv"]),
     ]:
-        answer = run(capsys, world, *pages, *args, draft=draft, views=None)
+        answer = run(capsys, world, *pages, "--kv-head", world / "head", *args, draft=draft, views=None)
         assert answer["tokens"] == plain
         assert answer["stats"]["views"] == views
 
@@ -149,16 +151,8 @@ def test_kv_heads_that_cannot_draft(world: Path, tmp_path: Path, capsys: pytest.
     raw = json.loads((tmp_path / "other" / "config.json").read_text())
     raw["text_config"]["rms_norm_eps"] = 0.5
     (tmp_path / "other" / "config.json").write_text(json.dumps(raw))
-    told = refusal(capsys, "--target", tmp_path / "other", "--draft", world / "head", "--prompt", "Hi")
+    told = refusal(capsys, "--target", tmp_path / "other", "--kv-head", world / "head", "--prompt", "Hi")
     assert re.search(r"made for a target of configuration \w{16} \(target\), and this llava .* is \w{16}", told)
-    common = ["--target", world / "target", "--prompt", "Hi", "--draft"]
-    assert "there is no draft" in refusal(capsys, *common, world / "head", "--views", "M,kv")
-    assert "kv is a KV head; give --kv-head" in refusal(capsys, *common, world / "draft", "--views", "M,kv")
-    assert "they have no view kv" in refusal(capsys, *common, world / "head", "--views", "M")
-    both = (*common, world / "draft", "--kv-head", world / "head")
-    assert "they have no view kv" in refusal(capsys, *both, "--views", "M")
-    assert "--draft: is shown nothing" in refusal(capsys, *both, "--views", "kv")
-    assert "name it last" in refusal(capsys, *common, world / "draft", "--views", "kv,M")
 
 
 def test_five_images(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +254,6 @@ def test_the_demo_tells_what_drafting_was_worth(
     (tmp_path / "mini").mkdir()
     for name, there in {"target": "target", "draft": "draft", "kv_head": "head"}.items():
         (tmp_path / "mini" / name).symlink_to(world / there)
-    assert demo.Demo().image.is_file()
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     contest = demo.CONTESTS["mini"]._replace(target=str(world / "target"), runs=1)
     monkeypatch.setitem(demo.CONTESTS, "mini", contest)
@@ -299,10 +292,29 @@ def test_the_race_tells_the_median_of_its_prompts(
     for mine in (tmp_path / "mine.json", tmp_path):
         with pytest.raises(SystemExit):
             main(["demo", "--model", "smollm2", "--out", str(mine)])
-        assert "no demo has written it" in capsys.readouterr().err
+        assert "is no demo's file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "words"),
+    [
+        ("demo", ["--model", "smollm2", "--drafter", "draft"], "--drafter: smollm2 has no shipped draft"),
+        ("demo", ["--model", "smollm2", "--image", "{}/rgb.png"], "--image: smollm2 is a text model"),
+        ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
+        ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
+    ],
+)
+def test_refused_commands(
+    command: str, args: list[str], words: str, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in refusal(capsys, *(part.format(world) for part in args), command=command)
+
+
+def test_the_help_names_every_family(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["demo", "--model", "smollm2", "--drafter", "draft"])
-    assert "smollm2 is shipped with a KV head alone" in capsys.readouterr().err
+        main(["generate", "--help"])
+    told = " ".join(re.sub(r"[│\s]+", " ", capsys.readouterr().out).split())
+    assert [family.title for family in FAMILIES.values() if family.title not in told] == []
 
 
 def test_a_seed_draws_the_same_again(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +328,10 @@ def test_a_process_of_its_own(world: Path) -> None:
     args = ["generate", "--target", str(world / "target"), "--prompt", "Hi", "--gamma", "0"]
     done = subprocess.run([sys.executable, "-m", "jaxspec", *args], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "jaxspec: error: gamma: 0; give a whole number, 1 or more\n"
+    assert (
+        done.stderr
+        == "jaxspec: error: --gamma: 0; give 1 or more, or leave out --draft and --kv-head to decode without drafts\n"
+    )
 
 
 def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
@@ -356,7 +371,7 @@ def test_without_a_cache_programs_are_kept_nowhere(world: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--gamma", "0"], "gamma: 0"),
+        (["--gamma", "0"], "--gamma: 0; give 1 or more, or leave out --draft and --kv-head"),
         (["--tree", "2x5"], "tree: '2x5'"),
         (["--tree", "2:4"], "no room for a path of 5"),
         (["--temperature", "-0.5"], "temperature: -0.5"),
@@ -369,12 +384,21 @@ def test_without_a_cache_programs_are_kept_nowhere(world: Path, capsys: pytest.C
         (["--views", ""], "views: '' is unknown"),
         (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
         (["--views", "T,T"], "each once"),
+        (["--views", "t, T"], "each once"),
+        (["--views", "M,T", "--draft", "{}/head"], "head is a KV head; give it as --kv-head"),
+        (["--views", "M,T", "--kv-head", "{}/head"], "--kv-head: no view of M,T reads it; add kv to --views"),
+        (["--views", "M", "--draft", "{0}/draft", "--kv-head", "{0}/head"], "--kv-head: no view of M reads it"),
+        (["--views", "M,kv", "--kv-head", "{}/head"], "views other than kv need a draft; give --draft"),
+        (["--views", "M,kv", "--draft", "{}/draft"], "view kv needs a KV head; give --kv-head"),
+        (["--views", "kv", "--draft", "{0}/draft", "--kv-head", "{0}/head"], "--draft: no view of kv reads it"),
+        (["--views", "kv,M", "--draft", "{}/draft"], "name it last"),
+        (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M is one view; name more in --views"),
         (["--views", "M,T", "--weights", "1"], "1 given for 2 views"),
         (["--views", "M,T", "--weights=-1,2"], "-1.0,2.0"),
         (["--views", "M,T", "--weighting", "gird"], "did you mean 'grid'?"),
         (["--views", "M,T", "--weights", "0,0"], "not all 0"),
         (["--views", "M,T", "--weights", "nan,1"], "nan"),
-        (["--weights", "half"], "'half' is no list of numbers"),
+        (["--weights", "half"], "'half' is not a list of numbers"),
         (["--image", "{}/missing.png"], "missing.png: no such file"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: not readable"),
@@ -387,8 +411,8 @@ def test_without_a_cache_programs_are_kept_nowhere(world: Path, capsys: pytest.C
         (["--target", "{}"], "config.json: no such file"),
         (["--draft", "{}/nothing"], "nothing': no such directory"),
         (["--target", ""], "'': no such directory"),
-        (["--gamma", "3"], "--gamma: is about a draft, and none is given"),
-        (["--draft-revision", "v2"], "--draft-revision: is of a hub id, and --draft is none"),
+        (["--gamma", "3"], "--gamma: needs a draft; give --draft or --kv-head, or leave it out"),
+        (["--draft-revision", "v2"], "--draft-revision: needs --draft with a hub id"),
         (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
         (["--views", "C", "--captioner", "nonsense", "--draft", "{}/draft"], "captioner: 'nonsense' is unknown"),
         (["--views", "P0", "--draft", "{}/draft"], "views: 'P0' is unknown"),
@@ -432,8 +456,8 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
         (["--models", "{0}/target,{0}/draft", "--combine", "weighted:0.6,0.5"], "sum to 1.1"),
         (["--models", "{0}/target,{0}/draft", "--combine", "contrast"], "did you mean 'contrastive'"),
         (["--models", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
-        (["--models", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is no list of whole numbers"),
-        (["--models", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "no list of whole numbers"),
+        (["--models", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is not a list of whole numbers"),
+        (["--models", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "not a list of whole numbers"),
         (["--models", "{0}/target,{0}/draft", "--proposer", "2"], "2 of 2 models"),
     ],
 )

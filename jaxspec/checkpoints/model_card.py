@@ -131,7 +131,7 @@ def write_head_card(
         facts["image slots"] = (
             f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
         )
-    command = f"jaxspec generate --target {_place(config.target_name)} --draft path/to/this {_asked(has_vision)}"
+    command = f"jaxspec generate --target {_place(config.target_name)} --kv-head path/to/this {_asked(has_vision)}"
     body = f"{_in_jaxspec(command)}\ntransformers has no such model."
     _write(path, name, source, facts, "library_name: jaxspec", body)
 

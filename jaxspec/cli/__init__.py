@@ -1,4 +1,4 @@
-"""The command `jaxspec`: answers go to standard output, progress and complaints to standard error."""
+"""The command `jaxspec`: answers go to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 from jaxspec import __version__
 from jaxspec.command import expect_interrupt, input_errors
+from jaxspec.errors import InputError, nearest
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command; bad input ends it with one line on standard error and exit code 2."""
-    if list(sys.argv[1:] if argv is None else argv) == ["--version"]:
+    """Run the command; bad input ends it with one line on standard error and exit code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
         print(f"jaxspec {__version__}")
         return
     expect_interrupt("jaxspec")
@@ -33,11 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         "plan": (plan.Plans, plan.run),
     }
     with input_errors("jaxspec"):
+        if words and not words[0].startswith("-") and words[0] not in commands:
+            raise InputError(f"command {words[0]!r}: unknown; {nearest(words[0], list(commands))}")
         command: Any = tyro.extras.subcommand_cli_from_dict(
             {name: kind for name, (kind, _) in commands.items()},
             prog="jaxspec",
-            description="Lossless speculative decoding of vision-language models. --version prints the version.",
-            args=argv,
+            description="Lossless speculative decoding of vision-language models. "
+            "--version prints the version.",
+            args=words,
         )
         if argv is None and not runs_torch(getattr(command, "captioner", None) or ""):
             hide_torch()
@@ -47,9 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def hide_torch() -> None:
-    """Keep transformers from importing torch, which takes seconds and does nothing for tokenisers and image processors.
+    """Keep transformers from importing torch, which tokenisers and image processors do not need.
 
-    For processes of the command's own: to all that follows torch is as if it were not installed.
+    The import takes seconds. Only for processes of the command's own: all later code finds torch
+    not installed.
     """
     for name in ("torch", "torchvision"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # Python's way to say that there is none
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # None makes imports fail

@@ -1,4 +1,4 @@
-"""What commands share: a prompt's options, its answer on standard output, and progress on standard error."""
+"""Shared by commands: a prompt's options, its answer on standard output, progress on stderr."""
 
 from __future__ import annotations
 
@@ -23,32 +23,36 @@ from jaxspec.prompts.encoder import Prompt, place_images
 
 @dataclass(frozen=True, kw_only=True)
 class Compiles:
-    """The option of all commands that compile."""
+    """The option that all compiling commands share."""
 
     cache: bool = True
-    """Keep compiled programs on disk, in the user's cache directory or in JAX_COMPILATION_CACHE_DIR."""
+    """Keep compiled programs on disk: in JAX_COMPILATION_CACHE_DIR, else in the user's cache
+    directory."""
 
 
 def progress(words: str) -> None:
-    """Show words on terminals only that the next ones overwrite, so that a failure leaves only its own line."""
+    """Show words on a terminal, which the next output overwrites.
+
+    Pipes and files do not get them, so that a failure leaves one line there.
+    """
     if sys.stderr.isatty():
         print(f"\r\033[K{words} ...", end="", file=sys.stderr, flush=True)
 
 
 def clear() -> None:
-    """Clear such words on terminals, before something else is printed there."""
+    """Clear the words of `progress` from a terminal."""
     if sys.stderr.isatty():
         print(end="\r\033[K", file=sys.stderr, flush=True)
 
 
 def say(words: object) -> None:
-    """Print a line that stays."""
+    """Print a line to stderr that nothing overwrites."""
     clear()
     print(words, file=sys.stderr)
 
 
 def show(answer: Iterator[Result]) -> Result:
-    """Print an answer while it is written; return the whole."""
+    """Print an answer as it is written; return the whole."""
     shown, result = 0, None
     for result in answer:
         if not shown:
@@ -65,33 +69,35 @@ class Ask(Compiles):
     """The options of a prompt and its answer."""
 
     prompt: str
-    """The question. Images stand where it says <image>, or in front of it if it says so nowhere."""
+    """The question. Each <image> in it marks the place of an image; without marks, images come
+    first."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
-    """An image file; give the option once an image, in order."""
+    """An image file. Repeat the option for several images, in order."""
     raw: bool = False
-    """Give the model the prompt as it is, without a chat template: for base models."""
+    """Give the model the prompt without a chat template: for base models."""
     tiles: bool = True
-    """Without, a LLaVA-NeXT reads one tile an image, as LLaVA-1.5 does: so the released TABED code ran it."""
+    """--no-tiles: LLaVA-NeXT reads one tile an image, like LLaVA-1.5. TABED's released code does."""
     max_new_tokens: int = 128
+    """Stop the answer after this many tokens."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """0 decodes greedily; larger values sample."""
     top_k: int = 0
-    """Draw from the k likeliest tokens; 0, from all."""
+    """Sample from the k likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Draw from the likeliest tokens that hold this mass."""
+    """Sample from the likeliest tokens whose probabilities sum to this."""
     seed: int = 0
-    """Seed of the drawn tokens, for temperatures above 0."""
+    """Seed of sampling."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A string that ends the answer, which ends before it; give the option once a string."""
+    """End the answer before this string. Repeat the option for several strings."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """What all models compute in; by default float32 on CPUs, else what their files hold."""
+    """Data type that all models compute in; by default float32 on CPUs, else that of their files."""
     stream: bool = True
-    """On a terminal, print the answer while it is written; --json prints it whole."""
+    """On a terminal, print the answer as it is written. --json prints it whole."""
     json: bool = False
     """Print one JSON object with text, tokens and stats instead of the text."""
 
     def request(self) -> Request:
-        """Return the checked request, with a prompt to be replaced as soon as there is a tokeniser."""
+        """Return the checked request; `answer` fills in the prompt once there is a tokeniser."""
         place_images(self.prompt, len(self.image))
         nothing = Prompt(np.zeros(0, np.int32))
         return Request(
@@ -105,12 +111,12 @@ class Ask(Compiles):
         )
 
     def pictures(self) -> list[Image]:
-        """Return the images, of which one that is none is an InputError."""
+        """Return the images; raise InputError for a file that is no image."""
         return [load_image(path) for path in self.image]
 
     @property
     def computes_in(self) -> jnp.dtype | None:
-        """The dtype of all models; None is what `LoadedModel.load` takes by itself."""
+        """Data type of all models; None leaves the choice to `LoadedModel.load`."""
         return self.dtype and jnp.dtype(self.dtype)
 
 
@@ -122,15 +128,15 @@ def answer(
     describe: Callable[[Result], dict[str, Any]],
     *loaded: str,
 ) -> None:
-    """Print what was loaded, the memory that the answer takes, the answer, and its stats.
+    """Print the loaded models, the memory estimate, the answer and its stats.
 
-    `describe` gives the program's own stats, and as `told` what the last line says of them.
+    Args:
+      describe: The program's own stats; `summary` among them goes into the last line.
+      loaded: Lines about the loaded models.
     """
     encode = engine.encoder.raw if args.raw else engine.encoder.prompt
     request = replace(request, prompt=encode(args.prompt, images))
-    memory = engine.memory_report(
-        [request]
-    )  # refuses what the answer itself would, before anything is told
+    memory = engine.memory_report([request])  # validates the request before anything is printed
     for line in (*loaded, memory):
         say(line)
     progress("compiling and decoding")
@@ -140,9 +146,9 @@ def answer(
     result = show(engine.stream(request)) if streams else engine.generate(request)
     pace = 1e3 * result.stats.emitted / result.decode_ms
     own = describe(result)
-    told = own.pop("told")
+    summary = own.pop("summary")
     compiled = f"{result.compile_ms / 1e3:.1f} s compiling"
-    say(f"done: {len(result.tokens)} tokens, {told}, {pace:.2f} tokens/s, {compiled}")
+    say(f"done: {len(result.tokens)} tokens, {summary}, {pace:.2f} tokens/s, {compiled}")
     stats = own | {
         "caption_ms": result.caption_ms,
         "compile_ms": result.compile_ms,
@@ -160,6 +166,15 @@ def answer(
         print(result.text)
 
 
+def view_names(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list of views, in the spelling of `VIEWS`.
+
+    Spaces and the case of letters do not matter: " m,p-1D" gives M and P-1d.
+    """
+    names = (name.strip().lower() for name in text.split(","))
+    return tuple(name if name == "kv" else name[:1].upper() + name[1:] for name in names)
+
+
 def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:
     """Return the numbers of a comma-separated list."""
     try:
@@ -167,5 +182,5 @@ def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:
     except ValueError:
         whole = "whole " if kind is int else ""
         raise InputError(
-            f"{option}: {text!r} is no list of {whole}numbers; separate them by commas"
+            f"{option}: {text!r} is not a list of {whole}numbers; separate numbers by commas"
         ) from None

@@ -1,4 +1,4 @@
-"""`jaxspec collaborate`: answers a prompt as several models do together."""
+"""`jaxspec collaborate`: answer a prompt with several models that decode together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, numbers, progress
+from jaxspec.cli.ask import Ask, answer, numbers, progress, view_names
 from jaxspec.decoding.engine import CollaborationConfig, Engine, LoadedModel, Result
 from jaxspec.decoding.engine_config import Method, capped_gamma
 from jaxspec.decoding.metrics import collaboration_metrics
@@ -15,31 +15,33 @@ from jaxspec.decoding.metrics import collaboration_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class Collaborate(Ask):
-    """Answers a prompt about images as several models of one vocabulary do together."""
+    """Answer a prompt with several models of one vocabulary that decode collaboratively."""
 
     models: str
-    """Directories or hub ids of the models, comma-separated; the same one may stand there twice."""
+    """Directories or hub ids of the models, comma-separated; repeats are allowed."""
     combine: str = "weighted"
-    """What they write from: weighted:0.6,0.4, contrastive:mu=0.1, contrastive:beta=0.5, or logits:1.5,-0.5."""
+    """Distribution that they decode from: weighted:0.6,0.4, contrastive:mu=0.1,
+    contrastive:beta=0.5, or logits:1.5,-0.5."""
     method: Method = "alternating"
-    """Who proposes: all by turns, one model (naive; speculative, with a bonus token), or none (standard)."""
+    """alternating: all models propose in turn (CoS). naive, speculative: one model proposes, the
+    latter with a bonus token. standard: no proposals."""
     gammas: str | None = None
-    """The draft length of each model, as 5,1; by default 1 each."""
+    """Draft length of each model, as 5,1; by default 1 each."""
     proposer: int = 0
-    """Which model proposes first and after rejections, from 0."""
+    """Number of the model that proposes first and after rejections, from 0."""
     views: str | None = None
-    """How each model is shown images, comma-separated: M (as they are), T (a line break for each), P (pooled); by
-    default M to all that see."""
+    """How each model sees images, comma-separated: M (in full), T (a line break for each), P
+    (pooled). By default M, and T for text models."""
 
 
 def run(args: Collaborate) -> None:
-    """Print the answer. All that can be checked without the models is checked before they are read."""
+    """Print the answer; check options before any model is read."""
     names = args.models.split(",")
     gammas = args.gammas and tuple(
         capped_gamma("--gammas", gamma, args.max_new_tokens)
         for gamma in numbers("--gammas", args.gammas, int)
     )
-    views = args.views and tuple(args.views.split(","))
+    views = args.views and view_names(args.views)
     config = CollaborationConfig(
         args.combine, args.method, gammas or None, args.proposer, views or None, batch_size=1
     )
@@ -65,7 +67,7 @@ def run(args: Collaborate) -> None:
             "gammas": config.gammas or (1,) * len(names),
             "proposer": args.proposer,
             "views": [form.view.name for form in engine.assembly.forms],
-            "told": f"{calls} passes of each model a token",
+            "summary": f"{calls} passes of each model a token",
         }
 
     answer(args, engine, request, images, describe)

@@ -1,4 +1,4 @@
-"""`jaxspec demo`: shipped drafts and their targets answer, and are timed against plain decoding."""
+"""`jaxspec demo`: time shipped drafts and their targets against plain decoding."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def fizzbuzz(n):
 
 
 class Contest(NamedTuple):
-    """A target with its drafts, and what is asked."""
+    """A target, and how the demo asks it."""
 
     target: str
     gamma: int
+    """Drafted tokens a block."""
     prompts: tuple[str, ...]
     runs: int
     """Timed answers to each prompt."""
@@ -55,7 +56,8 @@ CONTESTS = {
         SMOLLM2,
         3,
         (
-            "A tram has 34 people in it. At a stop 15 of them get off, and 22 others get on. How many are in it now?",
+            "A tram has 34 people in it. At a stop 15 of them get off, and 22 others get on. "
+            "How many are in it now?",
             CODE,
             "Name five things to pack for a week in the mountains, and why.",
         ),
@@ -66,41 +68,46 @@ CONTESTS = {
 
 @dataclass(frozen=True)
 class Demo(Compiles):
-    """Answers with shipped drafts, and times that against plain decoding: a question about a drawn page, or SmolLM2's
-    race over three prompts."""
+    """Answer with a shipped draft, and time it against plain decoding: one question about a drawn
+    page, or SmolLM2's race over three prompts."""
 
     model: Literal["mini", "smollm2"] = "mini"
-    """`mini`: the shipped picture-book models. `smollm2`: SmolLM2-135M, a real language model of 93 MB from the Python
-    package index, with a KV head that is shipped."""
+    """`mini`: the shipped picture-book models. `smollm2`: SmolLM2-135M, a language model of 93 MB
+    from the Python package index, with a shipped KV head."""
     prompt: str | None = None
-    """Asked instead of the demo's own."""
-    image: Path = ASSETS / "page.png"
-    """An image file for `mini`; its models know pages of the picture book only."""
+    """Ask this instead of the demo's own prompts."""
+    image: Path | None = None
+    """An image file for `mini`, by default the shipped page. The mini models were trained on pages
+    of the picture book alone."""
     drafter: Literal["kv_head", "draft"] = "kv_head"
-    """What drafts: a KV head, which reads the target's cache, or, of `mini`, the small model with the image."""
+    """`kv_head`: a KV head, which reads the target's cache. `draft`: a small model that sees the
+    image (`mini` only)."""
     out: Path | None = None
-    """Write what was measured there too, as JSON, in place of what an earlier demo wrote there."""
+    """Also write the measurements to this JSON file; it may replace an earlier demo's file."""
 
 
 def run(args: Demo) -> None:
-    """Print each question, the answer while it is written, and what drafting was worth."""
+    """Print each question, its answer as it is written, and the times with and without drafts."""
     console = Console(highlight=False, soft_wrap=True)
     contest: Contest = CONTESTS[args.model]
     if args.drafter == "draft" and args.model != "mini":
         raise InputError(
-            f"drafter draft: {args.model} is shipped with a KV head alone; leave the option out"
+            f"--drafter: {args.model} has no shipped draft, only a KV head; leave the option out"
         )
+    if args.image is not None and args.model != "mini":
+        raise InputError(f"--image: {args.model} is a text model; leave the option out")
     out = args.out
     if out and out.exists() and not (out.is_file() and b'"speedup_median"' in out.read_bytes()):
-        raise InputError(f"out {args.out}: no demo has written it; give the name of a new file")
+        raise InputError(f"--out: {args.out} is no demo's file; give the name of a new file")
     images: list[Image] = []
     if args.model == "mini":
-        images = [load_image(args.image)]
-        console.print(Text(f"page      {printable(str(args.image))}"))
+        image = args.image or ASSETS / "page.png"
+        images = [load_image(image)]
+        console.print(Text(f"page      {printable(str(image))}"))
     progress("loading models")
     target = LoadedModel.load(contest.target)
-    # Who wrote each token is told by an engine of its own: to keep that takes time, which is not drafting's.
-    plain, drafting, telling = (
+    # A third engine traces which tokens were drafted: tracing takes time, so it is not timed.
+    plain, drafting, tracing = (
         Engine(target),
         *(_drafting(args, target, contest, trace) for trace in (False, True)),
     )
@@ -111,9 +118,10 @@ def run(args: Demo) -> None:
         if images and console.color_system in ("256", "truecolor"):
             console.print(_drawn(images[0]))
         progress("compiling")
-        _write(console, telling.stream(request))
+        _write(console, tracing.stream(request))
         progress("timing")
-        # The first turn compiles. By turns, so that what else the machine does slows both; the least, as it only adds.
+        # The first turn compiles. Plain and drafted alternate, so that other work on the machine
+        # slows both; the least counts, because other work only adds time.
         turns = [
             (plain.generate(request), drafting.generate(request)) for _ in range(1 + contest.runs)
         ]
@@ -135,13 +143,13 @@ def run(args: Demo) -> None:
             "device": jax.devices()[0].device_kind,
             "load": load,
         }
-        told = ran | {
+        report = ran | {
             "jax": jax.__version__,
             "jaxspec": __version__,
             "speedup_median": middle,
             "rows": rows,
         }
-        write_text(args.out, json.dumps(told, indent=1) + "\n")
+        write_text(args.out, json.dumps(report, indent=1) + "\n")
 
 
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
@@ -153,7 +161,7 @@ def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) ->
 
 
 def _drawn(image: Image) -> Text:
-    """Return the image as characters, each of two pixels, one above the other."""
+    """Return the image as characters; each shows two pixels, one above the other."""
     pixels = np.asarray(image.resize((WIDTH, 2 * max(1, WIDTH * image.height // image.width // 2))))
     page = Text()
     for upper, lower in zip(pixels[::2], pixels[1::2]):
@@ -164,7 +172,7 @@ def _drawn(image: Image) -> Text:
 
 
 def _write(console: Console, answer: Iterator[Result]) -> None:
-    """Print an answer while it is written, drafted tokens in colour; and how many these are."""
+    """Print an answer as it is written, with drafted tokens in colour, and count these."""
     shown, places = 0, []
     for result in answer:
         assert result.trace is not None
@@ -183,7 +191,7 @@ def _write(console: Console, answer: Iterator[Result]) -> None:
 def _row(
     prompt: str, plain: Result, drafted: Result, plain_ms: float, drafted_ms: float
 ) -> dict[str, Any]:
-    """Return what was measured of one prompt; of pairs, plain decoding's comes first."""
+    """Return the measurements of one prompt; in pairs, plain decoding comes first."""
     return {
         "prompt": prompt,
         "answer": drafted.text,
@@ -196,7 +204,7 @@ def _row(
 
 
 def _table(row: dict[str, Any]) -> str:
-    """Return what drafting was worth: tokens a pass, over what a pass costs, is how much faster it is."""
+    """Return the table of one prompt: speed-up = tokens a pass / cost of a pass in plain passes."""
     passes, times = row["passes"], row["decode_ms"]
     each = [ms / max(steps, 1) for ms, steps in zip(times, passes)]
     same = "identical" if row["identical"] else "different, which is a bug: please report it"

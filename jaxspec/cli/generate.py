@@ -1,4 +1,4 @@
-"""`jaxspec generate`: answers a prompt about images as one model would."""
+"""`jaxspec generate`: answer a prompt about images with one model, faster with a draft."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.cli.ask import Ask, answer, numbers, progress
+from jaxspec.cli.ask import Ask, answer, numbers, progress, view_names
 from jaxspec.decoding.captioners import check_captioner, load_captioner
 from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
@@ -24,42 +24,45 @@ from jaxspec.sharding import make_mesh
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(Ask):
-    """Answers a prompt about images as the target would; a draft makes it faster, never different."""
+    """Answer a prompt about images with the target. A draft makes the answer faster and never
+    changes it."""
 
     target: str
-    """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, -NeXT,
-    -OneVision) or a text model (Llama, Mistral, Qwen2, OPT)."""
+    """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, LLaVA-NeXT (1.6),
+    LLaVA-OneVision, Qwen2.5-VL) or a text model (Llama, Vicuna; Mistral; Qwen2, Qwen2.5; OPT)."""
     draft: str | None = None
-    """Directory or hub id of a small LLaVA or text model with the target's tokeniser, or directory of a KV head made
-    for the target; without, plain decoding."""
+    """Directory or hub id of a small LLaVA or text model with the target's tokeniser."""
     kv_head: str | None = None
-    """Directory of a KV head that drafts beside the draft, as the view kv."""
+    """Directory of a KV head made for the target. It drafts alone, or with --draft as one more
+    view, kv. Without --draft and --kv-head the target decodes alone."""
     views: str | None = None
-    """How the draft is shown the prompt, comma-separated: M (as is; the default), T (text only), C (captions for
-    images), P (image tokens pooled to a quarter), P36 (pooled to 36), the variants T-literal, T-special, P-1d,
-    P-after, and last kv, a KV head."""
+    """Views of the prompt that the draft sees, comma-separated: M (the prompt itself; the default),
+    T (text only), C (captions for images), P (image tokens pooled to a quarter), P36 (pooled to
+    36), the variants T-literal, T-special, P-1d, P-after, and last kv, a KV head."""
     captioner: str | None = None
     """For view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or file:CAPTIONS.jsonl."""
     weights: str | None = None
     """Weight of each view, comma-separated; uniform by default."""
     weighting: str = "static"
-    """How weights learn from what the target verified: static; mt-paper and mtcp-paper (MT* and MTCP* as TABED writes
-    them); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse KL); or a rule with its
-    options, as grid:window=16,measure=tvd."""
+    """How weights learn from verified tokens: static; mt-paper and mtcp-paper (MT* and MTCP* as in
+    TABED); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse KL);
+    or a rule with options, as grid:window=16,measure=tvd."""
     gamma: int = 5
-    """Drafted tokens a block; of a tree, on its longest path."""
+    """Drafted tokens a block; in a tree, those on its longest path."""
     tree: str | None = None
-    """Draft a tree, not a chain: 2 (children of every node), 2:32 (cut to 32 nodes), chains:2, or dynamic:4:24."""
+    """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), chains:2,
+    or dynamic:4:24."""
     adaptive_gamma: bool = False
     """Draft up to --gamma tokens a block, as many as pay on this device, and none where no draft does."""
     context: ContextPolicy = "extrapolate"
-    """A view longer than the draft was trained for: draft on, give it weight 0, or refuse."""
+    """What to do when a view is longer than the draft's trained positions: extrapolate (draft on),
+    drop_view (give the view weight 0), or error."""
     revision: str | None = None
-    """Branch, tag or commit of the target, where that is a hub id."""
+    """Branch, tag or commit of a target on the hub."""
     draft_revision: str | None = None
-    """Branch, tag or commit of the draft, where that is a hub id."""
+    """Branch, tag or commit of a draft on the hub."""
     model_parallel: int = 1
-    """Devices that the target is split over; the draft is on each."""
+    """Devices to split the target over; each holds the whole draft."""
 
 
 OF_DRAFTS = (
@@ -72,17 +75,20 @@ OF_DRAFTS = (
     "adaptive_gamma",
     "context",
 )
-"""Options that are about a draft or a KV head."""
+"""Options that need a draft or a KV head."""
 
 
 def run(args: Generate) -> None:
-    """Print the answer. All that can be checked without the models is checked before they are read."""
+    """Print the answer; check options before any model is read."""
     weights = None if args.weights is None else numbers("--weights", args.weights)
+    if args.gamma < 1:
+        raise InputError(
+            f"--gamma: {args.gamma}; give 1 or more, or leave out --draft and --kv-head to "
+            "decode without drafts"
+        )
     draft, head = args.draft, args.kv_head
-    if draft is not None and head is None and is_kv_head(draft):
-        draft, head = None, draft
-    default = ["kv"] if draft is None else ["M", "kv"]
-    views = tuple(args.views.split(",") if args.views is not None else default if head else ["M"])
+    default = ("M",) if head is None else ("kv",) if draft is None else ("M", "kv")
+    views = default if args.views is None else view_names(args.views)
     config = EngineConfig(
         views,
         weights,
@@ -127,7 +133,7 @@ def run(args: Generate) -> None:
         return stats | {
             "views": list(views) if drafts else None,
             "weighting": str(parse_weighting(config.weighting)) if drafts else None,
-            "told": f"{'-' if length is None else f'{length:.2f}'} tokens per target pass",
+            "summary": f"{'-' if length is None else f'{length:.2f}'} tokens per target pass",
         }
 
     reports = (f"{name}: {model.report}" for name, model in zip(("target", "draft"), loaded))
@@ -137,33 +143,35 @@ def run(args: Generate) -> None:
 def _check_drafts(
     args: Generate, draft: str | None, head: str | None, views: tuple[str, ...]
 ) -> None:
-    """Raise InputError for drafts that draft nothing, and for options that are about none."""
+    """Raise InputError for models that no view uses, and for options that nothing reads."""
+    shown = ",".join(views)
+    if draft is not None and is_kv_head(draft):
+        raise InputError(f"--draft: {draft} is a KV head; give it as --kv-head")
     if draft is None and head is None:
-        _refuse(args, OF_DRAFTS, "is about a draft, and none is given; give --draft")
+        _refuse(args, OF_DRAFTS, "needs a draft; give --draft or --kv-head, or leave it out")
     if draft is None:
-        _refuse(args, ["draft_revision"], "is of a hub id, and --draft is none; leave it out")
-    if ("kv" in views) != (head is not None):
-        what = (
-            "--kv-head is given and they have no view kv"
-            if head
-            else "kv is a KV head; give --kv-head"
-        )
-        raise InputError(f"--views: {','.join(views)}: {what}")
+        _refuse(args, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out")
+    if head is None and "kv" in views:
+        raise InputError(f"--views: {shown}: view kv needs a KV head; give --kv-head")
+    if head is not None and "kv" not in views:
+        raise InputError(f"--kv-head: no view of {shown} reads it; add kv to --views, as the last")
+    if draft is None and head is not None and views != ("kv",):
+        raise InputError(f"--views: {shown}: views other than kv need a draft; give --draft")
     if draft is not None and views == ("kv",):
-        raise InputError(
-            "--draft: is shown nothing, as the only view is kv; leave it out, or name another view too"
-        )
+        raise InputError("--draft: no view of kv reads it; leave it out, or add a view, as M,kv")
+    if len(views) == 1:
+        _refuse(args, ["weighting"], f"{shown} is one view; name more in --views, or leave it out")
     reads = needs_captioner(parse_views(views), args.captioner)
     if args.captioner is not None:
         check_captioner(args.captioner)
         if not reads:
             raise InputError(
-                f"--captioner: no view of {','.join(views)} shows captions; name C, or leave it out"
+                f"--captioner: no view of {shown} shows captions; add C, or leave it out"
             )
 
 
 def _refuse(args: Generate, names: Sequence[str], why: str) -> None:
-    """Raise InputError for an option of these names that is not left as it was: nothing would read it."""
+    """Raise InputError for the first of these options that has another value than its default."""
     given = [name for name in names if getattr(args, name) != getattr(Generate, name)]
     if given:
         raise InputError(f"--{given[0].replace('_', '-')}: {why}")
