@@ -17,7 +17,7 @@ from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
 from jaxspec.checkpoints.kv_head import load_kv_head
-from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
     load_image_processor,
     load_tokenizer,
@@ -93,15 +93,23 @@ class LoadedModel:
             config = directories.read_config(path)
             places = shardings(config, abstract_params(config), mesh)
         found = huggingface.load(path, dtype=dtype, shardings=places)
-        processor = (
-            load_image_processor(found.path, found.config)
-            if LanguageModel(found.config).has_vision
-            else None
+        model = replace(
+            cls._described(path, found.config), params=found.params, report=found.report
         )
-        config = with_stop_tokens(found.config, found.path)
-        model = cls(config, found.params, load_tokenizer(found.path), processor, found.report)
         model = model if tiles else model.without_tiles()
         return model if share_tower_with is None else model.sharing_tower(share_tower_with)
+
+    @classmethod
+    def without_weights(cls, path_or_id: str | Path) -> LoadedModel:
+        """Return a checkpoint's configuration, tokeniser and image processor; no weights are fetched or read."""
+        path = locate(path_or_id, wanted=SMALL)
+        return cls._described(path, directories.read_config(path))
+
+    @classmethod
+    def _described(cls, path: Path, config: ModelConfig) -> LoadedModel:
+        has_vision = LanguageModel(config).has_vision
+        processor = load_image_processor(path, config) if has_vision else None
+        return cls(with_stop_tokens(config, path), {}, load_tokenizer(path), processor)
 
     def with_head(self, path: str | Path) -> LoadedModel:
         """Return the model with the KV head of a directory, in its own dtype. InputError if that was made for another."""

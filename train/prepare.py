@@ -23,9 +23,6 @@ from typing import Any
 import numpy as np
 import tyro
 
-from jaxspec.checkpoints import directories
-from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.processors import load_image_processor, load_tokenizer
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.conversations import Skipped, readable
 from jaxspec.data.samples import Sample
@@ -33,7 +30,6 @@ from jaxspec.data.sources import FileFormat, prepare
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.loading import LoadedModel
-from jaxspec.models import LanguageModel
 from jaxspec.prompts.encoder import PLACEHOLDER
 from jaxspec.training.conversations import reach
 from picturebook.training import Picturebook
@@ -119,7 +115,7 @@ def main(command: Llava | Text | Book) -> Path:
         command = replace(command, out=trial_of(command.out))
         forget_trial(command.out / command.name)
     counts = {"samples": 0, "images": 0, "answers": 0}
-    reader = None if command.target is None else _reader(command.target)
+    reader = None if command.target is None else LoadedModel.without_weights(command.target)
     reached: list[tuple[int, int]] = []
 
     def counted(samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -182,14 +178,6 @@ def shown_few(sample: Sample, most: int | None) -> Sample:
         rf"(?m)^{PLACEHOLDER}\n|{PLACEHOLDER}", "", question, count=len(sample.images) - most
     )
     return replace(sample, images=sample.images[:most], turns=((fewer, answer), *rest))
-
-
-def _reader(target: str) -> LoadedModel:
-    """Return a target without its parameters."""
-    path = locate(target)
-    config = directories.read_config(path)
-    processor = load_image_processor(path, config) if LanguageModel(config).has_vision else None
-    return LoadedModel(config, {}, load_tokenizer(path), processor)
 
 
 def _fits(reached: Sequence[tuple[int, int]]) -> str:

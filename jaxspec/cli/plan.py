@@ -181,7 +181,7 @@ def _cells(found: Plan, chip: Chip, fits: bool, drafted: bool) -> list[str]:
 
 
 def _config(name: str) -> ModelConfig:
-    return read_config(locate(name, weights=False))
+    return read_config(locate(name, wanted=("config.json",)))
 
 
 def _head(name: str, target: ModelConfig) -> KVHeadConfig:

@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from jaxspec.checkpoints.directories import read_config
 from jaxspec.checkpoints.export import with_words
+from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.checkpoints.tower import read_tower, tower_files
 from jaxspec.config import LlavaConfig, LvlmConfig, ModelConfig, RotaryConfig, text_config
 from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Prepared, mixture
 from jaxspec.errors import InputError, nearest
 from jaxspec.loading import LoadedModel, prompt_encoder
-from jaxspec.models import init_params
+from jaxspec.models import init_params, split_tower
 from jaxspec.models.vocabulary import narrowed
 from jaxspec.prompts.views import parse_view
 from jaxspec.sharding import shardings
@@ -126,7 +130,11 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
     with jax.default_device(
         jax.local_devices(backend="cpu")[0]
     ):  # placed on the mesh stage by stage
-        target = LoadedModel.load(recipe.target)
+        whole = (
+            recipe.distillation is not None
+        )  # as a teacher; else a draft takes its tower at most
+        load = LoadedModel.load if whole else LoadedModel.without_weights
+        target = load(recipe.target)
         draft = start_draft(recipe, target)
         if words := draft_words(recipe, sources, target):
             config, params = narrowed(draft.config, draft.params, words)
@@ -161,16 +169,26 @@ def draft_words(
 
 
 def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
-    """Return what the recipe's first stage trains, float32 where it is fresh."""
+    """Return what the recipe's first stage trains, float32 where it is fresh.
+
+    Args:
+      target: the tower of one without weights is read from its checkpoint, where the draft takes it.
+    """
     key = jax.random.key(recipe.stages[0].train.seed)
+
+    def tower() -> Params:
+        if target.params:
+            return split_tower(target.config, target.params)[0]
+        return read_tower(recipe.target, jnp.dtype("float32"))
+
     if isinstance(recipe.start, str):
         start = LoadedModel.load(recipe.start)
     elif isinstance(recipe.start, LlavaConfig):
-        params = {**init_params(recipe.start, key), "vision_tower": target.params["vision_tower"]}
+        params = {**init_params(recipe.start, key), **tower()}
         start = LoadedModel(recipe.start, params, target.tokenizer, target.image_processor)
     else:
         start = LoadedModel(recipe.start, init_params(recipe.start, key), target.tokenizer, None)
-    if isinstance(start.config, LvlmConfig) or not parse_view(recipe.view).reads_images:
+    if not _takes_tower(recipe, start.config):
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
         raise InputError(
@@ -184,9 +202,25 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     params = {
         **init_params(config, key),
         "language_model": with_words(start.params, words),
-        "vision_tower": target.params["vision_tower"],
+        **tower(),
     }
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
+
+
+def _takes_tower(recipe: Recipe, start: ModelConfig) -> bool:
+    """Return whether a text model, the recipe's start, gets the target's tower."""
+    return parse_view(recipe.view).reads_images and not isinstance(start, LvlmConfig)
+
+
+def _target_signature(recipe: StagedRecipe) -> str:
+    """Return the signature of a target: of its weights those files count that are read."""
+    if not isinstance(recipe, Recipe) or recipe.distillation is not None:
+        return model_signature(recipe.target)
+    start = recipe.start
+    if isinstance(start, str):
+        start = read_config(locate(start, wanted=SMALL))
+    reads = isinstance(recipe.start, LlavaConfig) or _takes_tower(recipe, start)
+    return model_signature(recipe.target, tower_files(recipe.target) if reads else ())
 
 
 def _train(
@@ -267,7 +301,7 @@ def stage_data(
     )
     earlier = recipe.stages[: recipe.stages.index(stage)]
     return batches, {
-        "target": model_signature(recipe.target),
+        "target": _target_signature(recipe),
         "buckets": recipe.buckets,
         "units": recipe.tile_buckets,
         "data": [dataset_signature(name, weight, sources[name]) for name, weight in stage.data],

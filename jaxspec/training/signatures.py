@@ -19,7 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxspec.checkpoints.directories import weight_files
-from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.data.images import StoredImage, image_hash, to_rgb
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
@@ -50,19 +50,23 @@ def data_signature(source: Sequence[Sample]) -> str:
     return f"fingerprint {found.hexdigest()[:12]}"
 
 
-def model_signature(name: str | Path) -> str:
-    """Sum up a checkpoint: its name, the sizes of its weights and pieces of them, its configuration and tokeniser."""
+def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> str:
+    """Sum up a checkpoint: its name, the sizes of its weights and pieces of them, its configuration and tokeniser.
+
+    Args:
+      weights: files of weights that count; None: all, which are fetched from the hub if need be.
+    """
     found = hashlib.sha256()
-    path = locate(name)
-    of_weights = weight_files(path)
+    path = locate(name, wanted=None if weights is None else SMALL)
+    of_weights = weight_files(path) if weights is None else weights
     for file in sorted(path.iterdir()):
-        weights = file in of_weights
-        if not weights and (file.suffix not in READ or file.name == "generation_config.json"):
+        holds_weights = file in of_weights
+        if not holds_weights and (file.suffix not in READ or file.name == "generation_config.json"):
             continue
         size = file.stat().st_size
         found.update(f"{file.name} {size}".encode())
         with file.open("rb") as content:
-            if not weights:
+            if not holds_weights:
                 found.update(content.read())
                 continue
             for i in range(BLOCKS):

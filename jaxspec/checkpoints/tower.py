@@ -1,0 +1,62 @@
+"""The vision tower of a checkpoint, fetched and read without the rest of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config, weight_files
+from jaxspec.checkpoints.fitting import Slot, hub_name, in_hub_layout, misfits, slots_in
+from jaxspec.checkpoints.locating import SMALL, locate
+from jaxspec.checkpoints.tensor_files import check_finite, list_file, read_index
+from jaxspec.config import ModelConfig
+from jaxspec.errors import InputError
+from jaxspec.models import abstract_params, family_of, split_tower
+from jaxspec.typing import Params
+
+
+def tower_files(path_or_id: str | Path) -> list[Path]:
+    """Return the files of weights that hold a checkpoint's vision tower, fetched from the hub if need be.
+
+    The index of a sharded checkpoint names the shard of each tensor. Without an index all files count.
+    """
+    path = locate(path_or_id, wanted=SMALL)
+    if (path / SINGLE).is_file() or not (path / INDEX).is_file():
+        return weight_files(locate(path_or_id))
+    config = read_config(path)
+    slots, _ = _slots(config)
+    layouts = family_of(config.model_type).layouts
+    index = read_index(path / INDEX)
+    shards = {shard for name, shard in index.items() if hub_name(name, layouts) in slots}
+    locate(path_or_id, wanted=tuple(shards))
+    return sorted(path / shard for shard in shards)
+
+
+def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
+    """Return a checkpoint's tree of parameters with its vision tower alone.
+
+    Raises InputError where tensors are missing or do not fit config.json.
+    """
+    files, problems = tower_files(path_or_id), []
+    config = read_config(files[0].parent)  # which also checks the files
+    slots, tree = _slots(config)
+    tensors = (tensor for file in files for tensor in list_file(file))
+    stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
+    stored = {name: tensor for name, tensor in stored.items() if name in slots}
+    problems += misfits(config, slots, stored)
+    if problems:
+        raise InputError(f"{files[0].parent}: {problems[0]}")
+    leaves = []
+    for name, slot in slots.items():
+        values = stored[name].read()
+        check_finite(stored[name], values)
+        leaves.append(jax.device_put(values.astype(dtype).transpose(np.argsort(slot.order))))
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _slots(config: ModelConfig) -> tuple[dict[str, Slot], Any]:
+    return slots_in(split_tower(config, abstract_params(config))[0])
