@@ -53,7 +53,7 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Name = Literal["plain", "chain", "kv", "tree", "adaptive", "prefill", "prompt", "train"]
+Name = Literal["plain", "chain", "kv", "tree", "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
 """Programs that are no loop of blocks."""
 GPUS = {
@@ -88,8 +88,8 @@ def main(
       out: directory for results.json and table.md.
       chips: kind and topology as libtpu knows them, such as v5e:2x2, or a kind of GPU and how many, such as h100:4; the
         target is split over all of them.
-      programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV head, a chain of
-        adaptive length; prefill of the chain, and of plain decoding (prompt); train, a step of logit distillation.
+      programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV head;
+        prefill of the chain, and of plain decoding (prompt); train, a step of logit distillation.
       batches: rows.
       prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
@@ -158,14 +158,7 @@ def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
     return abstract_program(
-        config.target,
-        config.draft,
-        views,
-        config.gamma,
-        dtype,
-        tree,
-        adaptive=name == "adaptive",
-        head=head,
+        config.target, config.draft, views, config.gamma, dtype, tree, head=head
     )
 
 

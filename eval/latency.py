@@ -74,7 +74,6 @@ def main(
         "mtcp-paper",
         "mtcp-release",
         "hard_match",
-        "em",
     ),
     debug: bool = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -83,12 +83,6 @@ def on_first(work: Callable[[], Made]) -> Made:
     """Do the work in the first process alone and return what it gives in all, as `in_all`."""
     first = process()[0] == 0
     return in_all(lambda: work() if first else None)[0]  # type: ignore[return-value]
-
-
-def agreed(value: Made, mesh: Any) -> Made:
-    """Return the value; on a mesh whose devices belong to several processes, which all call it, that of the first."""
-    several = mesh is not None and len({device.process_index for device in mesh.devices.flat}) > 1
-    return on_first(lambda: value) if several else value
 
 
 def spread(work: Callable[[Sequence[Item]], Sequence[Made]], items: Sequence[Item]) -> list[Made]:

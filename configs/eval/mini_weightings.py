@@ -1,4 +1,4 @@
-"""The shipped mini models: every weighting and window, as in TABED's Tables 5 and 8, and a block length that adapts."""
+"""The shipped mini models: every weighting and window, as in TABED's Tables 5 and 8."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ config = replace(
                 *(f"grid:measure={measure}" for measure in ("kl", "tvd", "matches", "matches_kl", "matches_tvd")),
                 *(f"grid:window={window}" for window in (1, 4, 16)),
                 *("inverse_error_power", "inverse_error_softmax", "hard_match", "adaboost"),
-                "em",
             )
         ),
-        Variant("MT*, adaptive J", ("M", "T"), weighting="mt-paper", adaptive_gamma=True),
     ),
 )

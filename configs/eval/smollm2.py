@@ -21,7 +21,6 @@ config = EvalConfig(
         Variant("KV head, tree 2:7", ("kv",), tree="2:7"),
         Variant("KV head, dynamic:4:7", ("kv",), tree="dynamic:4:7"),
         Variant("KV head, dynamic:8:60", ("kv",), tree="dynamic:8:60"),
-        Variant("KV head, adaptive", ("kv",), adaptive_gamma=True),
         Variant("text draft", ("T",)),
         Variant("text draft + KV head", ("T", "kv")),
         Variant("MT* of both", ("T", "kv"), weighting="mt-paper"),

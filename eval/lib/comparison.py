@@ -213,7 +213,7 @@ def _times(
         "caption_ms": sum(r.caption_ms for r in results) / len(results),
         "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
     }
-    if length is not None and not config.adaptive_gamma:  # Eq. (1) is for blocks of one length
+    if length is not None:
         one = length, config.gamma, passes.draft_ms, passes.target_ms
         fields["speedup_predicted"] = predicted_speedup(*one)
         fields["speedup_predicted_with_verify"] = predicted_speedup(*one, passes.verify_ms)

@@ -50,8 +50,7 @@ class Variant:
     weights: tuple[float, ...] | None = None
     weighting: str = "static"
     tree: str | None = None
-    """As in `EngineConfig`, like the next."""
-    adaptive_gamma: bool = False
+    """As in `EngineConfig`."""
 
 
 # The bases of a configuration are the groups of options that --help shows.
@@ -167,7 +166,6 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
             weighting=row.weighting,
             gamma=self.gamma,
             tree=row.tree,
-            adaptive_gamma=row.adaptive_gamma,
             batch_size=self.batch_size,
             prompt_buckets=self.prompt_buckets,
             image_buckets=self.image_buckets,
@@ -400,11 +398,7 @@ def _lacks_for(row: Variant) -> str | None:
         return "recorded answers have no keys and values; give a model as target"
     if not parse_weighting(row.weighting).hard_labels:
         return "recorded answers have no probabilities to learn from; give a model as target"
-    return (
-        "recorded answers have no passes to time; give a model as target"
-        if row.adaptive_gamma
-        else None
-    )
+    return None
 
 
 def load_model(

@@ -79,10 +79,7 @@ class ProgramText:
         return self.computations[name]
 
     def block(self) -> Cost:
-        """Return what a turn of the program's loop takes; of several, as of adaptive lengths, that which drafts.
-
-        A loop inside whose turns are not known, as that over the tokens of an adaptive length, counts once.
-        """
+        """Return what a turn of the program's loop takes; of several loops, that which drafts."""
         turns = (self._cost(_called(loop, "body")[0]) for loop in _loops(self.entry))
         return max(turns, key=lambda cost: (cost.kernels["draft"], cost.kernels.total()))
 

@@ -52,8 +52,6 @@ class Generate(Ask):
     tree: str | None = None
     """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), chains:2,
     or dynamic:4:24."""
-    adaptive_gamma: bool = False
-    """Draft up to --gamma tokens a block, as many as pay on this device, and none where no draft does."""
     context: ContextPolicy = "extrapolate"
     """What to do when a view is longer than the draft's trained positions: extrapolate (draft on),
     drop_view (give the view weight 0), or error."""
@@ -72,7 +70,6 @@ OF_DRAFTS = (
     "weighting",
     "gamma",
     "tree",
-    "adaptive_gamma",
     "context",
 )
 """Options that need a draft or a KV head."""
@@ -95,7 +92,6 @@ def run(args: Generate) -> None:
         args.weighting,
         capped_gamma("--gamma", args.gamma, args.max_new_tokens),
         args.tree,
-        adaptive_gamma=args.adaptive_gamma,
         context=args.context,
         batch_size=1,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.config import LvlmConfig, text_config
-from jaxspec.decoding.adaptive_gamma import gammas_up_to
 from jaxspec.decoding.collaborative import Alternating, Member, OneProposer, Program
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
@@ -120,10 +119,8 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     drafter = make_drafter(
         reader, shown, config.gamma, size, tree, config.context, head and head.config
     )
-    gammas = gammas_up_to(config.gamma) if config.adaptive_gamma else ()
-    program = Speculator(
-        target.model, drafter, parse_weighting(config.weighting), shares, gammas, config.trace
-    )
+    weighting = parse_weighting(config.weighting)
+    program = Speculator(target.model, drafter, weighting, shares, config.trace)
     return Assembly(program, params, tuple(forms), (target, draft), target)
 
 

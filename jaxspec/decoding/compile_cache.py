@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,6 @@ class Held:
     mesh: Mesh | None
     params: Any
     """Or what else the program reads first."""
-
-    @cached_property
-    def plain(self) -> Held:
-        """The program's target on its own, on the same parameters."""
-        return replace(self, program=self.program.plain)
 
     @cached_property
     def kind(self) -> object:

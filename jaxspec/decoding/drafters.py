@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -156,11 +156,10 @@ class Drafter(ABC):
         count: Int[Array, " B"],
         weights: Float[Array, "B R"],
         options: Sampling,
-        length: Int[Array, ""] | None = None,
     ) -> tuple[Draft, DraftState]:
-        """Propose a block after `recent`, the two newest committed tokens; of a chain its first `length` alone."""
+        """Propose a block after `recent`, the two newest committed tokens."""
         logits, read = self._read_newest(params, state, recent, count)
-        draft, read = self._propose(params, read, logits, count, weights, options, length)
+        draft, read = self._propose(params, read, logits, count, weights, options)
         return draft, rewound(read, state)
 
     @abstractmethod
@@ -172,7 +171,6 @@ class Drafter(ABC):
         count: Int[Array, " B"],
         weights: Float[Array, "B R"],
         options: Sampling,
-        length: Int[Array, ""] | None,
     ) -> tuple[Draft, DraftState]:
         """Propose a block, given the logits of what follows the newest token."""
 
@@ -303,7 +301,7 @@ class Drafter(ABC):
 
 @dataclass(frozen=True)
 class ChainDrafter(Drafter):
-    """Drafts a chain of `gamma` tokens, or of as many as are asked for: then the others are -1, drawn from nothing."""
+    """Drafts a chain of `gamma` tokens."""
 
     @property
     def reads(self) -> int:
@@ -317,7 +315,6 @@ class ChainDrafter(Drafter):
         count: Array,
         weights: Array,
         options: Sampling,
-        length: Array | None,
     ) -> tuple[Draft, DraftState]:
         def propose(logits: Array, place: Array) -> tuple[Array, Array, Array]:
             mixed, view_probs = (
@@ -338,29 +335,11 @@ class ChainDrafter(Drafter):
             proposal = propose(logits, place)
             return (proposal[0], state), proposal
 
-        def step_into(place: Array, carry: tuple[Any, DraftState]) -> tuple[Any, DraftState]:
-            proposals, state = carry
-            (_, state), proposal = step((proposals[0][place - 1], state), place)
-            return jax.tree.map(
-                lambda those, this: those.at[place].set(this), proposals, proposal
-            ), state
-
         first = propose(logits, jnp.zeros((), jnp.int32))
-        if length is None:
-            (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
-            tokens, probs, view_probs = (
-                jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest)
-            )
-        else:
-            tokens, probs, view_probs = (jnp.stack([head] * self.gamma) for head in first)
-            behind = jnp.arange(self.gamma)[:, None] > 0
-            proposals = (
-                jnp.where(behind, -1, tokens),
-                jnp.where(behind[..., None], 0.0, probs),
-                view_probs,
-            )
-            proposals, state = jax.lax.fori_loop(1, length, step_into, (proposals, state))
-            tokens, probs, view_probs = proposals
+        (_, state), rest = jax.lax.scan(step, (first[0], state), jnp.arange(1, self.gamma))
+        tokens, probs, view_probs = (
+            jnp.concatenate([head[None], tail]) for head, tail in zip(first, rest)
+        )
         tokens, probs = jnp.moveaxis(tokens, 0, 1), jnp.moveaxis(probs, 0, 1)
         return Draft(tokens, probs, jnp.moveaxis(view_probs, 0, 2)), state
 
@@ -389,7 +368,6 @@ class TreeDrafter(Drafter):
         count: Array,
         weights: Array,
         options: Sampling,
-        length: Array | None,
     ) -> tuple[Draft, DraftState]:
         shape = self.shape
         inner, parents = shape.inner, np.asarray((-1, *shape.parents))
@@ -461,7 +439,6 @@ class DynamicTreeDrafter(Drafter):
         count: Array,
         weights: Array,
         options: Sampling,
-        length: Array | None,
     ) -> tuple[Draft, DraftState]:
         assert self.tree is not None
         width, batch = self.tree.width, count.shape[0]

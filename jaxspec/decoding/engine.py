@@ -12,12 +12,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, overload
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
 from jaxspec.cache import KVCache
-from jaxspec.cluster import agreed, spread
-from jaxspec.decoding.adaptive_gamma import BLOCKS, NOTHING, init_gamma, measure_costs, update_prior
+from jaxspec.cluster import spread
 from jaxspec.decoding.assembly import collaboration, speculation
 from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
@@ -36,7 +36,6 @@ from jaxspec.decoding.requests import (
 from jaxspec.decoding.running import (
     STRIDE,
     RunningBatch,
-    decode_on,
     grow,
     larger_cache,
     refill_rows,
@@ -46,7 +45,7 @@ from jaxspec.decoding.running import (
     run_prefill,
 )
 from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts, rewound, snapshot
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts
 from jaxspec.errors import InputError, check_counts
 from jaxspec.loading import LoadedModel, image_inputs, image_tiles, prompt_encoder
 from jaxspec.models.kv_head import head_rows, reads_as_text
@@ -54,7 +53,7 @@ from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import bucket, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import needs_captioner, parse_views, parse_weights
 from jaxspec.sampling import Sampling
-from jaxspec.sharding import mesh_of, on_mesh
+from jaxspec.sharding import mesh_of, on_mesh, replicated
 
 __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Request", "Result"]
 
@@ -105,8 +104,6 @@ class Engine:
         self.encoder = prompt_encoder(self.lead)
         self.mesh = mesh_of(self.lead.params)
         self._known: Held | None = None
-        self._costs: dict[tuple[Sizes, int], np.ndarray] = {}
-        self._earlier = NOTHING
 
     @overload
     def generate(self, requests: Request | str) -> Result: ...
@@ -246,8 +243,7 @@ class Engine:
     @property
     def _grows(self) -> bool:
         """Whether caches begin with room for few new tokens."""
-        config = self.config
-        return config.grow and not (config.refill or getattr(config, "adaptive_gamma", False))
+        return self.config.grow and not self.config.refill
 
     def _rooms(self, sizes: Sizes) -> list[int]:
         """Return room for new tokens that caches begin with, and those that they grow to."""
@@ -267,8 +263,6 @@ class Engine:
                 yield batch.results()
             batch.refill()
             batch.grow()
-        if batch.state.gamma is not None:
-            self._earlier = update_prior(self._earlier, batch.state.gamma)
 
     def _begin(
         self,
@@ -381,9 +375,10 @@ class Engine:
             rest = requests[0].rows[0][kept:]
             width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
             batch = batch.replace(target=stack_rows([[rest]], width)[0], past=past)
-        if batch.gamma is not None:
-            costs = self._measured_costs(sizes, held, batch, options.replace(greedy=greedy))
-            batch = batch.replace(gamma=init_gamma(costs, len(options.temperature), self._earlier))
+        if (
+            self.mesh is not None
+        ):  # else the compiler splits options as it likes, and refilled ones differ
+            options = jax.device_put(options, replicated(self.mesh))
         state, ms = timed(run_prefill, held, batch, options, static=(room,))
         return state, options.replace(greedy=greedy), ms
 
@@ -422,42 +417,14 @@ class Engine:
             )
             return batch.replace(others=others), options
         weights = parse_weights(self.config.weights, len(self.config.views))
-        gammas, head = self.program.gammas, self.program.drafter.head
+        head = self.program.drafter.head
         batch = batch.replace(
             views=rows[1:],
             view_images=images[1]() if self.program.reads_images and images[1] else None,
             weights=np.tile(np.asarray(weights, np.float32), (count, 1)),
-            gamma=init_gamma(np.ones(len(gammas)), width) if gammas else None,
             head=head
             and head_rows(
                 head, [self._shown(request) for request in padded], sizes.text, sizes.images
             ),
         )
         return batch, options
-
-    def _measured_costs(
-        self, sizes: Sizes, held: Held, batch: PromptBatch, options: Sampling
-    ) -> np.ndarray:
-        """Milliseconds of blocks of each length at these sizes, by the very program that is to run."""
-        width = len(options.temperature)
-        key = sizes, width
-        if key not in self._costs:
-            assert isinstance(self.program, Speculator)
-            few = min(sizes.new, BLOCKS * self.program.most_tokens)
-            limits = np.full_like(options.max_new_tokens, few)
-            endless = options.replace(max_new_tokens=limits, eos=np.full_like(options.eos, -1))
-            state, _ = timed(
-                run_prefill, held, batch, endless.replace(greedy=False), static=(sizes.new,)
-            )
-            start = snapshot(state)
-            never: Any = np.asarray([width, few + 1], np.int32)
-
-            def run(costs: np.ndarray) -> tuple[float, int]:
-                nonlocal state
-                given = rewound(state, start).replace(gamma=init_gamma(costs, width))
-                state, spent = decode_on(held, given, endless, Pause(*never))
-                spent = agreed(spent, self.mesh)  # else each process would choose by its own clock
-                return spent, int(state.stats.steps.max())
-
-            self._costs[key] = measure_costs(self.program.gammas, run)
-        return self._costs[key]

@@ -58,7 +58,7 @@ class Batching:
     grow: bool = True
     """Begin with caches for few new tokens, and enlarge them where answers get longer, see `jaxspec.decoding.running`.
     Then requests run together whatever their `max_new_tokens`.
-    With `refill`, `adaptive_gamma` or recorded answers they are as large as they may have to be from the start."""
+    With `refill` or recorded answers they are as large as they may have to be from the start."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Buckets of image tiles: the whole images, tiles or attention windows that a tower reads a prompt's images in."""
@@ -89,10 +89,6 @@ class EngineConfig(Batching):
     tree: str | None = None
     """A token tree instead of a chain: `2` or `2:32` (every node has 2 children, cut to 32 nodes), `chains:2`, or
     `dynamic:4:24`; see `jaxspec.decoding.tree`."""
-    adaptive_gamma: bool = False
-    """Choose the length of each block, up to `gamma`, from times measured at a bucket's first use, what earlier answers
-    accepted and the running acceptance; and decode plainly where drafts do not pay. Which drafts are made then depends
-    on the clock and on those answers: greedy answers do not change, sampled ones differ from run to run."""
     context: ContextPolicy = "extrapolate"
     """For views past the draft's trained positions: `extrapolate`, `drop_view` or `error`."""
     trace: bool = False
@@ -107,14 +103,6 @@ class EngineConfig(Batching):
             )
         if self.tree is not None:
             parse_tree(self.tree, self.gamma)
-            if self.adaptive_gamma:
-                raise InputError(
-                    f"adaptive_gamma: chooses the length of chains, and tree is {self.tree!r}; give one"
-                )
-        if self.refill and self.adaptive_gamma:
-            raise InputError(
-                "refill: lengths of blocks are chosen for a whole batch; give refill or adaptive_gamma"
-            )
         parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 

@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Sharding
 
 from jaxspec.cache import KVCache
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
-from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.collaborative import Program
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts, map_caches
@@ -205,7 +203,6 @@ def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes)
         ),
         view_images=_images(drafter.model, batch, tiles) if program.reads_images else None,
         weights=jnp.zeros((batch, drafter.width)),
-        gamma=init_gamma(np.ones(len(program.gammas)), batch) if program.gammas else None,
         head=drafter.head
         and jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, sizes.text, sizes.images)),
     )

@@ -23,7 +23,7 @@ def block_fields(config: EngineConfig) -> dict[str, Any]:
     """Return the fields of a record that say how a block is drafted. `tree_nodes` are the tokens drafted in one."""
     spec = None if config.tree is None else parse_tree(config.tree, config.gamma)
     return {
-        "drafter": "tree" if spec else "adaptive chain" if config.adaptive_gamma else "chain",
+        "drafter": "tree" if spec else "chain",
         "gamma": config.gamma,
         "tree": config.tree,
         "tree_width": spec.width if spec else 1,

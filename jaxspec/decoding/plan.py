@@ -10,7 +10,6 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
-from jaxspec.decoding.adaptive_gamma import gammas_up_to
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
 from jaxspec.decoding.speculative import Autoregressive, Speculator
@@ -67,7 +66,6 @@ def abstract_program(
     gamma: int,
     dtype: Any,
     tree: str | None = None,
-    adaptive: bool = False,
     head: KVHeadConfig | None = None,
 ) -> tuple[Any, Params]:
     """Return the program of these models, and its parameters as shapes; without views the target decodes alone.
@@ -91,9 +89,7 @@ def abstract_program(
     reader = LanguageModel(draft if shown and draft is not None else head.text_config)  # type: ignore[union-attr]
     spec = None if tree is None else parse_tree(tree, gamma)
     drafter = make_drafter(reader, shown, gamma, size, spec, head=head)
-    return Speculator(
-        model, drafter, Static(), shares, gammas_up_to(gamma) if adaptive else ()
-    ), params
+    return Speculator(model, drafter, Static(), shares), params
 
 
 def usual_head(target: ModelConfig) -> KVHeadConfig:

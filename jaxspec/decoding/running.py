@@ -32,7 +32,9 @@ from jaxspec.decoding.state import (
     Prompts,
     map_caches,
     place,
+    split,
     trace_record,
+    whole,
 )
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import on_mesh
@@ -63,19 +65,6 @@ def run_decode(
     pause: Pause | None = None,
 ) -> DecodeState:
     return place(program.decode(params, state, options, pause))
-
-
-def decode_on(
-    held: Held, state: DecodeState, options: Sampling, pause: Pause
-) -> tuple[DecodeState, float]:
-    """Decode until the loop is done or pauses: the state, and milliseconds. Where the draft is given up, plainly."""
-    spent = 0.0
-    if state.gamma is None or not state.gamma.given_up:
-        state, spent = timed(run_decode, held, state, options, pause)
-    if state.gamma is not None and state.gamma.given_up:
-        state, more = timed(run_decode, held.plain, state, options, pause)
-        spent += more
-    return state, spent
 
 
 @partial(jax.jit, static_argnames=("program",))
@@ -158,7 +147,7 @@ class RunningBatch:
         if stride is None and any(self.requests[i].stop for i in self.busy.values()):
             stride = STRIDE
         pause: Any = np.asarray([until, min(full, self.longest + (stride or full))], np.int32)
-        self.state, ms = decode_on(self.held, self.state, self.options, Pause(*pause))
+        self.state, ms = timed(run_decode, self.held, self.state, self.options, Pause(*pause))
         self.decode_ms += ms
         state = self.state
         done, *told = jax.tree.map(
@@ -272,7 +261,7 @@ def larger_cache(slots: int, cache: KVCache) -> KVCache:
     bias = cache.bias if cache.bias is None else _longer(cache.bias, 1, slots)
     # Of a row that has read nothing the last slot is in use, see `hidden_before`.
     hidden = cache.hidden if cache.hidden is None else _longer(cache.hidden, 2, slots, kept=1)
-    return cache.replace(k=k, v=v, bias=bias, hidden=hidden)
+    return split(cache.replace(k=k, v=v, bias=bias, hidden=hidden))
 
 
 def _longer(leaf: Array, axis: int, slots: int, kept: int = 0) -> Array:
@@ -307,4 +296,4 @@ def insert_rows(
         return parts.reshape(old.shape)
 
     mixed = jax.tree.map(put, options.replace(eos=None), its_options.replace(eos=None))
-    return place(jax.tree.map(put, state, fresh)), mixed.replace(eos=options.eos)
+    return place(jax.tree.map(put, state, fresh)), whole(mixed.replace(eos=options.eos))

@@ -89,9 +89,6 @@ class Speculator:
     weighting: Weighting
     shares_tower: bool = False
     """The draft reads the target's image features, because the two towers are the same."""
-    gammas: tuple[int, ...] = ()
-    """Tokens that a block may draft, 0 first and `gamma` last, to be chosen from anew for each; of a chain only.
-    Without, every block drafts `gamma`."""
     traces: bool = False
     """Keep where each token came from."""
 
@@ -99,11 +96,6 @@ class Speculator:
     def reads_images(self) -> bool:
         """Whether the draft has a tower of its own to show images to."""
         return any(view.reads_images for view in self.drafter.views) and not self.shares_tower
-
-    @property
-    def plain(self) -> Autoregressive:
-        """The target on its own, which decodes on from where a draft is given up."""
-        return Autoregressive(self.target)
 
     @property
     def spare_slots(self) -> int:
@@ -136,57 +128,20 @@ class Speculator:
         first, weighting = first_token(logits, options), self.weighting.init(weights)
         stats = DecodeStats.zeros(len(first), self.drafter.gamma)
         state = init_state(first, cache, stats, options, new_slots, drafter, weighting)
-        state = state.replace(gamma=batch.gamma)
         return state.replace(trace=init_trace(weights, new_slots)) if self.traces else state
 
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Decode in blocks of one draft and one target pass until every row is done, or the loop is to pause.
-
-        Of chosen lengths, also until the draft is given up: what is left is `plain`'s to decode.
-        """
-        if self.gammas:
-            return self._decode_adaptively(params, state, options, pause)
+        """Decode in blocks of one draft and one target pass until every row is done, or the loop is to pause."""
         return jax.lax.while_loop(
             lambda state: keep_decoding(state, pause),
             lambda state: self.block(params, state, options),
             state,
         )
 
-    def _decode_adaptively(
-        self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None
-    ) -> DecodeState:
-        """Decode in blocks of chosen lengths until plain decoding is expected to be faster; then the draft is given up.
-
-        Once plain, plain to the end: the draft would have to read again all that it has missed.
-        """
-
-        def chosen(state: DecodeState) -> tuple[DecodeState, Array]:
-            assert state.gamma is not None
-            return state, state.gamma.choose(self.gammas, state.done)
-
-        lengths = jnp.asarray(self.gammas)
-        state, choice = jax.lax.while_loop(
-            lambda carry: keep_decoding(carry[0], pause) & (carry[1] > 0),
-            lambda carry: chosen(self.block(params, carry[0], options, lengths[carry[1]])),
-            chosen(state),
-        )
-        assert state.gamma is not None
-        return state.replace(gamma=state.gamma.settle(choice == 0))
-
-    def block(
-        self,
-        params: Params,
-        state: DecodeState,
-        options: Sampling,
-        length: Int[Array, ""] | None = None,
-    ) -> DecodeState:
-        """Run one block for all rows: each accepts as many tokens as its own verdict says.
-
-        Of `length` tokens, 1 to J, the block has J places all the same, and one program serves all lengths: the target
-        reads as many tokens, and what was not drafted does not stand.
-        """
+    def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
+        """Run one block for all rows: each accepts as many tokens as its own verdict says."""
         gamma = self.drafter.gamma
         last = newest(state)
         previous = jnp.take_along_axis(
@@ -197,25 +152,18 @@ class Speculator:
         )
         weights = self.drafter.within_context(state.drafter, weights)
         with jax.named_scope("draft"):
+            recent = jnp.stack([previous, last], axis=1)
             draft, drafter = self.drafter.draft(
-                params,
-                state.drafter,
-                jnp.stack([previous, last], axis=1),
-                state.count,
-                weights,
-                options,
-                length,
+                params, state.drafter, recent, state.count, weights, options
             )
         with jax.named_scope("extend"):
-            fed = jnp.concatenate([last[:, None], jnp.maximum(draft.tokens, 0)], axis=1)
+            fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
             mask = None if draft.tree is None else draft.tree.mask
             logits, cache = self.target.extend(params["target"], fed, state.target, mask)
         with jax.named_scope("verify"):
             verdict = self.judge(logits, draft, state, options)
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
-            if length is not None:
-                valid &= jnp.arange(gamma) < length
             soft, kept = by_place(lambda place: tempered(place, options.temperature))(logits), None
             if verdict.path is not None:  # from here on, the path that stands is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
@@ -229,10 +177,8 @@ class Speculator:
             state = state.replace(
                 target=cache.replace(length=state.target.length), weighting=weighting
             )
-            count, done = state.count, state.done
+            count = state.count
             state, emitted = commit(state, draft.tokens, verdict, options)
-            if state.gamma is not None and length is not None:
-                state = state.replace(gamma=state.gamma.observe(length, verdict.count, done))
             if state.trace is not None:
                 trace = extend_trace(
                     state.trace, count, state.tokens, draft, verdict, weights, valid

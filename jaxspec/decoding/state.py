@@ -12,7 +12,6 @@ import numpy as np
 from flax import struct
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.adaptive_gamma import AdaptiveGamma
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling, draw
@@ -40,8 +39,6 @@ class PromptBatch(struct.PyTreeNode):
     """Tiles for the draft's own tower; None when it reads the target's features, or none."""
     weights: Float[Array, "B R"] | None = None
     """Initial weights of the views."""
-    gamma: AdaptiveGamma | None = None
-    """What the first block's length is chosen by, for programs that choose it."""
     head: HeadRows | None = None
     """What a KV head reads of the target's rows; None without one."""
     past: KVCache | None = None
@@ -103,8 +100,6 @@ class DecodeState(struct.PyTreeNode):
     weighting: Any
     stats: Any
     """`DecodeStats`, or `CollaborationStats` of models that write together."""
-    gamma: AdaptiveGamma | None = None
-    """What programs that choose how many tokens to draft go by."""
     trace: Trace | None = None
     """Where each token came from, in programs that keep it."""
 
@@ -180,13 +175,6 @@ def rewound(after: Any, before: Any) -> Any:
     read."""
     return jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before
-    )
-
-
-def snapshot(state: DecodeState) -> DecodeState:
-    """Return what `rewound` takes of a state, as numpy, so that it outlives a loop that takes the state over."""
-    return jax.tree.map(
-        lambda x: x if jnp.issubdtype(x.dtype, jnp.floating) else np.array(x), state
     )
 
 
@@ -280,8 +268,7 @@ def append(
 def commit(
     state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
 ) -> tuple[DecodeState, Int[Array, " B"]]:
-    """Append what stands of a block to every row that is not done, and count it; see `append`. Of a chain, what was
-    not drafted is -1."""
+    """Append what stands of a block to every row that is not done, and count it; see `append`."""
     live, room = ~state.done, (options.max_new_tokens - state.count)[:, None]
     state, emitted = append(state, drafted, verdict, jnp.where(live, verdict.count + 1, 0), options)
     accepted = jnp.minimum(verdict.count, emitted)[:, None]
@@ -290,9 +277,7 @@ def commit(
     stats = DecodeStats(
         steps=stats.steps + live,
         emitted=stats.emitted + emitted,
-        drafted_at=stats.drafted_at.at[:, :width].add(
-            live[:, None] & (places[:-1] < room) & (drafted >= 0)
-        ),
+        drafted_at=stats.drafted_at.at[:, :width].add(live[:, None] & (places[:-1] < room)),
         accepted_at=stats.accepted_at.at[:, :width].add(places[:-1] < accepted),
         histogram=stats.histogram.at[:, : width + 1].add(live[:, None] & (places == accepted)),
     )

@@ -14,7 +14,6 @@ alone. Before the first block has been verified they are the given initial weigh
 | `inverse_error_softmax` | softmax(1 / (tau E))                                           | TABED's paper: MTCP*      |
 | `hard_match`            | how often the view's likeliest token was the target's          | TABED                     |
 | `adaboost`              | log-odds of the same                                           | TABED                     |
-| `em`                    | one damped EM step for min_w KL(p, sum_r w_r q_r) a place      | here                      |
 
 In text a rule is its name and what differs from its defaults, as `grid:window=16,measure=tvd`: `str` writes it,
 `parse_weighting` reads it.
@@ -32,7 +31,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.decoding.mixtures import TINY, mixture, mixture_costs, simplex_grid, total, view_costs
+from jaxspec.decoding.mixtures import TINY, mixture_costs, simplex_grid, view_costs
 from jaxspec.errors import InputError, nearest
 from jaxspec.typing import Array, Bool, Float, Int
 
@@ -46,10 +45,10 @@ LARGEST = 1e6
 """The largest of a rule's numbers, and the inverse of the least: of others float32 would make weights that are none."""
 
 RANGES = {
-    **{"window": (1, LARGEST), "steps": (1, LARGEST), "tau": (0, LARGEST)},
-    **{"rate": (0, 1), "constant": (-LARGEST, LARGEST)},
+    **{"window": (1, LARGEST), "steps": (1, LARGEST)},
+    **{"tau": (0, LARGEST), "constant": (-LARGEST, LARGEST)},
 }
-"""Least and largest values of fields. At rates over 1 an EM step could make weights negative."""
+"""Least and largest values of fields."""
 
 ALL = "all"
 """How None is written in text."""
@@ -355,30 +354,6 @@ class AdaBoost(HardMatch):
         return _normalised(jnp.maximum(value, 0), initial)
 
 
-@dataclass(frozen=True)
-class Em(Adaptive):
-    """EM for min_w sum KL(p, sum_r w_r q_r), one damped step a place: w_r times 1 + rate * (E_p[q_r / q_w] - 1).
-
-    KL is convex in w, so the steps lead to the best mixture without a grid (Helmbold et al. 1997, EM_eta: rate 1 is
-    EM itself, which jumps to what explains the last place; smaller rates average over about 1/rate places).
-    """
-
-    rate: float = 0.3
-
-    name = "em"
-
-    def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
-        mixed = jnp.maximum(mixture(view_probs, weights.T[..., None, None]), TINY)
-        # E_p[q_r / q_w]: minus the gradient of KL(p || q_w) in w. Times w_r, the share of p that view r explains.
-        explained = jnp.moveaxis(total(p / mixed * view_probs), 0, -1)
-        return jnp.log(jnp.maximum(1 + self.rate * (explained - 1), TINY))[:, :, None]
-
-    def choose(
-        self, scores: Array, places: Array, initial: Array, vocabulary: int
-    ) -> Float[Array, "B R"]:
-        return jax.nn.softmax(jnp.log(initial) + scores[:, 0], axis=-1)
-
-
 RULES: dict[str, type[Weighting]] = {
     rule.name: rule
     for rule in (
@@ -389,7 +364,6 @@ RULES: dict[str, type[Weighting]] = {
         InverseErrorSoftmax,
         HardMatch,
         AdaBoost,
-        Em,
     )
 }
 
@@ -408,7 +382,7 @@ grid, by that inverse KL and by inverse L1 (`inverse_error_power:measure=tvd`); 
 
 
 def parse_weighting(text: str) -> Weighting:
-    """Return the rule that a text names: `em`, `grid:window=16,measure=tvd`, or a preset such as `mt-paper`.
+    """Return the rule that a text names: `adaboost`, `grid:window=16,measure=tvd`, or a preset such as `mt-paper`.
 
     Raises InputError for an unknown name, field or value, with the nearest one.
     """

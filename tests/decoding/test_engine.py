@@ -22,8 +22,6 @@ from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.decoding import compile_cache, running
-from jaxspec.decoding import engine as engine_module
-from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.speculative import Speculator
@@ -90,7 +88,7 @@ def test_a_seed_draws_the_same_tokens_in_any_company(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        replace(CONFIG, refill=True, weighting="em:window=3", trace=True),
+        replace(CONFIG, refill=True, weighting="inverse_error_power:window=3", trace=True),
         replace(CONFIG, refill=True, batch_size=2, tree="2:5"),
         None,
     ],
@@ -123,26 +121,6 @@ def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeyp
     engine = Engine(target, config=replace(CONFIG, refill=True, batch_size=4))
     engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
     assert decodes.count(running.run_decode) == 2
-
-
-def test_chosen_lengths_start_out_with_what_earlier_answers_accepted(
-    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Given costs at which every block drafts one token; they are measured once."""
-    measured, earlier = [], []
-    costs = np.asarray([1.0, 1.0] + [9.0] * 3)
-    monkeypatch.setattr(engine_module, "measure_costs", lambda lengths, run: measured.append(lengths) or costs)
-    monkeypatch.setattr(engine_module, "init_gamma", lambda *given: earlier.extend(given[2:]) or init_gamma(*given))
-    engine = Engine(target, draft, replace(CONFIG, adaptive_gamma=True))
-    requests = [request_of(engine, words, images=1) for words in WORDS[:3]]
-    stats = [result.stats for result in engine.generate(requests)]
-    assert outputs(engine.generate(requests)) == outputs(Engine(target).generate(requests))
-    assert measured == [(0, 1, 2, 3, 5)]
-    before, after = earlier
-    assert not before.any()
-    accepted, blocks = (sum(counts) for counts in zip(*((s.accepted_at.sum(), s.steps) for s in stats)))
-    assert 0 < after[0] <= accepted
-    assert after[0] < after[1] <= blocks
 
 
 def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> None:

@@ -109,7 +109,7 @@ def test_speculation_writes_the_targets_tokens(views: tuple[str, ...], gamma: in
 
 @pytest.mark.parametrize(
     "weighting",
-    ["mt-release", "grid:window=4", "mtcp-release", "em", "adaboost:constant=0", "random"],
+    ["mt-release", "grid:window=4", "mtcp-release", "inverse_error_power", "adaboost:constant=0", "random"],
 )
 def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
@@ -156,7 +156,7 @@ def test_rows_stop_at_eos_inside_a_block(gamma: int) -> None:
     assert cut_inside > 2, "no accepted draft was an EOS"
 
 
-@pytest.mark.parametrize("weighting", ["static", "em:window=4", "random"])
+@pytest.mark.parametrize("weighting", ["static", "inverse_error_power:window=4", "random"])
 def test_a_row_of_a_batch_is_the_row_alone(weighting: str) -> None:
     """Tokens and statistics, greedy and sampled rows side by side, with the same key and padding."""
     options = tiny.sampling(

@@ -17,7 +17,7 @@ from jaxspec.models import LanguageModel
 from tests import tiny
 
 CONFIG = EngineConfig(("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,))
-CHAIN = replace(CONFIG, weighting="em:window=3", trace=True)
+CHAIN = replace(CONFIG, weighting="inverse_error_power:window=3", trace=True)
 LENGTHS = (20, 3, 9, 14)
 
 

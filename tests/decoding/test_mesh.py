@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from eval.lib.hlo import ProgramText
 from eval.lib.timing import time_passes
-from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
 from jaxspec.decoding import running
 from jaxspec.decoding.compile_cache import executable
@@ -49,6 +49,34 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
     state = engine.prefill(asked)
     assert state.target.k[0].addressable_shards[0].data.shape[:2] == (1, 1)  # of two rows and heads
     assert vars(time_passes(engine, asked, repeats=1)).keys() == {"draft_ms", "target_ms", "verify_ms"}
+
+
+DATA_PARALLEL = {
+    "chain": EngineConfig(views=("M", "T"), gamma=3, batch_size=2),
+    "refill": EngineConfig(views=("M", "T"), gamma=3, batch_size=2, refill=True, weighting="mt-paper", trace=True),
+    "together": CollaborationConfig(gammas=(2, 1), batch_size=2, refill=True),
+}
+
+
+@pytest.mark.parametrize("name", DATA_PARALLEL)
+def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name):
+    """Rows are refilled, caches grow and answers are streamed: the state has the shardings that loops compile for."""
+    config, runs = DATA_PARALLEL[name], []
+    draft = LoadedModel.load(pair[1])
+    monkeypatch.setattr(running, "FIRST", 8)
+    for mesh in (None, make_mesh(data=2)):
+        target = LoadedModel.load(pair[0], mesh=mesh)
+        if isinstance(config, CollaborationConfig):
+            engine = Engine([target, LoadedModel.load(pair[1], mesh=mesh)], config=config)
+        else:
+            engine = Engine(target, draft, config)
+        texts = ["Hi", "What is this?", "Tell me", "a", "Say it"]
+        asked = [Request(text, new, float(i == 1)) for i, (text, new) in enumerate(zip(texts, [20, 7, 24, 3, 15]))]
+        found = engine.generate(asked)
+        *_, streamed = engine.stream(asked[2])
+        drawn = engine.samples(asked[1], 2)
+        runs.append([result.tokens for result in (*found, streamed, *drawn)])
+    assert runs[0] == runs[1]
 
 
 def test_a_kv_head_is_split_as_its_target_is(pair):

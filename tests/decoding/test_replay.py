@@ -80,7 +80,7 @@ def test_what_needs_probabilities_is_refused(
     unknown = replace(requests[0], prompt=replace(requests[0].prompt, turn=2))
     with pytest.raises(InputError, match="no answer of turn 2 to sample 's0'"):
         engine.generate([unknown])
-    for rule in ("grid", "inverse_error_power:measure=tvd", "mt-release", "em"):
+    for rule in ("grid", "inverse_error_power:measure=tvd", "mt-release", "inverse_error_power"):
         with pytest.raises(InputError, match="learns from probabilities"):
             RecordedEngine(recorded, draft, replace(CONFIG, weighting=rule))
 

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.decoding import speculative
-from jaxspec.decoding.adaptive_gamma import init_gamma
 from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
@@ -63,14 +62,12 @@ def drawn(
     weights: tuple[float, ...] = (0.5, 0.25, 0.25),
     tree: str | None = None,
     views: tuple[str, ...] = VIEWS,
-    costs: tuple[float, ...] = (),
     few_words: bool = False,
     **options: Any,
 ) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop.
 
-    With the costs of blocks of 0 to gamma tokens, their lengths are chosen; with `few_words` draft and head score
-    different tokens each.
+    With `few_words` draft and head score different tokens each.
     """
     head, draft, own = HEAD if "kv" in views else None, TARGET, DRAFT
     if few_words:
@@ -81,9 +78,6 @@ def drawn(
     params = {"target": PARAMS, "drafter": own, "head": HEAD_PARAMS}
     if gamma:
         program = speculator(TARGET, draft, views, gamma, weighting, tree, head=head)
-    if costs:
-        program = replace(program, gammas=tuple(range(gamma + 1)))
-        batch = batch.replace(gamma=init_gamma(np.asarray(costs), ROWS))
 
     counts, blocks = np.zeros([VOCABULARY] * LENGTH), np.zeros(gamma + 1)
     for seed in range(ROUNDS):
@@ -105,20 +99,27 @@ CASES = [
     pytest.param(3, {"temperature": 1.0}, id="plain"),
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
     pytest.param(1, {"temperature": 1.0, "weighting": "mt-release"}, id="grid"),
-    pytest.param(1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "em:rate=1"}, id="em-filtered"),
+    pytest.param(
+        1, {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "weighting": "inverse_error_power"}, id="learned, filtered"
+    ),
     pytest.param(1, {"temperature": 1.0, "weighting": "random"}, id="random"),
     pytest.param(
         1,
-        {"temperature": 0.7, "top_p": 0.8, "top_k": 4, "tree": "3", "weighting": "em:rate=1", "few_words": True},
+        {
+            "temperature": 0.7,
+            "top_p": 0.8,
+            "top_k": 4,
+            "tree": "3",
+            "weighting": "inverse_error_power",
+            "few_words": True,
+        },
         id="tree, few words",
     ),
     pytest.param(2, {"temperature": 1.0, "top_p": 0.9, "tree": "dynamic:2:5"}, id="dynamic tree"),
-    pytest.param(2, {"temperature": 1.0, "costs": (1.0, 1.5, 2.13)}, id="adaptive"),
-    pytest.param(2, {"temperature": 0.7, "costs": (1.0, 1.885, 2.7)}, id="adaptive, given up after a block"),
     pytest.param(3, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,)}, id="KV head"),
     pytest.param(
         1,
-        {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "em:rate=1", "few_words": True},
+        {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "inverse_error_power", "few_words": True},
         id="mixed KV head, few words",
     ),
 ]

@@ -55,7 +55,7 @@ def test_every_token_is_accounted_for(tree):
 
 def test_a_view_that_is_dropped_has_no_weight() -> None:
     """M has no room for a block, and T has: the trace tells the weights that were drafted with."""
-    program = speculator(TARGET, TARGET, ("M", "T"), 3, "em", context="drop_view")
+    program = speculator(TARGET, TARGET, ("M", "T"), 3, "inverse_error_power", context="drop_view")
     program = replace(program, traces=True)
     batch = prompts([4, 6, 5], [1, 1, 1], ("M", "T"), image=IMAGE)
     params, options = {"target": PARAMS, "drafter": DRAFT}, sampling(3, new=NEW, eos=(-1,))

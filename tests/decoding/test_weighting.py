@@ -36,8 +36,6 @@ RULE_CASES: dict[str, Any] = {
     "adaboost": reference.adaboost(),
     "adaboost:constant=0": reference.adaboost(0.0),
     "adaboost:constant=0.1": reference.adaboost(0.1),
-    "em": reference.em_step(),
-    "em:rate=1": reference.em_step(1.0),
 }
 ADAPTIVE = [text for text in RULE_CASES if text != "static"]
 
@@ -82,7 +80,11 @@ def initial_weights(rng: np.random.Generator, views: int) -> np.ndarray:
 CASES = [
     *((text, "all", 2) for text in ADAPTIVE),
     *((text, "4", 3) for text in ADAPTIVE),
-    *((text, window, 2) for text in ("grid:measure=matches_kl", "em", "adaboost") for window in ("1", "2", "16")),
+    *(
+        (text, window, 2)
+        for text in ("grid:measure=matches_kl", "hard_match", "adaboost")
+        for window in ("1", "2", "16")
+    ),
 ]
 
 
@@ -93,8 +95,7 @@ def test_rules_equal_the_reference(text: str, window: str, views: int) -> None:
     assert isinstance(rule, Adaptive)
     rule = replace(rule, window=None if window == "all" else int(window))
     blocks, initial = history(rng, views), initial_weights(rng, views)
-    stepwise = text.startswith("em")
-    rows = [reference.Reference(RULE_CASES[text], w, rule.window, stepwise) for w in initial]
+    rows = [reference.Reference(RULE_CASES[text], w, rule.window) for w in initial]
     found = weights_after(rule, initial, blocks)
     np.testing.assert_allclose(found[0], initial, rtol=1e-6)
     for (p, q, valid), ours in zip(blocks, found[1:]):
@@ -114,7 +115,7 @@ def perturbed(blocks: list[tuple[np.ndarray, ...]], rng: np.random.Generator, ro
     return out
 
 
-@pytest.mark.parametrize("text", ["grid:window=4", "inverse_error_power", "hard_match", "adaboost", "em:window=4"])
+@pytest.mark.parametrize("text", ["grid:window=4", "inverse_error_power", "hard_match", "adaboost"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**31), row=st.integers(0, B - 1))
 def test_weights_lie_on_the_simplex_follow_their_views_and_know_their_own_row_only(
@@ -137,7 +138,7 @@ def test_weights_lie_on_the_simplex_follow_their_views_and_know_their_own_row_on
         np.testing.assert_array_equal(here[row], there[row])
 
 
-@pytest.mark.parametrize("text", ["grid:measure=matches_tvd", "em"])
+@pytest.mark.parametrize("text", ["grid:measure=matches_tvd", "hard_match"])
 def test_a_window_longer_than_the_history_is_all_of_it(text: str) -> None:
     rng, rule = np.random.default_rng(1), parse_weighting(text)
     assert isinstance(rule, Adaptive)
@@ -148,9 +149,7 @@ def test_a_window_longer_than_the_history_is_all_of_it(text: str) -> None:
         np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "text", ["grid", "grid:measure=matches_tvd", "inverse_error_power", "inverse_error_softmax", "em"]
-)
+@pytest.mark.parametrize("text", ["grid", "grid:measure=matches_tvd", "inverse_error_power", "inverse_error_softmax"])
 def test_a_perfect_view_ends_with_all_the_weight(text: str) -> None:
     rng = np.random.default_rng(2)
     blocks = [(p, np.stack([q[0], p, q[1]]), valid | True) for p, q, valid in history(rng, 2, 60)]
@@ -167,7 +166,7 @@ def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str)
     q[0, ..., 3] = 1
     q[1, ..., 3:5] = 0.5
     q[1, :, 0, 2:5] = 0.5, 0.5, 0
-    row = reference.Reference(RULE_CASES[text], np.full(2, 0.5), None, text.startswith("em"))
+    row = reference.Reference(RULE_CASES[text], np.full(2, 0.5), None)
     _, *found = weights_after(parse_weighting(text), np.full((B, 2), 0.5), [(p, q, np.ones((B, J), bool))] * 3)
     for weights in found:
         row.observe(p[0].astype(np.float64), np.moveaxis(q, 0, 2)[0].astype(np.float64))
@@ -214,7 +213,7 @@ def test_text_forms() -> None:
     assert str(parse_weighting("mt-release")) == "grid:measure=matches_kl"
     assert str(parse_weighting("mtcp-paper")) == "inverse_error_softmax"
     assert str(parse_weighting("adaboost:window=all,constant=2")) == "adaboost:constant=2"
-    assert str(parse_weighting("em:window=16,rate=0.25")) == "em:window=16,rate=0.25"
+    assert str(parse_weighting("adaboost:window=16,constant=0.25")) == "adaboost:window=16,constant=0.25"
 
 
 @pytest.mark.parametrize(
@@ -229,8 +228,7 @@ def test_text_forms() -> None:
         ("grid:window=0", "window 0; give 1 or more"),
         ("grid:window=many", "window 'many'; give a number or all"),
         ("grid:steps", "steps ''; give a number"),
-        ("em:rate=2", "rate 2; give from 0 to 1"),
-        ("em:rate=nan", "rate nan; give from 0 to 1"),
+        ("adaboost:constant=nan", "constant nan; give "),
         ("inverse_error_power:tau=-1", "tau -1; give 0 or more"),
         ("random:draw=even", "draw 'even' is unknown; use one of dirichlet, uniform"),
     ],
@@ -252,4 +250,4 @@ def test_state_is_small_and_holds_no_distributions() -> None:
     assert size("grid:measure=kl", 4) == overhead[4] + 286
     assert size("mt-release", 2) == overhead[2] + 2 * 11
     assert size("mt-release", 2) < size("grid:measure=matches_kl,window=16", 2) == overhead[2] + 16 * 2 * 11
-    assert size("em", 4) == overhead[4] + 4
+    assert size("hard_match", 4) == overhead[4] + 4

@@ -54,8 +54,8 @@ def following(prompt: PromptRows, b: int, answer: np.ndarray, params: Params) ->
 
 @pytest.mark.parametrize(
     ("text", "rule", "window"),
-    [("mt-paper", reference.grid(), None), ("em:window=4", reference.em_step(), 4)],
-    ids=["grid", "em"],
+    [("mt-paper", reference.grid(), None), ("inverse_error_power:window=4", reference.inverse_error_power(), 4)],
+    ids=["grid", "inverse errors"],
 )
 def test_the_loop_shows_what_was_verified(text: str, rule: object, window: int | None) -> None:
     spec = tiny.speculator(TARGET, TARGET, ("M", "T"), GAMMA, text)
@@ -73,7 +73,7 @@ def test_the_loop_shows_what_was_verified(text: str, rule: object, window: int |
     for b in range(B):
         p = following(BATCH.target, b, answers[b], TARGET_PARAMS)
         q = np.stack([following(view, b, answers[b], DRAFT_PARAMS) for view in BATCH.views], axis=1)
-        row = reference.Reference(rule, np.asarray([0.3, 0.7]), window, stepwise=text.startswith("em"))
+        row = reference.Reference(rule, np.asarray([0.3, 0.7]), window)
         for before, after, n, ours in zip(counts, counts[1:], np.diff(accepted, axis=0)[:, b], weights):
             fresh = int(after[b] - before[b])
             if int(after[b]) == OPTIONS.max_new_tokens[b]:

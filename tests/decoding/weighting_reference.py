@@ -107,40 +107,18 @@ def adaboost(constant: float = 1.0) -> Callable[..., np.ndarray]:
     return weights
 
 
-Stepwise = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""Log of the factor that one place with (p [V], q [R, V]) puts on the weights w that its block was drafted with."""
-
-
-def em_step(rate: float = 0.3) -> Stepwise:
-    def step(p: np.ndarray, q: np.ndarray, w: np.ndarray) -> np.ndarray:
-        explained = (p * q / np.maximum(w @ q, TINY)).sum(-1)
-        return log(1 + rate * (explained - 1))
-
-    return step
-
-
 class Reference:
     """A request's history under one rule; `observe` takes a block's verified places."""
 
-    def __init__(self, rule: Callable[..., np.ndarray], initial: np.ndarray, window: int | None, stepwise: bool):
-        self.rule, self.initial, self.window, self.stepwise = rule, initial, window, stepwise
+    def __init__(self, rule: Callable[..., np.ndarray], initial: np.ndarray, window: int | None):
+        self.rule, self.initial, self.window = rule, initial, window
         self.weights = initial
         self.p: list[np.ndarray] = []
         self.q: list[np.ndarray] = []
-        self.steps: list[np.ndarray] = []
 
     def observe(self, p: np.ndarray, q: np.ndarray) -> None:
-        for pt, qt in zip(p, q):
-            self.p.append(pt)
-            self.q.append(qt)
-            if self.stepwise:
-                self.steps.append(self.rule(pt, qt, self.weights))
-        if not self.p:
-            return
-        last = slice(-(self.window or len(self.p)), None)
-        if self.stepwise:
-            power = np.log(self.initial) + np.sum(self.steps[last], axis=0)
-            self.weights = np.exp(power - power.max())
-            self.weights /= self.weights.sum()
-        else:
+        self.p.extend(p)
+        self.q.extend(q)
+        if self.p:
+            last = slice(-(self.window or len(self.p)), None)
             self.weights = self.rule(np.asarray(self.p[last]), np.asarray(self.q[last]), self.initial)

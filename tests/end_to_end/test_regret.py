@@ -22,7 +22,7 @@ def test_regret_of_each_rule_and_window(tmp_path: Path, monkeypatch: pytest.Monk
     params = tiny.random_params(config)
     target = tiny.save(tmp_path / "target", config, params)
     draft = tiny.save(tmp_path / "draft", config, tiny.noisy(params, 0.1))
-    rows = tuple(Variant(rule, ("M", "T"), weighting=rule) for rule in ("static", "em", "em:window=4"))
+    rows = tuple(Variant(rule, ("M", "T"), weighting=rule) for rule in ("static", "hard_match", "hard_match:window=4"))
     preset = EvalConfig(
         target=str(target), draft=str(draft), rows=rows, sets=("facts",), turns=(1,), limit=2, gamma=2,
         max_new_tokens=8, batch_size=2,
@@ -30,11 +30,11 @@ def test_regret_of_each_rule_and_window(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
     block_efficiency.main(f"tiny --out {tmp_path / 'out'} --regret".split())
     measured, replayed = np.array_split(json.loads((tmp_path / "out/results.json").read_text())["rows"], 2)
-    assert [row["weighting"] for row in replayed] == ["static", "em", "em:window=4"]
+    assert [row["weighting"] for row in replayed] == ["static", "hard_match", "hard_match:window=4"]
     for one, other in zip(measured, replayed, strict=True):
         assert one["mean_acceptance_length"] == other["mean_acceptance_length"]
         assert other["samples"] == 2
-    assert "| em:window=4 | 1 |" in (tmp_path / "out/table.md").read_text()
+    assert "| hard_match:window=4 | 1 |" in (tmp_path / "out/table.md").read_text()
 
 
 def test_rows_that_mix_nothing_are_refused() -> None:

@@ -90,10 +90,10 @@ def test_a_message_in_three_fusions_is_one() -> None:
 
 def test_of_two_loops_that_which_drafts_is_the_block() -> None:
     plain = "".join(f"  %fusion.{i} = f32[4] fusion(%p), calls=%g\n" for i in range(20))
-    adaptive = TEXT.replace("ENTRY", f"%plain (p: f32[4]) -> f32[4] {{\n{plain}}}\n\nENTRY")
+    two = TEXT.replace("ENTRY", f"%plain (p: f32[4]) -> f32[4] {{\n{plain}}}\n\nENTRY")
     loop = "  %while.3 = f32[4] while(%p), condition=%forever, body=%plain\n"
-    adaptive = adaptive.replace("  ROOT %copy.4", f"{loop}  ROOT %copy.4")
-    assert ProgramText(adaptive).block() == ProgramText(TEXT).block()
+    two = two.replace("  ROOT %copy.4", f"{loop}  ROOT %copy.4")
+    assert ProgramText(two).block() == ProgramText(TEXT).block()
 
 
 def test_copies_around_the_loop_are_of_main_memory() -> None:

@@ -44,7 +44,7 @@ def test_nothing_drafted_gives_no_rate():
 
 
 def test_a_record_says_how_its_blocks_were_drafted():
-    chain, tree = (block_fields(SimpleNamespace(gamma=5, tree=text, adaptive_gamma=False)) for text in (None, "2:32"))
+    chain, tree = (block_fields(SimpleNamespace(gamma=5, tree=text)) for text in (None, "2:32"))
     assert chain == {"drafter": "chain", "gamma": 5, "tree": None, "tree_width": 1, "tree_nodes": 5}
     assert tree == {"drafter": "tree", "gamma": 5, "tree": "2:32", "tree_width": 2, "tree_nodes": 32}
 

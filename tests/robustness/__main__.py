@@ -119,7 +119,6 @@ def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prom
         "with a KV head": lambda row: "kv" in (row["views"] or ()),
         "chains": lambda row: row["kind"] == "draft" and row["tree"] is None,
         "trees": lambda row: bool(row.get("tree")),
-        "adaptive lengths": lambda row: row.get("adaptive_gamma"),
         "refill": lambda row: row.get("refill"),
         "weights that learn": lambda row: row.get("weighting", "static") not in ("static", "random"),
         "on 2 devices": lambda row: row["devices"] == 2,

@@ -64,18 +64,16 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
         )
         return Setting(EngineConfig(), together=together)
     views = tuple(sorted(rng.choice(VIEWS, rng.integers(1, 5), replace=False), key=VIEWS.index))
-    adaptive = chance(0.15)
     weights = tuple(rng.dirichlet(np.ones(len(views))).tolist()) if chance(0.3) else None
     config = EngineConfig(
         views=tuple(map(str, views)),
         weights=weights,
         weighting=one(("static", *PRESETS, *RULES)),
         gamma=int(rng.integers(1, 8)),
-        tree=None if adaptive or chance(0.6) else one(TREES),
-        adaptive_gamma=adaptive,
+        tree=None if chance(0.6) else one(TREES),
         context=one(("extrapolate", "drop_view")),
         batch_size=batch,
-        refill=not adaptive and chance(0.2),
+        refill=chance(0.2),
         trace=chance(0.2),
         **sizes,
     )

@@ -130,8 +130,7 @@ def _run_plain(model: LanguageModel, params: Params, batch: PromptBatch, options
 
 @partial(jax.jit, static_argnums=(0, 4), compiler_options=QUICK)
 def run_speculative(spec: Speculator, params: Params, batch: PromptBatch, options: Sampling, new: int) -> DecodeState:
-    state = spec.decode(params, spec.prefill(params, batch, options, new), options)
-    return spec.plain.decode(params, state, options) if spec.gammas else state
+    return spec.decode(params, spec.prefill(params, batch, options, new), options)
 
 
 def outputs(state: DecodeState) -> list[list[int]]:
