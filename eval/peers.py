@@ -230,7 +230,8 @@ def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
     for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{acceptance}")):
         model = synthetic_model(name, jnp.dtype("float32"))
         told = {"tokenizer": model.tokenizer, "image_processor": model.image_processor}
-        huggingface.save(path, model.config, model.params, **told, overwrite=True)
+        options = huggingface.SaveOptions(overwrite=True)
+        huggingface.save(path, model.config, model.params, options, **told)
     return paths
 
 

@@ -139,10 +139,9 @@ def main(args: Sequence[str] | None = None) -> Path:
             out,
             draft.config,
             draft.params,
+            huggingface.SaveOptions(dtype=dtype, overwrite=True),
             tokenizer=draft.tokenizer,
             image_processor=draft.image_processor,
-            dtype=dtype,
-            overwrite=True,
         )
     if jax.process_index() == 0:
         write()

@@ -93,9 +93,8 @@ def train(stage: TextStage, data: Path, directory: Path) -> None:
             directory / "hf",
             stage.model,
             params,
+            huggingface.SaveOptions(dtype=bfloat16, overwrite=True),
             tokenizer=encoder.tokenizer,
-            dtype=bfloat16,
-            overwrite=True,
         )
         print(f"wrote {directory / 'hf'}")
 

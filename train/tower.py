@@ -130,9 +130,9 @@ def main(
             out,
             TARGET,
             params,
+            huggingface.SaveOptions(overwrite=True),
             tokenizer=make_tokenizer(),
             image_processor=image_processor(),
-            overwrite=True,
         )
         print(f"wrote {out}")
 

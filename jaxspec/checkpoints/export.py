@@ -1,4 +1,4 @@
-"""From any checkpoint that this library loads to a Hugging Face directory: other dtypes, vocabularies, parts."""
+"""Exports: any checkpoint that this library reads, rewritten with another dtype, vocabulary or part of the model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
-from jaxspec.checkpoints.huggingface import load, save
+from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.checkpoints.locating import locate
-from jaxspec.checkpoints.model_card import model_name, write_head_card, write_model_card
+from jaxspec.checkpoints.model_card import (
+    Exported,
+    model_name,
+    write_head_card,
+    write_model_card,
+)
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
@@ -38,132 +43,135 @@ def export(
     source: str | Path,
     destination: str | Path,
     *,
-    dtype: jnp.dtype | None = None,
-    max_shard_bytes: int = 5 << 30,
     target: Target | None = None,
     text_only: bool = False,
     draft_vocabulary: int | None = None,
-    overwrite: bool = False,
+    options: SaveOptions | None = None,
 ) -> ModelConfig | KVHeadConfig:
-    """Write a checkpoint anew, with what lies beside it, for transformers 4.57 and 5; return its configuration.
+    """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
-    Tokeniser, processor, chat template and generation settings are written along, and so is a model card. Entries of
-    config.json that this library does not read are kept. A KV head becomes one file, for this library alone.
+    Tokeniser, processor, chat template, generation settings and a model card are written too. Entries of config.json
+    that this library does not read are kept. A KV head is written for this library alone.
 
     Args:
-      target: pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
-      text_only: of an LVLM, the decoder alone, as a language model of its own.
-      draft_vocabulary: keep so many tokens of a draft's vocabulary, its first, for this library alone; by default a
-        KV head keeps all, and any other draft is `widened`, as transformers reads nothing else.
-      overwrite: replace a checkpoint that is there, as `save` does.
+      target: Pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
+      text_only: Write the decoder of an LVLM alone, as a language model of its own.
+      draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this library alone; by
+        default a KV head keeps all, and any other draft is `widened`, the only form that transformers reads.
+      options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
 
     Raises:
-      InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger than the target's; or
-        the text of a text model.
+      InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger than the target's;
+        or `text_only` for a text model.
     """
-    path = locate(source)
-    check_destination(destination, overwrite, path)
+    path, options = locate(source), options or SaveOptions()
+    check_destination(destination, options.overwrite, path)
     if is_kv_head(path):
         if target is not None or text_only:
             raise InputError(
-                f"{path}: a KV head, which has neither words nor towers; leave vocab-of and text-only out"
+                f"{path}: a KV head has no vocabulary or tower of its own; "
+                "leave vocab-of and text-only out"
             )
-        return _export_head(path, destination, dtype, draft_vocabulary, overwrite)
+        return _export_head(path, destination, draft_vocabulary, options)
     found = load(path)
-    config, params, raw = found.config, found.params, read_raw_config(found.path)
+    model = Exported(path, found.config, found.params)
+    raw = read_raw_config(path)
     if text_only:
-        if not LanguageModel(config).has_vision:
-            raise InputError(
-                f"{found.path}: {config.model_type!r} is a text model already; leave text-only out"
-            )
-        config, params, raw = text_config(config), text_params(config, params), _text_entries(raw)
-        config = replace(
-            config,
-            **{key: raw[key] for key in _TOKEN_IDS if getattr(config, key) is None and key in raw},
-        )
-    words = text_config(config).draft_vocabulary
+        model, raw = _text_model(model, raw)
+    words = text_config(model.config).draft_vocabulary
     kept = _first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
-    config, params = widened(config, params)
+    model = _with(model, *widened(model.config, model.params))
     if target is not None:
-        config, params = pad_vocabulary(config, params, target.vocab_size)
+        model = _for_target(model, target)
     if kept:
-        config, params = narrowed(config, params, kept)
-    settings = found.path / "generation_config.json"
-    # Without EOS there no token ends an answer, whatever config.json says.
-    generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
-
-    encoder, add_bos = None, False
-    if has_tokenizer(found.path):
-        encoder = PromptEncoder.of(config, load_tokenizer(found.path))
-        add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
-        encoder.tokenizer.chat_template = encoder.chat_templates()
-
-    def write_more(path: Path) -> None:
-        copy_processors(found.path, path, config, encoder and encoder.tokenizer, add_bos)
-        write_model_card(
-            path,
-            config,
-            params,
-            name=model_name(destination),
-            source=found.path,
-            target=target and target.name,
-            added=text_config(config).vocab_size - text_config(found.config).vocab_size,
-            scored=len(kept or words),
-            encoder=encoder,
-            generation=generation,
-        )
-
-    save(
-        destination,
-        config,
-        params,
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
-        generation={
-            key: value for key, value in generation.items() if key != "transformers_version"
-        },
-        extra=raw,
-        write_more=write_more,
-        overwrite=overwrite,
-    )
-    return config
+        model = _with(model, *narrowed(model.config, model.params, kept))
+    model = replace(model, scored=len(kept or words))
+    _write(model, destination, replace(options, extra=raw))
+    return model.config
 
 
 def _export_head(
-    source: Path,
-    destination: str | Path,
-    dtype: jnp.dtype | None,
-    draft_vocabulary: int | None,
-    overwrite: bool,
+    source: Path, destination: str | Path, draft_vocabulary: int | None, options: SaveOptions
 ) -> KVHeadConfig:
     config, params = load_kv_head(source)
     if draft_vocabulary is not None:
         text = config.text_config
         words = _first_words(source, text.draft_vocabulary, draft_vocabulary)
         config = replace(config, text_config=replace(text, draft_vocabulary=words))
-    name = model_name(destination)
+    save_kv_head(
+        destination,
+        config,
+        params,
+        options.dtype,
+        write_more=lambda path: write_head_card(
+            path, config, params, model_name(destination), source
+        ),
+        overwrite=options.overwrite,
+    )
+    return config
+
+
+def _text_model(model: Exported, raw: dict[str, Any]) -> tuple[Exported, dict[str, Any]]:
+    """Return an LVLM's decoder as a model of its own, and its part of config.json."""
+    if not LanguageModel(model.config).has_vision:
+        kind = model.config.model_type
+        raise InputError(f"{model.source}: {kind!r} is a text model already; leave text-only out")
+    config, raw = text_config(model.config), _text_entries(raw)
+    missing = [key for key in _TOKEN_IDS if getattr(config, key) is None and key in raw]
+    config = replace(config, **{key: raw[key] for key in missing})
+    return _with(model, config, text_params(model.config, model.params)), raw
+
+
+def _for_target(model: Exported, target: Target) -> Exported:
+    """Return the model with the target's vocabulary size."""
+    added = target.vocab_size - text_config(model.config).vocab_size
+    padded = _with(model, *pad_vocabulary(model.config, model.params, target.vocab_size))
+    return replace(padded, target=target.name, added=added)
+
+
+def _with(model: Exported, config: ModelConfig, params: Params) -> Exported:
+    return replace(model, config=config, params=params)
+
+
+def _write(model: Exported, destination: str | Path, options: SaveOptions) -> None:
+    """Write the model with its tokeniser, processors, generation settings and card."""
+    source, encoder, add_bos = model.source, None, False
+    settings = source / "generation_config.json"
+    # A generation_config.json without EOS means that no token ends an answer, whatever config.json says.
+    generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
+    generation.pop("transformers_version", None)
+    if has_tokenizer(source):
+        encoder = PromptEncoder.of(model.config, load_tokenizer(source))
+        add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
+        encoder.tokenizer.chat_template = encoder.chat_templates()
 
     def write_more(path: Path) -> None:
-        write_head_card(path, config, params, name, source)
+        copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)
+        write_model_card(path, model_name(destination), model, encoder, generation)
 
-    save_kv_head(destination, config, params, dtype, write_more=write_more, overwrite=overwrite)
-    return config
+    save(
+        destination,
+        model.config,
+        model.params,
+        replace(options, generation=generation),
+        write_more=write_more,
+    )
 
 
 def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, ...]:
     if not 0 < count <= len(words):
         raise InputError(
-            f"{path}: a draft vocabulary of {len(words)} tokens, and {count} are asked for; give fewer"
+            f"{path}: a draft vocabulary of {len(words)} tokens, not {count}; give fewer"
         )
     return words[:count]
 
 
 def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:
-    """Add rows to the embedding, and columns to the head, that are the means of those there.
+    """Add rows to the embedding, and columns to the head, that are the mean of the existing ones.
 
-    The logit of an added token is then the mean of the model's logits. It never exceeds their maximum, so that, but
-    for rounding, no added token is ever the argmax; and a prompt that holds one reads an embedding of usual size.
-    Zeros would make it the argmax wherever all logits are negative, and no finite bias-free column makes it -inf.
+    The logit of an added token is then the mean of the model's logits. It never exceeds their maximum, so, but for
+    rounding, no added token is ever the argmax; and a prompt that holds one reads an embedding of usual size.
+    Zeros would be the argmax wherever all logits are negative, and no finite bias-free column gives -inf.
     """
     text = text_config(config)
     if size < text.vocab_size:
@@ -178,7 +186,7 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
 
 
 def with_words(params: Params, words: int) -> Params:
-    """Return parameters with so many embeddings and output columns: the first ones, then the mean of all there were."""
+    """Return parameters with this many embeddings and output columns: the first ones, then copies of the mean."""
 
     def resized(path: Any, leaf: Array) -> Array:
         keys = tuple(key.key for key in path[-2:])
@@ -193,8 +201,7 @@ def with_words(params: Params, words: int) -> Params:
 
 
 def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an LVLM's config.json says of its decoder; token ids may stand outside."""
+    """Return the decoder's entries of an LVLM's config.json; token ids may be outside of text_config."""
     outer = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None}
-    return outer | {
-        key: value for key, value in (raw.get("text_config") or {}).items() if value is not None
-    }
+    inner = raw.get("text_config") or {}
+    return outer | {key: value for key, value in inner.items() if value is not None}

@@ -22,7 +22,7 @@ from filelock import FileLock
 from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, oversized, slots_of
 from jaxspec.checkpoints.gguf_reader import GGUFTensor, read_gguf
 from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
-from jaxspec.checkpoints.huggingface import save
+from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.tensor_files import StoredTensor
 from jaxspec.config import LlamaConfig, Qwen2Config, RotaryConfig
 from jaxspec.errors import InputError, reading
@@ -175,15 +175,13 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         return _Leaf(f"{file}: {theirs}", tensors[theirs], slots[name], heads)
 
     ends = list(dict.fromkeys(ids[role] for role in ("eos", "eot") if role in ids))
-    save(
-        path,
-        config,
-        jax.tree.unflatten(tree, [leaf(name) for name in slots]),
-        tokenizer=tokenizer,
+    options = SaveOptions(
         dtype=dtype or _Leaf.dtype,
-        generation={"eos_token_id": ends} if len(ends) > 1 else None,
+        generation={"eos_token_id": ends} if len(ends) > 1 else {},
         overwrite=overwrite,
     )
+    params = jax.tree.unflatten(tree, [leaf(name) for name in slots])
+    save(path, config, params, options, tokenizer=tokenizer)
     return config
 
 

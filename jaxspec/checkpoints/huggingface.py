@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -128,58 +128,64 @@ def load(
     return Checkpoint(config, jax.tree.unflatten(tree, leaves), path, report)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions:
+    """How a model is written.
+
+    Fields:
+      dtype: Dtype of the file's tensors; None keeps each as it is.
+      max_shard_bytes: Size from which on a model becomes shards with an index; the host holds one shard at a time.
+      generation: Entries of generation_config.json, which replace the config's BOS, EOS and padding ids; None
+        leaves an entry out.
+      extra: The source's config.json, whose entries are kept, nested ones too, where this library writes none.
+      overwrite: Replace a checkpoint at `path`, in one step; other files in its directory stay.
+    """
+
+    dtype: jnp.dtype | None = None
+    max_shard_bytes: int = 5 << 30
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    overwrite: bool = False
+
+
 def save(
     path: str | Path,
     config: ModelConfig,
     params: Params,
+    options: SaveOptions | None = None,
     *,
     tokenizer: Any | None = None,
     image_processor: Any | None = None,
-    dtype: jnp.dtype | None = None,
-    max_shard_bytes: int = 5 << 30,
-    generation: Mapping[str, Any] | None = None,
-    extra: Mapping[str, Any] | None = None,
     write_more: Callable[[Path], None] | None = None,
-    overwrite: bool = False,
 ) -> None:
     """Write a directory that `load` and transformers (4.57 and 5) read, with nothing missing or unexpected.
 
-    It is written beside `path` and renamed at the end.
+    It is written next to `path` and renamed at the end.
 
     Args:
-      tokenizer, image_processor: transformers' objects, written along.
-      dtype: dtype of the file's tensors; None keeps each as it is.
-      max_shard_bytes: larger models become shards with an index; one shard at a time is copied to the host.
-      generation: entries of generation_config.json, before the config's BOS, EOS and padding ids; None leaves one out.
-      extra: config.json of the model's source; entries that this library does not read are kept, nested ones too.
-      write_more: writes more files into the directory that it is given, before that is renamed to `path`.
-      overwrite: replace a checkpoint that is there, in one step; what else lies in its directory stays.
+      tokenizer, image_processor: transformers' objects, written too.
+      write_more: Function that writes more files into the directory, before it is renamed to `path`.
 
     Raises:
       InputError: `path` holds something, or cannot be written, or the parameters do not fit the config.
     """
+    options = options or SaveOptions()
     slots, _ = slots_of(config)
     leaves = {
         tensor_name(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
     }
     wrong = sorted(
-        {
-            name
-            for name, leaf in leaves.items()
-            if name not in slots or slots[name].shape != leaf.shape
-        }
-        | (slots.keys() - leaves.keys())
+        name
+        for name in slots.keys() | leaves.keys()
+        if name not in slots or name not in leaves or slots[name].shape != leaves[name].shape
     )
     if wrong:
         raise InputError(
             _line(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
         )
-
-    with written_whole(path, overwrite) as fresh:
-        _write_configs(
-            fresh, config, dtype or jnp.result_type(*leaves.values()), generation or {}, extra or {}
-        )
-        _write_tensors(fresh, slots, leaves, dtype, max_shard_bytes)
+    with written_whole(path, options.overwrite) as fresh:
+        _write_configs(fresh, config, options.dtype or jnp.result_type(*leaves.values()), options)
+        _write_tensors(fresh, slots, leaves, options)
         save_processors(fresh, config, tokenizer, image_processor)
         if write_more is not None:
             write_more(fresh)
@@ -234,9 +240,9 @@ def _write_tensors(
     path: Path,
     slots: dict[str, Slot],
     leaves: dict[str, Any],
-    dtype: jnp.dtype | None,
-    max_shard_bytes: int,
+    options: SaveOptions,
 ) -> None:
+    dtype, max_shard_bytes = options.dtype, options.max_shard_bytes
     shards: list[list[str]] = [[]]
     sizes = {
         name: leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for name, leaf in leaves.items()
@@ -266,22 +272,14 @@ def _write_tensors(
         )
 
 
-def _write_configs(
-    path: Path,
-    config: ModelConfig,
-    dtype: Any,
-    generation: Mapping[str, Any],
-    extra: Mapping[str, Any],
-) -> None:
+def _write_configs(path: Path, config: ModelConfig, dtype: Any, options: SaveOptions) -> None:
     name, by = jnp.dtype(dtype).name, {"transformers_version": version("transformers")}
-    # `torch_dtype` is what transformers before 4.56 reads.
-    own = _with_extra(config.to_hf(), extra) | {"dtype": name, "torch_dtype": name} | by
+    # transformers before 4.56 reads `torch_dtype`.
+    own = _with_extra(config.to_hf(), options.extra) | {"dtype": name, "torch_dtype": name} | by
     write_json(path / "config.json", own)
-    ids = {
-        key: getattr(text_config(config), key)
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    known = {key: value for key, value in (ids | dict(generation)).items() if value is not None}
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {key: getattr(text_config(config), key) for key in keys} | dict(options.generation)
+    known = {key: value for key, value in ids.items() if value is not None}
     write_json(path / "generation_config.json", known | by)
 
 

@@ -1,10 +1,11 @@
-"""The model card (README.md) that is written with an export."""
+"""The model card (README.md) of an export: `model_card.md.jinja`, filled in."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,9 @@ from jaxspec.models import LanguageModel, family_of
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.typing import Params
 
+_TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 _QUESTION = {True: "What is in the picture?", False: "Who are you?"}
-"""What a model that reads images is asked, and one that does not."""
-_ASSISTANT = {
-    True: "transformers 5 does not show the images to such a draft; 4.57 and jaxspec do.",
-    False: "transformers 4.57 refuses a language model as the draft of one that reads images; 5 and jaxspec take it.",
-}
+"""The card's question to a model that reads images, and to one that does not."""
 _READ_VIDEOS = (LlavaOnevisionConfig, QwenVLConfig)
 _GREEDY = {
     "repetition_penalty": 1.0,
@@ -36,13 +34,32 @@ _GREEDY = {
     "min_new_tokens": 0,
     "min_length": 0,
 }
-"""Settings of transformers' greedy decoding, where they change nothing."""
+"""Values with which settings of generation_config.json leave greedy decoding as it is."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model that is exported, and how it differs from its source.
+
+    Fields:
+      source: Directory that it was read from.
+      target: Name of the model that it drafts for, if it is a draft.
+      added: Number of tokens in the vocabulary that the source does not have.
+      scored: Size of the source's draft vocabulary; 0 where it has none.
+    """
+
+    source: Path
+    config: ModelConfig
+    params: Params
+    target: str = ""
+    added: int = 0
+    scored: int = 0
 
 
 def model_name(path: str | Path) -> str:
-    """Return what a checkpoint is called: the hub id of a snapshot in the hub's cache, else its directory.
+    """Return a checkpoint's name: the hub id of a snapshot in the hub's cache, else its directory.
 
-    `runs/NAME/hf`, where training writes its result, is NAME.
+    `runs/NAME/hf`, where training writes its result, is called NAME.
     """
     path = Path(os.path.abspath(Path(path).expanduser()))
     repository = path.parents[1].name if path.parent.name == "snapshots" else ""
@@ -53,74 +70,64 @@ def model_name(path: str | Path) -> str:
 
 def write_model_card(
     path: Path,
-    config: ModelConfig,
-    params: Params,
-    *,
     name: str,
-    source: Path,
-    target: str | None,
-    added: int,
-    scored: int,
+    model: Exported,
     encoder: PromptEncoder | None,
     generation: Mapping[str, Any],
 ) -> None:
-    """Write what the model is, what it was made of and for, and how to load and to ask it.
+    """Write what the model is, what it was made from and for, and how to load and ask it.
 
     Args:
-      target: name of the model that it drafts for, if it is a draft.
-      added: rows of the vocabulary that the source does not have.
-      scored: size of the source's draft vocabulary; 0 where it has none.
-      encoder: what makes its prompts, with the chat template that is written along; None without a tokeniser.
-      generation: what generation_config.json holds.
+      encoder: Encoder of its prompts, with the chat template of the export; None without a tokeniser.
+      generation: Entries of generation_config.json.
     """
-    text, has_vision = text_config(config), LanguageModel(config).has_vision
+    config, text = model.config, text_config(model.config)
+    has_vision, family = LanguageModel(config).has_vision, family_of(config.model_type)
     facts = {
-        "family": f"{family_of(config.model_type).title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
-        "parameters": _count(params),
-        "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, {text.num_attention_heads} heads",
+        "family": f"{family.title or config.model_type} (`{config.to_hf()['architectures'][0]}`)",
+        "parameters": _count(model.params),
+        "decoder": f"{text.num_hidden_layers} layers of width {text.hidden_size}, "
+        f"{text.num_attention_heads} heads",
         "vocabulary": f"{text.vocab_size:,}"
-        + (f", of which the last {added:,} are means" if added else ""),
+        + (f", of which the last {model.added:,} are means" if model.added else ""),
         "context": f"{text.max_position_embeddings:,} tokens",
-        "made from": f"`{model_name(source)}`",
+        "made from": f"`{model_name(model.source)}`",
     }
-    if scored:
-        facts["drafts"] = (
-            f"{scored:,} tokens{'' if text.draft_vocabulary else '; the score of others is their mean'}"
-        )
+    if model.scored:
+        rest = "" if text.draft_vocabulary else "; the score of others is their mean"
+        facts["drafts"] = f"{model.scored:,} tokens{rest}"
     if (tokens := getattr(config, "image_tokens", None)) is not None:
         facts["image tokens"] = f"{tokens} an image"
-    commands, notes = f"jaxspec generate --target path/to/this {_asked(has_vision)}", ""
-    told = (
-        "On CPUs, where both compute in float32, this writes what the Python above does."
-        if encoder
-        else ""
+    commands = ["--target path/to/this"]
+    if model.target:
+        facts["draft for"] = f"`{model.target}`"
+        views = "" if has_vision else " --views T"
+        commands.append(f"--target {_place(model.target)} --draft path/to/this{views}")
+    tag = "image-text-to-text" if has_vision else "text-generation"
+    _write(
+        path,
+        name,
+        model.source,
+        facts,
+        {"library_name": "transformers", "pipeline_tag": tag},
+        has_vision,
+        commands,
+        target=model.target,
+        reads_videos=isinstance(config, _READ_VIDEOS),
+        python=_python(has_vision, encoder, generation),
     )
-    if told and has_vision:
-        told += "\nWhere torchvision is installed, transformers scales images with it, a little differently."
-    if isinstance(config, _READ_VIDEOS):
-        notes += "\nIts processor wants torchvision, for videos.\n"
-    if target is not None:
-        facts["draft for"] = f"`{target}`"
-        view = "" if has_vision else " --views T"
-        commands += f"\njaxspec generate --target {_place(target)} --draft path/to/this{view} {_asked(has_vision)}"
-        told = (
-            told.replace("this", "the first command") + "\nThe second speculates with this model."
-        )
-        notes += f"\n`target.generate(..., assistant_model=model)` speculates with it.\n{_ASSISTANT[has_vision]}\n"
-    front = f"library_name: transformers\npipeline_tag: {'image-text-to-text' if has_vision else 'text-generation'}"
-    python = f"## In transformers (4.57 or 5)\n\n```python\n{_snippet(has_vision, encoder, generation)}\n```\n{notes}"
-    _write(path, name, source, facts, front, f"{python}\n{_in_jaxspec(commands)}\n{told.strip()}")
 
 
 def write_head_card(
     path: Path, config: KVHeadConfig, params: Params, name: str, source: Path
 ) -> None:
     """Write what a KV head is, for which target, and how to draft with it."""
-    text, has_vision = config.text_config, config.image_tokens > 0
+    text = config.text_config
     facts = {
         "family": "KV head: a draft that reads its target's key-value cache",
         "parameters": _count(params),
-        "decoder": f"{text.num_hidden_layers} layer{'s' * (text.num_hidden_layers > 1)} of width {text.hidden_size}",
+        "decoder": f"{text.num_hidden_layers} layer{'s' * (text.num_hidden_layers > 1)} "
+        f"of width {text.hidden_size}",
         "trained for": f"blocks of {config.gamma} drafted tokens",
         "made from": f"`{model_name(source)}`",
         "draft for": f"`{config.target_name}` (configuration {config.target_hash})",
@@ -131,91 +138,74 @@ def write_head_card(
         facts["image slots"] = (
             f"{config.image_slots} an image, from {config.image_tokens} tokens ({config.pooling})"
         )
-    command = f"jaxspec generate --target {_place(config.target_name)} --kv-head path/to/this {_asked(has_vision)}"
-    body = f"{_in_jaxspec(command)}\ntransformers has no such model."
-    _write(path, name, source, facts, "library_name: jaxspec", body)
+    command = f"--target {_place(config.target_name)} --kv-head path/to/this"
+    front = {"library_name": "jaxspec"}
+    _write(path, name, source, facts, front, config.image_tokens > 0, [command])
 
 
 def _write(
-    path: Path, name: str, source: Path, facts: Mapping[str, str], front: str, body: str
+    path: Path,
+    name: str,
+    source: Path,
+    facts: Mapping[str, str],
+    front: Mapping[str, Any],
+    has_vision: bool,
+    commands: Sequence[str],
+    **more: Any,
 ) -> None:
-    """Write front matter, title, table and licence, and then the body."""
+    from huggingface_hub import ModelCard, ModelCardData
+
     licence = licence_of(source)
-    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
-    card = f"""---
-license: {licence or "other"}
-{front}
----
-
-# {name}
-
-| | |
-|---|---|
-{rows}
-
-Licence: {f"{licence}, as its source says" if licence else "unknown; write the licence of the source here"}.
-
-{body}"""
-    (path / "README.md").write_text(card.rstrip() + "\n", encoding="utf-8")
+    card = ModelCard.from_template(
+        ModelCardData(license=licence or "other", **front),
+        template_path=str(_TEMPLATE),
+        name=name,
+        facts=facts,
+        licence=licence,
+        has_vision=has_vision,
+        question=_QUESTION[has_vision],
+        commands=commands,
+        **more,
+    )
+    (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
 
 
 def _count(params: Params) -> str:
     return f"{sum(leaf.size for leaf in jax.tree.leaves(params)):,}"
 
 
-def _asked(has_vision: bool) -> str:
-    """Return the options of a command that asks the card's question."""
-    return (
-        f'{"--image photo.jpg " * has_vision}--prompt "{_QUESTION[has_vision]}" --max-new-tokens 64'
-    )
-
-
-def _in_jaxspec(commands: str) -> str:
-    return f"## In jaxspec\n\n```sh\n{commands}\n```\n"
-
-
 def _place(name: str) -> str:
-    """Return a model as a command's argument: its id, or where its directory lies."""
+    """Return a model as a command's argument: its id, or the path of its directory."""
     return name if "/" in name or name == SMOLLM2 else f"path/to/{name or 'its/target'}"
 
 
-def _snippet(has_vision: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]) -> str:
-    """Return Python that loads the model and, where it has a tokeniser, writes an answer as this library does."""
-    kind = "AutoModelForImageTextToText" if has_vision else "AutoModelForCausalLM"
-    reader, it = ("AutoProcessor", "processor") if has_vision else ("AutoTokenizer", "tokenizer")
-    load = f'model = {kind}.from_pretrained("path/to/this", dtype="float32")'
-    if encoder is None:
-        return f"from transformers import {kind}\n\n{load}"
-    text, contents = encoder.rendered(_QUESTION[has_vision], images=int(has_vision))
-    messages = f'messages = [{{"role": "user", "content": {contents[0]!r}}}]'.replace("'", '"')
-    if has_vision:
-        bos = encoder.tokenizer.bos_token
-        own = ", add_special_tokens=False" if bos is not None and text.startswith(bos) else ""
-        asked = f"""text = processor.apply_chat_template(messages, add_generation_prompt=True)
-inputs = processor(images=Image.open("photo.jpg"), text=text{own}, return_tensors="pt")"""
+def _python(
+    has_vision: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the parts of the card's Python, which writes the answer that this library writes."""
+    if not has_vision:
+        parts = {"model": "AutoModelForCausalLM", "reader": "AutoTokenizer", "it": "tokenizer"}
     else:
-        asked = """inputs = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-)"""
+        parts = {
+            "model": "AutoModelForImageTextToText",
+            "reader": "AutoProcessor",
+            "it": "processor",
+        }
+    if encoder is None:
+        return parts
+    text, contents = encoder.rendered(_QUESTION[has_vision], images=int(has_vision))
+    bos = encoder.tokenizer.bos_token
+    has_bos = bos is not None and text.startswith(bos)
     greedy = [
         f"{key}={value}"
         for key, value in _GREEDY.items()
         if generation.get(key, value) not in (None, value)
     ]
-    options = ", ".join(["**inputs", "max_new_tokens=64", "do_sample=False", *greedy])
-    imports = (
-        f"{'from PIL import Image' * has_vision}\nfrom transformers import {kind}, {reader}".lstrip(
-            "\n"
-        )
-    )
-    return f"""{imports}
-
-{load}
-{it} = {reader}.from_pretrained("path/to/this")
-{messages}
-{asked}
-output = model.generate({options})
-print({it}.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+    return parts | {
+        "prompt": repr(contents[0]).replace("'", '"'),
+        "own_bos": ", add_special_tokens=False" if has_bos else "",
+        "options": ", ".join(["**inputs", "max_new_tokens=64", "do_sample=False", *greedy]),
+    }
 
 
 def licence_of(source: Path) -> str | None:

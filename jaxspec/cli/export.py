@@ -13,6 +13,7 @@ import tyro
 from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.gguf_files import convert
+from jaxspec.checkpoints.huggingface import SaveOptions
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
@@ -93,12 +94,14 @@ def run(args: Export) -> None:
     config = export(
         source,
         args.destination,
-        dtype=args.dtype and jnp.dtype(args.dtype),
-        max_shard_bytes=size,
         target=target,
         text_only=args.text_only,
         draft_vocabulary=args.draft_vocabulary,
-        overwrite=args.overwrite,
+        options=SaveOptions(
+            dtype=jnp.dtype(args.dtype) if args.dtype else None,
+            max_shard_bytes=size,
+            overwrite=args.overwrite,
+        ),
     )
     _tell(args.destination, config)
 

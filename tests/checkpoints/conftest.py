@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jaxspec.checkpoints.huggingface import save
+from jaxspec.checkpoints.huggingface import SaveOptions, save
 
 from tests import tiny
 
@@ -15,5 +15,6 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sharded LLaVA with tokeniser and image processor."""
     path = tmp_path_factory.mktemp("good") / "model"
     params, words, pages = tiny.random_params(tiny.CONFIG), tiny.tokenizer(), tiny.image_processor()
-    save(path, tiny.CONFIG, params, tokenizer=words, image_processor=pages, max_shard_bytes=40_000)
+    options = SaveOptions(max_shard_bytes=40_000)
+    save(path, tiny.CONFIG, params, options, tokenizer=words, image_processor=pages)
     return path

@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
 from jaxspec.checkpoints.export import Target, export, pad_vocabulary, with_words  # noqa: E402
-from jaxspec.checkpoints.huggingface import load  # noqa: E402
+from jaxspec.checkpoints.huggingface import SaveOptions, load  # noqa: E402
 from jaxspec.checkpoints.kv_head import load_kv_head  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
 from jaxspec.config import text_config  # noqa: E402
@@ -78,7 +78,7 @@ def test_every_family_has_a_tiny_model():
 def test_round_trip_bit_for_bit(model_type, tmp_path):
     """transformers -> jaxspec -> transformers: the same tensors under the same names, from shards too."""
     model = MODELS[model_type]()
-    export(hf.write(tmp_path / "theirs", model), tmp_path / "ours", max_shard_bytes=20_000)
+    export(hf.write(tmp_path / "theirs", model), tmp_path / "ours", options=SaveOptions(max_shard_bytes=20_000))
     assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
     again = reload(tmp_path / "ours", type(model))
     before, after = model.state_dict(), again.state_dict()
@@ -276,4 +276,4 @@ def test_export_a_kv_head(head, source, tmp_path, capsys):
     for option in (["--text-only"], ["--vocab-of", str(source)]):
         with pytest.raises(SystemExit):
             main(["export", str(head), str(tmp_path / "other"), *option])
-        assert "a KV head, which has neither words nor towers" in capsys.readouterr().err
+        assert "a KV head has no vocabulary or tower of its own" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jaxspec.checkpoints.huggingface import load, save
+from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LlamaConfig
 from jaxspec.errors import InputError
@@ -174,7 +174,7 @@ def test_shardings(hub):
 def test_llava_round_trip(tmp_path, changes, shard_bytes):
     model = hf.llava(**changes)
     checkpoint = load(hf.write(tmp_path / "theirs", model))
-    save(tmp_path / "ours", checkpoint.config, checkpoint.params, max_shard_bytes=shard_bytes)
+    save(tmp_path / "ours", checkpoint.config, checkpoint.params, SaveOptions(max_shard_bytes=shard_bytes))
     assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (shard_bytes < 5 << 30)
 
     again = hf.reload(tmp_path / "ours", LlavaForConditionalGeneration)
@@ -204,8 +204,7 @@ def test_saved_files(tmp_path, hub):
             tmp_path / "a" / "b",
             checkpoint.config,
             checkpoint.params,
-            dtype=jnp.bfloat16,
-            generation={"top_k": 5},
+            SaveOptions(dtype=jnp.dtype("bfloat16"), generation={"top_k": 5}),
         )
     finally:
         os.umask(umask)
@@ -234,14 +233,14 @@ def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
     params = hf.random_params(abstract_params(config))
     path = tmp_path / "model"
     path.mkdir()
-    save(path, config, params, max_shard_bytes=10_000)
+    save(path, config, params, SaveOptions(max_shard_bytes=10_000))
     for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state"):
         (path / mine).parent.mkdir(parents=True, exist_ok=True)
         (path / mine).write_text(mine)
     with pytest.raises(InputError, match="model: holds a checkpoint; give another path, or --overwrite"):
         save(path, config, params)
     assert list(path.glob("*.index.json"))
-    save(path, config, params, overwrite=True)
+    save(path, config, params, SaveOptions(overwrite=True))
     assert not list(path.glob("*.index.json"))
     assert sorted(file.name for file in path.glob("*.safetensors")) == ["model.safetensors"]
     for mine in ("notes.json", ".git/objects/a", "checkpoints/3/state"):
@@ -249,7 +248,7 @@ def test_save_replaces_a_checkpoint_when_asked_and_nothing_else(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "keep.txt").write_text("mine")
     with pytest.raises(InputError, match="exists and is no checkpoint"):
-        save(tmp_path / "notes", config, params, overwrite=True)
+        save(tmp_path / "notes", config, params, SaveOptions(overwrite=True))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model", "notes"]
     assert (tmp_path / "notes" / "keep.txt").read_text() == "mine"
 
@@ -259,7 +258,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
     params = hf.random_params(abstract_params(config))
     save(tmp_path / "model", config, params)
     with full_disk(1 << 12), pytest.raises(InputError, match="model: cannot be written: File too large"):
-        save(tmp_path / "model", config, params, overwrite=True)
+        save(tmp_path / "model", config, params, SaveOptions(overwrite=True))
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
     equal(load(tmp_path / "model").params, params)
 

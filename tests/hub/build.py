@@ -148,7 +148,8 @@ def _write_weights(path: Path, raw: dict[str, Any], twin: Twin) -> None:
     config = parse_config(path, raw)
     with TemporaryDirectory(dir=path) as scratch:
         whole = Path(scratch) / "whole"
-        huggingface.save(whole, config, random_params(config, twin.seed), dtype=np.dtype(_numpy(twin.dtype)))
+        options = huggingface.SaveOptions(dtype=np.dtype(_numpy(twin.dtype)))
+        huggingface.save(whole, config, random_params(config, twin.seed), options)
         tensors = load_file(whole / "model.safetensors")
     _end_soon(tensors, text_config(config).eos_token_id)
     if twin.family == "opt":  # saved from the model without its head

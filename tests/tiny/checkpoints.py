@@ -83,5 +83,6 @@ def save_head(path: Path, target: LlavaConfig, params: Params) -> None:
 
 def save(path: Path, config: ModelConfig, params: Params, words: Any | None = None) -> Path:
     sees = image_processor() if isinstance(config, LlavaConfig) else None
-    huggingface.save(path, config, params, tokenizer=words or tokenizer(), image_processor=sees, overwrite=True)
+    options = huggingface.SaveOptions(overwrite=True)
+    huggingface.save(path, config, params, options, tokenizer=words or tokenizer(), image_processor=sees)
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from jaxspec.checkpoints.huggingface import save
+from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.config import (
     LlavaNextConfig,
     LlavaOnevisionConfig,
@@ -76,7 +76,8 @@ def write(path: Path, family: str) -> Path:
     """Writes `target`, in shards, and for a LLaVA its KV head `head`."""
     config, processor = FAMILIES[family]()
     params = tiny.random_params(config)
-    save(path / "target", config, params, tokenizer=tiny.tokenizer(), image_processor=processor, max_shard_bytes=20_000)
+    options = SaveOptions(max_shard_bytes=20_000)
+    save(path / "target", config, params, options, tokenizer=tiny.tokenizer(), image_processor=processor)
     if family == "llava":
         tiny.save_head(path / "head", tiny.CONFIG, params)
     return path
