@@ -6,7 +6,8 @@
 
 A run that was stopped goes on where it was, and one that was finished does nothing. On several machines that see one
 folder, give --shard 0/4 to 3/4; the first shard, run when the others are done, prepares the whole. On
-hosts that compute together give --cluster instead: the first writes what all have answered.
+hosts that compute together give --cluster instead: the first writes what all have answered. With
+--answers gs://BUCKET/NAME chunks go to a bucket, from which another machine goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from etils import epath
 
+from jaxspec.checkpoints.orbax import forget
 from jaxspec.cluster import join_cluster, process
 from jaxspec.command import run_script
 from jaxspec.data.sources import Prepared, data_folder, prepare
@@ -68,7 +71,10 @@ class Options(Placement):
     dtype: str | None = None
     """What models compute in; by default float32 on CPUs, else what their files hold."""
     out: Path = Path("runs/data")
-    """Where prepared data sets lie; the chunks go to OUT/NAME.answers."""
+    """Where prepared data sets are."""
+    answers: str = ""
+    """Where chunks of answers go: a folder, or an address such as gs://bucket/NAME, which outlives a preempted slice;
+    by default OUT/NAME.answers."""
     debug: bool = False
     """Try the command out on the first four samples, into runs/debug. All else is as it would be: a shorter answer
     would be left out."""
@@ -80,16 +86,17 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     join_cluster(options.cluster)
     source = named(options.data) or Prepared(Path(options.data))
     if options.debug:
-        options = replace(options, samples=min(4, options.samples or 4), out=trial_of(options.out))
+        few, answers = min(4, options.samples or 4), options.answers and f"{options.answers}.debug"
+        options = replace(options, samples=few, out=trial_of(options.out), answers=answers)
         if shard[0] == process()[0] == 0:
             forget_trial(options.out / options.name)
+            if answers:
+                forget(answers)
     samples = len(source) if options.samples is None else min(options.samples, len(source))
     if samples > 10**9:
         raise InputError(f"data {options.data}: has no end; say how many with --samples")
-    folder, prepared = (
-        options.out / f"{options.name}.answers",
-        data_folder(options.name, options.out),
-    )
+    folder = epath.Path(options.answers or options.out / f"{options.name}.answers")
+    prepared = data_folder(options.name, options.out)
     if prepared.exists() and not folder.exists():
         raise InputError(
             f"{prepared}: holds other data, that no answers here were made for; give another --name"

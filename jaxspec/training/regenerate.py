@@ -11,20 +11,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from etils import epath
 from tqdm import tqdm
 
 from jaxspec.cluster import on_first, process, spread
 from jaxspec.config import text_config
-from jaxspec.data.rows import local_rows
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.errors import InputError, check_counts
-from jaxspec.files import write_text
 from jaxspec.prompts.encoder import PLACEHOLDER, Prompt
+from jaxspec.training.lease import Lease, on_first_alone, write_whole
 
+Folder = Path | epath.Path | str
+"""A local folder, or an address such as gs://bucket/answers."""
 TURNS = 64
 """More than a conversation has: the seeds of two samples never meet."""
 
@@ -58,17 +61,19 @@ def regenerate(
     engine: Engine,
     source: Sequence[Sample],
     work: Regeneration,
-    folder: Path,
+    folder: Folder,
     shard: tuple[int, int] = (0, 1),
 ) -> int:
-    """Writes the chunks that are missing in `folder`, and returns how many there are in all now.
+    """Write the chunks that are missing in a folder or bucket, and return how many there are in all now.
+
+    Each of several processes answers its share of a chunk, and the first writes it.
 
     Args:
       shard: (i, n): take every n-th chunk from the i-th on.
 
-    Of several processes each answers its share of a chunk, and the first writes it. Raises InputError if the folder
-    holds chunks of another `work`.
+    Raises InputError if the folder holds chunks of another `work`, or another run writes the same shard.
     """
+    folder = epath.Path(folder)
 
     def missing() -> list[int]:
         _claim(folder, work)
@@ -81,19 +86,25 @@ def regenerate(
     def answer(members: Sequence[int]) -> list[dict[str, Any]]:
         return _answer(engine, {i: source[i] for i in members}, work)
 
-    mine, first = on_first(missing), process()[0] == 0
-    total = sum(len(_members(work, chunk)) for chunk in mine)
-    with tqdm(total=total, unit="sample", desc=folder.name, disable=not first) as bar:
-        for chunk in mine:
-            rows = spread(answer, _members(work, chunk))
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            on_first(lambda: write_text(_file(folder, chunk), text))  # noqa: B023
-            bar.update(len(rows))
+    def write(chunk: int, text: str) -> None:
+        lease.check()
+        write_whole(_file(folder, chunk), text)
+
+    lease = Lease(folder / "shard_{}_of_{}.lock".format(*shard))
+    with on_first_alone(lease):
+        mine, first = on_first(missing), process()[0] == 0
+        total = sum(len(_members(work, chunk)) for chunk in mine)
+        with tqdm(total=total, unit="sample", desc=folder.name, disable=not first) as bar:
+            for chunk in mine:
+                rows = spread(answer, _members(work, chunk))
+                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                on_first(partial(write, chunk, text))
+                bar.update(len(rows))
     return on_first(lambda: sum(_file(folder, chunk).exists() for chunk in range(work.chunks)))
 
 
 def regenerated(
-    source: Sequence[Sample], work: Regeneration, folder: Path, keep_cut: bool = False
+    source: Sequence[Sample], work: Regeneration, folder: Folder, keep_cut: bool = False
 ) -> Iterator[Sample]:
     """Yield the source's samples with the new answers, leaving out those without any. All chunks must be there.
 
@@ -115,7 +126,7 @@ def regenerated(
             yield replace(sample, turns=tuple(map(tuple, turns)), images=sample.images[:shown])
 
 
-def losses(work: Regeneration, folder: Path) -> dict[str, int]:
+def losses(work: Regeneration, folder: Folder) -> dict[str, int]:
     """Return how many conversations were refused, and how many ended before an answer that was too long."""
     counts = {"refused": 0, "cut": 0}
     for row in _rows(work, folder):
@@ -124,11 +135,12 @@ def losses(work: Regeneration, folder: Path) -> dict[str, int]:
     return counts
 
 
-def _rows(work: Regeneration, folder: Path) -> Iterator[dict[str, Any]]:
-    return (row.values for chunk in range(work.chunks) for row in local_rows(_file(folder, chunk)))
+def _rows(work: Regeneration, folder: Folder) -> Iterator[dict[str, Any]]:
+    files = (_file(epath.Path(folder), chunk) for chunk in range(work.chunks))
+    return (json.loads(line) for file in files for line in file.read_text().split("\n") if line)
 
 
-def _claim(folder: Path, work: Regeneration) -> None:
+def _claim(folder: epath.Path, work: Regeneration) -> None:
     path, mine = folder / "work.json", asdict(work)
     if path.exists():
         theirs = json.loads(path.read_text())
@@ -138,10 +150,10 @@ def _claim(folder: Path, work: Regeneration) -> None:
                     f"{folder}: holds answers of {name} {theirs.get(name)!r}, and now it is {value!r}; "
                     "go on with that, or give another name"
                 )
-    write_text(path, json.dumps(mine, indent=1) + "\n")
+    write_whole(path, json.dumps(mine, indent=1) + "\n")
 
 
-def _file(folder: Path, chunk: int) -> Path:
+def _file(folder: epath.Path, chunk: int) -> epath.Path:
     return folder / f"{chunk:06d}.jsonl"
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ import jax
 from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
-from jaxspec.cluster import on_first
-from jaxspec.files import sole
 from jaxspec.training.batches import BatchIterator, StepBatches, process_share, read_ahead
 from jaxspec.training.config import TrainConfig
+from jaxspec.training.lease import Lease, on_first_alone
 from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.preemption import Preempted, Preemption
@@ -77,8 +76,11 @@ def fit(
     trainable, frozen = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     run = run_signature(config, dict(inputs or {}))
+    leases = [Lease(directory / "train.lock")]
+    if config.checkpoints:
+        leases.append(Lease(f"{config.checkpoints.rstrip('/')}.lock"))
     with (
-        _alone(directory),
+        on_first_alone(*leases),
         Checkpoints(
             config.checkpoints or directory / "checkpoints", config.keep, run
         ) as checkpoints,
@@ -127,20 +129,14 @@ def fit(
                         if evaluate and evaluates and (last or not told):
                             log.write(done, evaluate(merge(on_host(state.params), frozen)))
                         if saves or told:
+                            for lease in leases:
+                                lease.check()
                             checkpoints.save(done, state, place, wait=last or told)
                 bar.update()
                 if told and not last:
                     _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
                     raise Preempted(preemption.number)
     return merge(on_host(state.params), frozen)
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Keeps other trainings out of the directory; of several processes the first does. Raises InputError in all."""
-    with ExitStack() as lock:
-        on_first(lambda: lock.enter_context(sole(directory / "train.lock")))
-        yield
 
 
 def _say(line: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from picturebook.training import Picturebook
 from train import recipe as script
 
 from tests import tiny
+from tests.conftest import ROOT
 from tests.tiny import Talk
 
 SMALL = replace(tiny.CONFIG.text_config, vocab_size=101, hidden_size=16, num_attention_heads=2, num_key_value_heads=2)
@@ -153,6 +156,14 @@ def test_errors_of_the_command(words: list[str], message: str, monkeypatch: pyte
     monkeypatch.setattr("jaxspec.training.recipes.PREPARED", tmp_path)
     with pytest.raises(InputError, match=message):
         script.main(words)
+
+
+def test_a_command_without_the_extra_names_it() -> None:
+    """Python reads the package of a `-m` command first, with this as its name."""
+    hide = "import sys; sys.argv[0] = '-m'; sys.modules['grain'] = None; import train.recipe"
+    ended = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "train: error: grain is not installed; pip install -e '.[train]'\n"
 
 
 def test_longer_buckets_make_room() -> None:

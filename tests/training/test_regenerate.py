@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxspec.data.sources import Prepared, prepare
@@ -108,43 +109,49 @@ def test_answers_of_other_samples_are_refused(straight: Path) -> None:
         next(regenerated(Other(), WORK, straight))
 
 
+def options(path: Path, **changes: Any) -> Options:
+    """Write a target and questions, and return what asks it the questions."""
+    tiny.save(path / "target", CONFIG, tiny.random_params(CONFIG))
+    prepare("talk", path, [Talk()[i] for i in range(7)])
+    asked = Options(
+        str(path / "target"), str(path / "talk"), "talk_t1", temperature=1.0, max_new_tokens=6, batch_size=4,
+        prompt_buckets=(64,), image_buckets=(2,), chunk=3, out=path,
+    )  # fmt: skip
+    return replace(asked, **changes)
+
+
 def test_the_command_prepares_when_all_shards_are_there(
     straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny.save(tmp_path / "target", CONFIG, tiny.random_params(CONFIG))
-    prepare("talk", tmp_path, [Talk()[i] for i in range(7)])
-    options = Options(
-        str(tmp_path / "target"), str(tmp_path / "talk"), "talk_t1", temperature=1.0, max_new_tokens=6, batch_size=4,
-        prompt_buckets=(64,), image_buckets=(2,), chunk=3, shard="0/2", out=tmp_path,
-    )  # fmt: skip
-    assert main(options) is None
+    first = options(tmp_path, shard="0/2")
+    assert main(first) is None
     assert capsys.readouterr().out == ("2 of 3 chunks are there; when all are, run shard 0 again to prepare talk_t1\n")
-    assert main(replace(options, shard="1/2")) is None
-    folder = main(options)
+    assert main(replace(first, shard="1/2")) is None
+    folder = main(first)
     assert folder is not None
     assert chunks(tmp_path / "talk_t1.answers") == chunks(straight)
     source = Prepared(folder)
     assert source.metadata["temperature"] == 1.0
     assert [source[i].turns for i in range(len(source))] == [s.turns for s in regenerated(Talk(), WORK, straight)]
     capsys.readouterr()
-    assert main(options) == folder
+    assert main(first) == folder
     assert capsys.readouterr().out == f"{folder} holds these answers already\n"
     for name, told in (("talk", "holds other data"), ("Talk", "lower-case words")):  # before anything is answered
         with pytest.raises(InputError, match=told):
-            main(replace(options, name=name))
+            main(replace(first, name=name))
     with pytest.raises(InputError, match="say how many"):
-        main(replace(options, data="picturebook"))
+        main(replace(first, data="picturebook"))
     with pytest.raises(InputError, match="did you mean 'bfloat16'"):
-        main(replace(options, name="talk_bf16", dtype="bf16"))
+        main(replace(first, name="talk_bf16", dtype="bf16"))
     for name in ("samples", "chunk", "max_new_tokens", "batch_size"):
         with pytest.raises(InputError, match=f"{name}: 0; give "):
-            main(replace(options, name="talk_t0", **{name: 0}))
+            main(replace(first, name="talk_t0", **{name: 0}))
     with pytest.raises(InputError, match="is not i/n"):
-        main(replace(options, shard="2/2"))
+        main(replace(first, shard="2/2"))
     shutil.rmtree(tmp_path / "talk")
     prepare("talk", tmp_path, [Talk()[i + 1] for i in range(7)])
     with pytest.raises(InputError, match=r"holds answers of data '.*/talk, fingerprint \w+', and now it is '.*/talk, "):
-        main(options)
+        main(first)
 
 
 def test_what_the_target_cannot_be_asked_is_told(engine: Engine, tmp_path: Path) -> None:

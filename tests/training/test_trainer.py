@@ -389,7 +389,7 @@ def test_a_directory_that_cannot_be_written(place, tmp_path):
         place = tmp_path / "file"
     for run, saved, told in (
         (Path(place) / "run", "", f"{place}/run/train.lock: cannot be written: "),
-        (tmp_path / "run", f"{place}/run", f"{place}/run: cannot be written: "),
+        (tmp_path / "run", f"{place}/run", f"{place}/run.lock: cannot be written: "),
     ):
         with pytest.raises(InputError, match=told) as refused:
             fit(replace(STAGE, checkpoints=saved), params(), loss_fn, batches, run)

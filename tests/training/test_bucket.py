@@ -1,0 +1,109 @@
+"""Checkpoints and chunks of answers in a bucket: runs go on from there, and one at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from jaxspec.errors import InputError
+from jaxspec.training import lease
+from jaxspec.training.lease import Lease
+from jaxspec.training.preemption import Preempted
+from jaxspec.training.regenerate import regenerate, regenerated
+from train.distill_data import main
+
+from tests.tiny import Talk
+from tests.tiny.bucket import Bucket, bucket
+from tests.training.test_preemption import STAGE, batch, train
+from tests.training.test_regenerate import WORK, chunks, engine, options, straight  # noqa: F401
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    with bucket() as address:
+        yield address
+
+
+def names() -> set[str]:
+    """What the bucket holds."""
+    return {name.removeprefix("/bucket/") for name in Bucket.store}
+
+
+def test_a_slice_goes_on_from_the_bucket(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = replace(STAGE, checkpoints=f"{place}/run/", save_every=2)
+
+    def preempted(step: int) -> dict[str, np.ndarray]:
+        if step == 1:
+            monkeypatch.setattr("jaxspec.training.preemption.Preemption.reached", lambda self, step: step == 3)
+        return batch(step)
+
+    with pytest.raises(Preempted):
+        train(tmp_path / "first", stage, preempted)
+    monkeypatch.undo()
+    assert {name.split("/")[1] for name in names()} == {"2", "3"}
+    asked: list[int] = []
+    again = train(tmp_path / "second", stage, lambda step: asked.append(step) or batch(step))
+    assert asked == [3, 4, 5]
+    np.testing.assert_array_equal(again, train(tmp_path / "straight"))
+
+
+def test_chunks_in_a_bucket_are_those_of_a_folder(place: str, engine, straight: Path) -> None:  # noqa: F811
+    address = f"{place}/talk_t1"
+    assert regenerate(engine, Talk(), WORK, address, (1, 2)) == 1
+    assert regenerate(engine, Talk(), WORK, address) == 3
+    assert names() == {f"talk_t1/{name}" for name in ("000000.jsonl", "000001.jsonl", "000002.jsonl", "work.json")}
+    files = fsspec.filesystem("gcs")
+    assert [files.cat_file(f"{address}/{i:06d}.jsonl").decode() for i in range(3)] == chunks(straight)
+    mine, theirs = (list(regenerated(Talk(), WORK, folder)) for folder in (address, straight))
+    assert [sample.turns for sample in mine] == [sample.turns for sample in theirs]
+    with pytest.raises(InputError, match=r"temperature 1.0, and now it is 0.0"):
+        regenerate(engine, Talk(), replace(WORK, temperature=0.0), address)
+
+
+def test_the_command_answers_in_a_bucket_and_prepares_on_disk(place: str, tmp_path: Path) -> None:
+    one = options(tmp_path, answers=f"{place}/talk_t1")
+    assert main(replace(one, shard="1/2")) is None
+    folder = main(one)
+    assert folder == tmp_path / "talk_t1" / "1.0.0"
+    assert {name.split("/")[0] for name in names()} == {"talk_t1"}
+    assert main(replace(one, out=tmp_path / "another_slice")) is not None
+    assert not (tmp_path / "talk_t1.answers").exists()
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_a_second_slice_is_refused_while_the_first_renews_its_lease(
+    place: str, renewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = replace(STAGE, checkpoints=f"{place}/run")
+    files = fsspec.filesystem("gcs")
+    files.pipe_file(f"{place}/run.lock", json.dumps({"holder": "another slice", "time": 1}).encode())
+
+    def watch(seconds: float) -> None:
+        if renewed:
+            files.pipe_file(f"{place}/run.lock", json.dumps({"holder": "another slice", "time": 2}).encode())
+
+    monkeypatch.setattr(lease.time, "sleep", watch)
+    if renewed:
+        with pytest.raises(InputError, match=r"gs://bucket/run.lock: held by another slice; end that run"):
+            train(tmp_path, stage)
+        assert names() == {"run.lock"}
+    else:
+        train(tmp_path, stage)
+        assert "run.lock" not in names()
+
+
+def test_a_lease_that_another_run_took_stops_its_old_holder(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEWED", 0.01)
+    with Lease(f"{place}/run.lock") as held:
+        held.check()
+        fsspec.filesystem("gcs").pipe_file(f"{place}/run.lock", b'{"holder": "another slice"}')
+        next(thread for thread in threading.enumerate() if thread.name == "lease").join(20)
+        with pytest.raises(InputError, match="held by another run now"):
+            held.check()
+    assert names() == {"run.lock"}
