@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.lib.report import put_between
+from eval.lib.tables import put_between
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eval.lib.report import Record, Table, markdown, percent, put_between, show
+from eval.lib.tables import Record, Table, markdown, percent, put_between, show
 from jaxspec.command import run_script
 from jaxspec.decoding.plan import CHIPS
 from jaxspec.errors import InputError, nearest

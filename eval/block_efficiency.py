@@ -10,8 +10,9 @@ Writes results.json, records.jsonl, table.md and report.html (and figures, with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,26 @@ from eval.lib.comparison import GROUP, compare, row_engines
 from eval.lib.config import EvalConfig, by_reason, load_models
 from eval.lib.page import ASKED, SHOWN, draw_all, write_html
 from eval.lib.replay import engine_of
-from eval.lib.report import Record, Run, Table, failures, mean, number, percent
+from eval.lib.report import Run
+from eval.lib.sets import remarks
 from eval.lib.simulation import measure_regret
+from eval.lib.tables import (
+    Label,
+    Record,
+    Table,
+    failures,
+    mean,
+    mean_over,
+    number,
+    percent,
+    pivot,
+    without_failed,
+)
 from jaxspec.command import input_errors, script_name
+
+TAU = "mean_acceptance_length"
+Cell = Callable[[float | None], str]
+Column = Callable[[Sequence[Record]], str]
 
 
 @dataclass(frozen=True)
@@ -39,30 +57,25 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures block efficiency of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
-    with Run(preset, vars(config) | vars(options), options.out) as run:
+    timed = f"the median of {config.repeats} runs by turns"
+    with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         target, draft, captioner = load_models(config)
-        plain, engines = (
-            engine_of(target, None, config.plain()),
-            row_engines(config, target, draft, captioner),
-        )
+        plain = engine_of(target, None, config.plain())
+        engines = row_engines(config, target, draft, captioner)
         run.restore(GROUP)
-        # What --regret added is measured again.
+        # --regret measures its rows again.
         run.rows, run.records = (
             [r for r in found if "batch" in r] for found in (run.rows, run.records)
         )
-        for group in compare(config, plain, engines, run.rows):
-            run.add(*group)
-            run.write(block_efficiency_table(config, run.rows, run.failed))
-        table = block_efficiency_table(config, run.rows, run.failed)
-        run.write(table)
+        parts = compare(config, plain, engines, run.rows)
+        run.collect(parts, lambda: [block_efficiency_table(config, run.rows, run.failed)])
         figures = draw_all(config, run.rows, run.records, run.folder)
-        write_html(
-            run.folder / "report.html", run.about, table, figures, run.records, _asked(config)
-        )
+        page = run.folder / "report.html"
+        write_html(page, run.about, run.tables[0], figures, run.records, _asked(config))
         if options.regret:
+            table = block_efficiency_table(config, run.rows, run.failed)
             rows, records = measure_regret(config, target, draft, captioner)
-            run.rows += rows
-            run.records += records
+            run.add(rows, records)
             run.write(table, *regret_tables(config, rows))
 
 
@@ -71,72 +84,95 @@ def block_efficiency_table(
 ) -> Table:
     """Return a line per row of views and turn, a column per set, and the plain means over sets.
 
-    Below a line stands what a paper prints, where the configuration is the paper's. Sets of which nothing is measured
-    yet have no column.
+    Below a line is what a paper prints, where the configuration is the paper's. Sets without measurements have no
+    column.
     """
     begun = {row["dataset"] for row in (*rows, *failed)}
     sets = [name for name in config.sets if name in begun]
     averages = averaged(config, sets)
+    rows = without_failed(rows, failed, "dataset", "turn", "row")
     papers = [
         paper
         for paper in config.published
         if paper.is_of(config) and set(paper.numbers) & set(config.turns)
     ]
-    title = f"Block efficiency: tokens per target pass, gamma {config.gamma}, temperature {config.temperature:g}"
-    header = ["views", "turn", *sets, *averages, "speed-up", "predicted", "identical"]
-    cells = []
-    lost = {(row["dataset"], row["turn"], row["row"]) for row in failed}
-    rows = [row for row in rows if (row["dataset"], row["turn"], row["row"]) not in lost]
-    for turn in config.turns:
-        asked = [name for name in sets if turn in config.turns_of(name)]
-        for row in config.rows:
-            line = [r for r in rows if r["row"] == row.name and r["turn"] == turn]
-            groups = [[name] for name in sets] + list(averages.values())
-            numbers = [
-                number(_mean_over(line, group, "mean_acceptance_length")) for group in groups
-            ]
-            speeds = [
-                number(_mean_over(line, asked, f))
-                for f in ("speedup_measured", "speedup_predicted_with_verify")
-            ]
-            same = percent(_mean_over(line, asked, "token_identity_rate"), 1)
-            cells.append([row.name, str(turn), *numbers, *speeds, same])
-            for paper in papers:
-                if printed := paper.numbers.get(turn, {}).get(row.name):
-                    beside = [number(printed.get(name)) for name in (*sets, *averages)]
-                    cells.append([f"{row.name}, paper", str(turn), *beside, "-", "-", "-"])
-    counts = sorted({row["samples"] for row in rows}) or [0]
-    samples = " to ".join(map(str, sorted({counts[0], counts[-1]})))
+
+    def over(field: str, group: Sequence[str] | None = None, cell: Cell = number) -> Column:
+        """Return a column: the mean over sets, by default over those that are asked in the line's turn."""
+
+        def column(line: Sequence[Record]) -> str:
+            turns = {row["turn"] for row in line}
+            asked = [name for name in sets if turns & set(config.turns_of(name))]
+            return cell(mean_over(line, asked if group is None else group, field))
+
+        return column
+
+    def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
+        name, turn = label
+        for paper in papers:
+            if numbers := paper.numbers.get(int(turn), {}).get(name):
+                yield (f"{name}, paper", turn), numbers
+
+    lines = [
+        ((row.name, str(turn)), [r for r in rows if r["row"] == row.name and r["turn"] == turn])
+        for turn in config.turns
+        for row in config.rows
+    ]
+    columns = {name: over(TAU, [name]) for name in sets}
+    columns |= {name: over(TAU, group) for name, group in averages.items()}
+    columns |= {
+        "speed-up": over("speedup_measured"),
+        "predicted": over("speedup_predicted_with_verify"),
+        "identical": over("token_identity_rate", cell=partial(percent, places=1)),
+    }
+    title = (
+        f"Tokens a pass of the target (block efficiency), gamma {config.gamma}, "
+        f"temperature {config.temperature:g}"
+    )
+    notes = _notes(config, rows, failed, averages) + [f"paper: {paper.source}." for paper in papers]
+    return pivot(title, ("views", "turn"), lines, columns, printed, notes)
+
+
+def _notes(
+    config: EvalConfig,
+    rows: Sequence[Record],
+    failed: Sequence[Record],
+    averages: Mapping[str, Sequence[str]],
+) -> list[str]:
+    """Return the sentences below the table, but for the papers'."""
+    counts = [row["samples"] for row in rows] or [0]
+    samples = " to ".join(map(str, sorted({min(counts), max(counts)})))
     devices = ", ".join(dict.fromkeys(row["device"] for row in (*rows, *failed)))
     groups = [
         f"{name} over {', '.join(group) if config.averages else 'sets'}"
         for name, group in averages.items()
     ]
+    learned = {
+        row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)
+    }
     notes = [
         f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, {devices}. "
         f"Plain means: {'; '.join(groups)}.",
         "speed-up: decode tokens/s over plain decoding of the same requests in the same run; predicted: Eq. (1) with "
         "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
         "decoding token for token.",
+        *remarks(config.sets),
     ]
     if config.each_follow_up and 2 in config.turns:
-        notes.append(
-            f"Turn 2 is the mean over what follows the first answer: {', '.join(config.follow_ups)}."
-        )
-    notes += [f"paper: {paper.source}." for paper in papers]
-    learned = {
-        row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)
-    }
+        kinds = ", ".join(config.follow_ups)
+        notes.append(f"Turn 2 is the mean over what follows the first answer: {kinds}.")
     if learned:
-        notes.append(
-            "Weights: " + ", ".join(f"{name} by {rule}" for name, rule in learned.items()) + "."
-        )
+        rules = ", ".join(f"{name} by {rule}" for name, rule in learned.items())
+        notes.append(f"Weights: {rules}.")
     if (caption_ms := mean(rows, "caption_ms_per_image")) is not None:
         notes.append(
             f"Captions: {caption_ms:.3g} ms an image, made once for all rows; not in the speed-ups."
         )
-    notes += [f"Left out: {line}." for line in by_reason(config.left_out)]
-    return Table(title, header, cells, [*notes, *failures(failed)])
+    return [
+        *notes,
+        *(f"Left out: {line}." for line in by_reason(config.left_out)),
+        *failures(failed),
+    ]
 
 
 def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
@@ -152,58 +188,41 @@ def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
     )
 
 
-def _mean_over(line: Sequence[Record], sets: Sequence[str], field: str) -> float | None:
-    """Return the mean of a field over sets, and within a set over follow-ups; None where a set is missing."""
-    means = [mean([row for row in line if row["dataset"] == name], field) for name in sets]
-    found = [one for one in means if one is not None]
-    return sum(found) / len(found) if found and len(found) == len(means) else None
-
-
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
-    """Return a table per mixture of views: a line per rule and turn, pooled over all sets, most tokens a pass first."""
-    fields = [
-        f"{prefix}{loss}" for prefix in ("", "regret_") for loss in ("kl", "rejections", "misses")
-    ]
-    header = [
-        "weighting",
-        "turn",
-        "tau",
-        "KL",
-        "rejected",
-        "missed",
-        "R(KL)",
-        "R(rej.)",
-        "R(miss.)",
-    ]
+    """Return a table per mixture of views: a line per rule and turn, over all sets, most tokens a pass first."""
+
+    def tau(found: Sequence[Record]) -> float:
+        return sum(row["tokens"] for row in found) / sum(row["num_spec_steps"] for row in found)
+
+    def loss(field: str) -> Column:
+        return lambda found: number(
+            float(np.average([r[field] for r in found], weights=[r["tokens"] for r in found])), 3
+        )
+
+    columns = {"tau": lambda found: number(tau(found), 3)}
+    columns |= {"KL": loss("kl"), "rejected": loss("rejections"), "missed": loss("misses")}
+    columns |= {"R(KL)": loss("regret_kl"), "R(rej.)": loss("regret_rejections")}
+    columns["R(miss.)"] = loss("regret_misses")
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the target's greedy answers. "
         "tau: tokens a pass. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, mixture), both at "
         "temperature 1; missed: share of tokens where the likeliest differ.",
         "R: the same less that of each answer's best fixed weights, chosen with hindsight for that loss on a grid.",
     ]
-    tables = []
-    for views in dict.fromkeys(tuple(row["views"]) for row in rows):
-        mixed = [row for row in rows if tuple(row["views"]) == views]
-        lines = []
-        for name, turn in dict.fromkeys((row["row"], row["turn"]) for row in mixed):
-            found = [row for row in mixed if (row["row"], row["turn"]) == (name, turn)]
-            tokens = [row["tokens"] for row in found]
-            tau = sum(tokens) / sum(row["num_spec_steps"] for row in found)
-            lines.append(
-                (
-                    turn,
-                    -tau,
-                    name,
-                    [np.average([row[f] for row in found], weights=tokens) for f in fields],
-                )
-            )
-        cells = [
-            [name, str(turn), f"{-tau:.3f}", *(f"{x:.3f}" for x in means)]
-            for turn, tau, name, means in sorted(lines)
-        ]
-        title = f"Weightings of views {','.join(views)}: losses a token and regret, gamma {config.gamma}"
-        tables.append(Table(title, header, cells, notes))
-    return tables
+    found: dict[tuple[str, ...], dict[Label, list[Record]]] = {}
+    for row in rows:
+        lines = found.setdefault(tuple(row["views"]), {})
+        lines.setdefault((row["row"], str(row["turn"])), []).append(row)
+    return [
+        pivot(
+            f"Weightings of views {','.join(views)}: losses a token and regret, gamma {config.gamma}",
+            ("weighting", "turn"),
+            sorted(lines.items(), key=lambda line: (line[0][1], -tau(line[1]), line[0][0])),
+            columns,
+            notes=notes,
+        )
+        for views, lines in found.items()
+    ]
 
 
 def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:

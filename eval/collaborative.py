@@ -10,7 +10,7 @@ results.json, records.jsonl and table.md (and sweep.png, with the `plots` extra)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from eval.lib.config import CollaborativeEvalConfig, data_places
 from eval.lib.page import COLOURS, pyplot, save, stacked_axes
 from eval.lib.pairings import GROUP, SWEEP, measure
 from eval.lib.quality import MEASURES, quality, rouge_scorer
-from eval.lib.report import Record, Run, Table, failures, number, percent
+from eval.lib.report import Run
+from eval.lib.tables import Label, Record, Table, failures, number, percent, pivot
 from jaxspec.command import input_errors, script_name
 
 
@@ -33,6 +34,21 @@ class Options:
     5 seconds, a gigabyte, and no network where Linux allows that, but otherwise your rights. Do so in a container."""
 
 
+FORMS = {"chat": "in the chat form of the model that leads", "raw": "in raw text"}
+
+
+def _of(cell: Callable[[Record], str]) -> Callable[[Sequence[Record]], str]:
+    """Return the column of a line that shows one row."""
+    return lambda line: cell(line[0])
+
+
+SPEEDS = {
+    "speed-up": _of(lambda row: number(row["speedup_measured"])),
+    "Thm.": _of(lambda row: number(row["speedup_predicted"])),
+    "with times": _of(lambda row: number(row["speedup_predicted_with_verify"])),
+}
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Measures collaborative decoding of the preset's pairings of models."""
     preset, config, options = parse_command(
@@ -42,12 +58,11 @@ def main(args: Sequence[str] | None = None) -> None:
         config.samples(name, config.limit)  # what cannot be read is told before models load
     if "ROUGE-L" in map(MEASURES.get, config.sets):
         rouge_scorer()  # likewise, where it is not installed
-    with Run(preset, vars(config) | vars(options), options.out) as run:
+    timed = f"the least of {config.repeats} runs by turns"
+    with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         run.restore(GROUP)
-        for group in measure(config, partial(quality, run_code=options.run_code), run.rows):
-            run.add(*group)
-            run.write(*tables(config, run))
-        run.write(*tables(config, run))
+        parts = measure(config, partial(quality, run_code=options.run_code), run.rows)
+        run.collect(parts, lambda: tables(config, run))
         draw_sweep([row for row in run.rows if row["row"] == SWEEP], run.folder)
 
 
@@ -63,94 +78,90 @@ def methods_table(
     config: CollaborativeEvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()
 ) -> Table:
     """Return a line per pairing, set and method."""
-    columns = {
-        "models": lambda row: row["pairing"],
-        "set": lambda row: row["dataset"],
-        "method": lambda row: row["row"],
-        "gammas": _gammas,
-        "alpha": lambda row: _list(row["alpha"]),
-        "tokens/cycle": lambda row: number(row["tokens_per_cycle"]),
-        "calls/token": lambda row: _list(row["calls_per_token"]),
-        "predicted": lambda row: _list(row["calls_per_token_predicted"]),
-        "tokens/s": lambda row: number(row["decode_tokens_per_second"], 1),
-        "speed-up": lambda row: number(row["speedup_measured"]),
-        "Thm.": lambda row: number(row["speedup_predicted"]),
-        "with times": lambda row: number(row["speedup_predicted_with_verify"]),
-        "nats": lambda row: number(row["held_out_nats"], 3),
-        "quality": lambda row: percent(row["quality"]),
-        "same": lambda row: percent(row["token_identity_rate"]),
-    }
     papers = [paper for paper in config.published if paper.is_of(config)]
-    judged = dict.fromkeys(row["dataset"] for row in rows if row["quality"] is not None)
-    measures = (
-        ", ".join(f"{MEASURES.get(name, 'accuracy')} on {name}" for name in judged)
-        or "which nothing judges"
-    )
-    alone = {(row["pairing"], row["dataset"]): row for row in rows}
-    device = rows[0]["device"] if rows else "no device"
-    notes = [
-        f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}. Times are of "
-        f"{min(config.timed, config.limit)} samples a set, the fastest of {config.repeats} interleaved runs. Lists are "
-        "of models, in their order.",
-        "speed-up: decode tokens/s over standard collaborative decoding of the same requests. predicted, Thm.: calls "
-        "and speed-up of the exact law at the mean alphas; with times: with those of scoring passes too.",
-        "nats: of the reference answers' tokens under the combination, at temperature 1. quality: of the answers to "
-        f"{config.limit} samples a set, decoded once, {measures}. same: answers equal to standard "
-        "collaborative decoding's, at temperature 0.",
-    ]
-    notes += [f"paper: {paper.source}." for paper in papers]
-    notes += [
-        f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard decoding with each model on "
-        f"a device of its own would be {row['speedup_parallel_at_most']:.2f} times as fast at most."
-        + (
-            f" Prompts left out, as longer than a model's context: {row['left_out']}."
-            if row["left_out"]
-            else ""
-        )
-        for (name, dataset), row in alone.items()
-    ]
-    cells = []
-    for row in rows:
-        cells.append([cell(row) for cell in columns.values()])
+
+    def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
+        pairing, dataset, method = label
         for paper in papers:
-            if (
-                printed := paper.numbers[1]
-                .get(f"{row['pairing']}, {row['row']}", {})
-                .get(row["dataset"])
-            ):
-                told = {
-                    "models": row["pairing"],
-                    "set": row["dataset"],
-                    "method": f"{row['row']}, paper",
-                }
-                told["speed-up"] = number(printed)
-                cells.append([told.get(column, "-") for column in columns])
-    return Table("Collaborative decoding", list(columns), cells, [*notes, *failures(failed)])
+            numbers = paper.numbers[1].get(f"{pairing}, {method}", {})
+            if dataset in numbers:
+                named = pairing, dataset, f"{method}, paper"
+                yield named, {"speed-up": numbers[dataset]}
+
+    columns = {
+        "gammas": _of(_gammas),
+        "alpha": _of(lambda row: _list(row["alpha"])),
+        "tokens/cycle": _of(lambda row: number(row["tokens_per_cycle"])),
+        "calls/token": _of(lambda row: _list(row["calls_per_token"])),
+        "predicted": _of(lambda row: _list(row["calls_per_token_predicted"])),
+        "tokens/s": _of(lambda row: number(row["decode_tokens_per_second"], 1)),
+        **SPEEDS,
+        "nats": _of(lambda row: number(row["held_out_nats"], 3)),
+        "quality": _of(lambda row: percent(row["quality"])),
+        "same": _of(lambda row: percent(row["token_identity_rate"])),
+    }
+    lines = [((row["pairing"], row["dataset"], row["row"]), [row]) for row in rows]
+    notes = [
+        *_methods_notes(config, rows),
+        *(f"paper: {paper.source}." for paper in papers),
+        *failures(failed),
+    ]
+    labels = "models", "set", "method"
+    return pivot("Collaborative decoding", labels, lines, columns, printed, notes)
+
+
+def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> list[str]:
+    """Return the sentences below the table of methods, but for the papers'."""
+    judged = dict.fromkeys(row["dataset"] for row in rows if row["quality"] is not None)
+    measures = ", ".join(f"{MEASURES.get(name, 'accuracy')} on {name}" for name in judged)
+    device = rows[0]["device"] if rows else "no device"
+    asked: dict[str, list[str]] = {}
+    for pairing in config.pairings:
+        asked.setdefault(FORMS[pairing.form], []).append(pairing.name)
+    notes = [
+        f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}; speeds of "
+        f"{min(config.timed, config.limit)} samples a set. Lists are of models, in their order.",
+        "speed-up: decode tokens/s over standard collaborative decoding of the same requests. "
+        "predicted, Thm.: calls and speed-up of the exact law at the mean alphas; with times: with "
+        "those of scoring passes too.",
+        "nats: of the reference answers' tokens under the combination, at temperature 1. quality: of "
+        f"the answers to {config.limit} samples a set, decoded once, {measures or 'which nothing judges'}. "
+        "same: answers equal to standard collaborative decoding's, at temperature 0.",
+        *(f"Asked {form}: {'; '.join(names)}." for form, names in asked.items()),
+    ]
+    for (name, dataset), row in {(row["pairing"], row["dataset"]): row for row in rows}.items():
+        left = row["left_out"]
+        notes.append(
+            f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard decoding "
+            "with each model on a device of its own would be "
+            f"{row['speedup_parallel_at_most']:.2f} times as fast at most."
+            + (f" Prompts left out, as longer than a model's context: {left}." if left else "")
+        )
+    return notes
 
 
 def sweep_table(sweep: Sequence[Record]) -> Table:
     """Return a line per combination of the grid."""
     columns = {
-        "models": lambda row: row["pairing"],
-        "set": lambda row: row["dataset"],
-        "combination": lambda row: row["combine"],
-        "gammas": lambda row: ",".join(map(str, row["gammas"])),
-        "alpha": lambda row: _list(row["held_out_alpha"]),
-        "nats": lambda row: number(row["held_out_nats"], 3),
-        "quality": lambda row: percent(row["quality"]),
-        "speed-up": lambda row: number(row["speedup_measured"]),
-        "Thm.": lambda row: number(row["speedup_predicted"]),
-        "with times": lambda row: number(row["speedup_predicted_with_verify"]),
+        "alpha": _of(lambda row: _list(row["held_out_alpha"])),
+        "nats": _of(lambda row: number(row["held_out_nats"], 3)),
+        "quality": _of(lambda row: percent(row["quality"])),
+        **SPEEDS,
     }
     slowest = min(sweep, key=lambda row: row["speedup_measured"])
     calls = min(sweep, key=lambda row: row["speedup_predicted"])
     notes = [
-        "CoS against standard collaborative decoding. alpha: on the reference answers. quality: once a combination.",
+        "CoS against standard collaborative decoding. alpha: on the reference answers. quality: once a "
+        "combination.",
         f"Never slower? Slowest measured: {slowest['speedup_measured']:.2f} ({_point(slowest)}); "
         f"least by the exact law: {calls['speedup_predicted']:.2f} ({_point(calls)}).",
     ]
-    cells = [[cell(row) for cell in columns.values()] for row in sweep]
-    return Table("Quality and speed over the grid", list(columns), cells, notes)
+    lines = [
+        ((row["pairing"], row["dataset"], row["combine"], ",".join(map(str, row["gammas"]))), [row])
+        for row in sweep
+    ]
+    labels = "models", "set", "combination", "gammas"
+    return pivot("Quality and speed over the grid", labels, lines, columns, notes=notes)
 
 
 def _point(row: Record) -> str:

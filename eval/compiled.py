@@ -35,7 +35,8 @@ from tqdm import tqdm
 
 from eval.lib.hlo import COLLECTIVES, STAGES, ProgramText
 from eval.lib.random_pair import LatencyConfig
-from eval.lib.report import Record, Run, Table, number
+from eval.lib.report import Run
+from eval.lib.tables import Record, Table, number
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.config import text_config
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held

@@ -24,7 +24,8 @@ from eval.lib.comparison import first_prompt
 from eval.lib.config import EvalConfig, load_model, load_models, named, shown
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
-from eval.lib.report import Record, Run, Table, mean, percent
+from eval.lib.report import Run
+from eval.lib.tables import Record, Table, mean, percent
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.samples import Sample
@@ -70,19 +71,22 @@ def main(args: Sequence[str] | None = None) -> None:
             how = replace(config.plain(), new_buckets=(32,), batch_size=32)
             run.restore(("model",))
             done = {row["model"] for row in run.rows}
-            for name, (model, view) in models.items():
-                if name in done:
-                    continue
-                found = attribute_accuracy(answering(model, view, how), options.attributes)
-                run.add([{"model": name} | found], [])
-                run.write(attributes_table(options.attributes, run.rows))
-            run.write(attributes_table(options.attributes, run.rows))
+            parts = (
+                (
+                    [
+                        {"model": name}
+                        | attribute_accuracy(answering(*model, how), options.attributes)
+                    ],
+                    [],
+                )
+                for name, model in models.items()
+                if name not in done
+            )
+            run.collect(parts, lambda: [attributes_table(options.attributes, run.rows)])
         else:
             run.restore(GROUP)
-            for rows, records in measure_quality(config, models, options.text_only, run.rows):
-                run.add(rows, records)
-                run.write(quality_table(config, run.rows))
-            run.write(quality_table(config, run.rows))
+            parts = measure_quality(config, models, options.text_only, run.rows)
+            run.collect(parts, lambda: [quality_table(config, run.rows)])
 
 
 def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:

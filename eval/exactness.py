@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
@@ -27,8 +28,9 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import each_turn, engine_fields, first_prompt
 from eval.lib.config import EvalConfig, load_models
 from eval.lib.replay import engine_of
-from eval.lib.report import Record, Run, Table
+from eval.lib.report import Run
 from eval.lib.simulation import whole_row
+from eval.lib.tables import Record, Table
 from jaxspec.command import input_errors, script_name
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.metrics import acceptance_metrics
@@ -75,17 +77,12 @@ def main(args: Sequence[str] | None = None) -> None:
     with Run(preset, vars(config) | vars(options), options.out) as run:
         models = load_models(config)
         run.restore(GROUP)
-        for rows, records in measure_identity(
-            config, *models, options.gammas, options.batches, run.rows
-        ):
-            run.add(rows, records)
-            run.write(*tables(config, run.rows))
+        parts = measure_identity(config, *models, options.gammas, options.batches, run.rows)
         if options.draws:
             how = options.draws, options.tokens, max(options.batches)
-            for row in measure_sampling(config, *models, *how, before=run.rows):
-                run.add([row], [])
-                run.write(*tables(config, run.rows))
-        run.write(*tables(config, run.rows))
+            drawn = measure_sampling(config, *models, *how, before=run.rows)
+            parts = chain(parts, (([row], []) for row in drawn))
+        run.collect(parts, lambda: tables(config, run.rows))
 
 
 def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:

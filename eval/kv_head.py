@@ -11,15 +11,26 @@ Writes results.json, records.jsonl and table.md into --out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eval.lib.command_line import parse_command
-from eval.lib.comparison import GROUP, compare, row_engines
+from eval.lib.comparison import GROUP, Group, compare, row_engines
 from eval.lib.config import EvalConfig, Variant, load_model, load_models, named, shown
-from eval.lib.report import Record, Run, Table, failures, mean, number
+from eval.lib.report import Run
+from eval.lib.sets import remarks
 from eval.lib.simulation import predict_heads
+from eval.lib.tables import (
+    Label,
+    Record,
+    Table,
+    failures,
+    mean,
+    mean_over,
+    number,
+    pivot,
+)
 from jaxspec.command import input_errors, script_name
 from jaxspec.config import LvlmConfig
 from jaxspec.decoding.engine import Engine
@@ -44,7 +55,8 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     if config.kv_head is None:
         raise InputError(f"preset {preset}: names no kv_head; give one with --kv-head")
-    with Run(preset, vars(config) | vars(options), options.out) as run:
+    timed = f"the median of {config.repeats} runs by turns"
+    with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         shown = [name for row in config.rows for name in row.views]
         target, draft, captioner = load_models(config, views=[*shown, "kv"])
         assert target.head is not None
@@ -61,79 +73,86 @@ def main(args: Sequence[str] | None = None) -> None:
         predicted = (
             predict_heads(config, plain, heads, options.gammas) if config.temperature == 0 else {}
         )
+
+        def parts() -> Iterator[Group]:
+            for gamma in options.gammas:
+                part = replace(config, gamma=gamma)
+                engines = row_engines(part, target, draft, captioner)
+                for name, (other, row) in drafts.items():
+                    engines[name] = Engine(target, other, part.engine(row))
+                for name, head in heads.items():
+                    how = part.engine(Variant(name, ("kv",)))
+                    engines[name] = Engine(replace(target, head=head), None, how)
+                for group in compare(part, plain, engines, run.rows):
+                    for row in group.rows:
+                        found = predicted.get((*map(row.get, GROUP), row["row"]))
+                        row["predicted_acceptance_length"] = found
+                    yield group
+
         run.restore(GROUP)
-        for gamma in options.gammas:
-            config = replace(config, gamma=gamma)
-            engines = row_engines(config, target, draft, captioner)
-            engines |= {
-                name: Engine(target, other, config.engine(row))
-                for name, (other, row) in drafts.items()
-            }
-            engines |= {
-                name: Engine(
-                    replace(target, head=head), None, config.engine(Variant(name, ("kv",)))
-                )
-                for name, head in heads.items()
-            }
-            for rows, records, failed in compare(config, plain, engines, run.rows):
-                found = (predicted.get((*map(row.get, GROUP), row["row"])) for row in rows)
-                run.add(
-                    [row | {"predicted_acceptance_length": t} for row, t in zip(rows, found)],
-                    records,
-                    failed,
-                )
-                run.write(draft_table(config, run.rows, run.failed))
-        run.write(draft_table(config, run.rows, run.failed))
+        run.collect(parts(), lambda: [draft_table(config, run.rows, run.failed)])
+
+
+FIELDS = {
+    "omega": "speedup_call",
+    "omega, loop": "speedup_measured",
+    "alpha": "draft_acceptance_rate",
+    "tau": "mean_acceptance_length",
+    "delta": "call_tokens_per_second",
+    "delta, loop": "decode_tokens_per_second",
+}
+"""Columns for each draft length, and the fields of rows that they show."""
 
 
 def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
-    """Return AASD's Table 1: a line per set and draft, and for each draft length four columns. Turns are averaged."""
+    """Return AASD's Table 1: a line per set and draft, and columns for each draft length. Turns are averaged."""
     gammas = sorted({row["gamma"] for row in rows})
-    fields = {
-        "omega": "speedup_measured",
-        "alpha": "draft_acceptance_rate",
-        "tau": "mean_acceptance_length",
-        "delta": "decode_tokens_per_second",
-    }
-    header = ["set", "draft", *(f"{name} J={gamma}" for gamma in gammas for name in fields)]
-    places = {name: (name,) for name in config.sets} | (
-        {"avg": config.sets} if len(config.sets) > 1 else {}
-    )
     papers = [paper for paper in config.published if paper.is_of(config)]
-    cells = []
+    places = {name: (name,) for name in config.sets}
+    places |= {"avg": config.sets} if len(config.sets) > 1 else {}
+    lost = {(record["dataset"], record["row"]) for record in failed}
+
+    def column(field: str, gamma: int | None = None) -> Callable[[Sequence[Record]], str]:
+        def cell(line: Sequence[Record]) -> str:
+            found = [row for row in line if gamma in (None, row["gamma"])]
+            return number(mean_over(found, list({row["dataset"] for row in line}), field))
+
+        return cell
+
+    def printed(label: Label) -> Iterator[tuple[Label, Mapping[str, float]]]:
+        place, draft = label
+        for paper in papers if places[place] == config.sets else ():
+            if numbers := paper.numbers[1].get(draft):
+                yield (place, f"{draft}, paper"), numbers
+
+    lines = []
     for place, sets in places.items():
         for draft in dict.fromkeys(row["row"] for row in rows):
             found = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
-            if not {row["dataset"] for row in failed if row["row"] == draft}.isdisjoint(sets):
-                found = []
-            drawn = [[row for row in found if row["gamma"] == gamma] for gamma in gammas]
-            cells.append(
-                [
-                    place,
-                    draft,
-                    *(number(mean(part, field)) for part in drawn for field in fields.values()),
-                ]
-            )
-            for paper in papers if sets == config.sets else ():
-                if printed := paper.numbers[1].get(draft):
-                    cells.append(
-                        [
-                            place,
-                            f"{draft}, paper",
-                            *(number(printed.get(name)) for name in header[2:]),
-                        ]
-                    )
-    plain = {name: [row for row in rows if row["dataset"] == name] for name in config.sets}
-    rates = [
-        f"{name} {number(mean(found, 'plain_tokens_per_second'))}" for name, found in plain.items()
-    ]
+            lines.append(((place, draft), [] if {(name, draft) for name in sets} & lost else found))
+    columns = {
+        f"{name} J={gamma}": column(FIELDS[name], gamma) for gamma in gammas for name in FIELDS
+    }
+    columns["prefill ms"] = column("prefill_ms")
+
+    def plain(field: str) -> str:
+        found = (
+            (name, mean([row for row in rows if row["dataset"] == name], field))
+            for name in config.sets
+        )
+        return ", ".join(f"{name} {number(value)}" for name, value in found)
+
     notes = [
         f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch {config.batch_size}, "
-        f"temperature {config.temperature:g}, {config.dtype}, {(*rows, *failed)[0]['device']}, "
-        f"{config.repeats} runs by turns. avg is the plain mean over sets.",
-        "omega: tokens/s of the loop over plain decoding's in the same run (the median over runs); alpha: accepted "
-        "over drafted tokens; tau: tokens per target pass, the bonus token counted; delta: tokens/s. "
-        f"Plain decoding: {', '.join(rates)} tokens/s.",
+        f"temperature {config.temperature:g}, {config.dtype}, {(*rows, *failed)[0]['device']}. "
+        "avg is the plain mean over sets.",
+        "omega: tokens/s of whole calls, with the prefill of target and draft, over plain decoding's "
+        "in the same run; alpha: accepted over drafted tokens; tau: tokens a pass of the target, the "
+        "bonus token counted; delta: tokens/s of whole calls. loop: the same of the decode loop alone. "
+        "prefill ms: of target and draft, for each sample; the draft's own is this less plain decoding's.",
+        f"Plain decoding: {plain('plain_call_tokens_per_second')} tokens/s of whole calls, "
+        f"{plain('plain_tokens_per_second')} of the loop, {plain('plain_prefill_ms')} ms of prefill.",
+        *remarks(config.sets),
     ]
     if config.temperature == 0:
         same = min((row["token_identity_rate"] for row in rows), default=0.0)
@@ -141,16 +160,24 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token."
         )
     notes += [f"paper: {paper.source}." for paper in papers]
-    told = [row for row in rows if row.get("predicted_acceptance_length")]
-    if told:
-        most = 100 * max(
-            abs(row["mean_acceptance_length"] / row["predicted_acceptance_length"] - 1)
-            for row in told
-        )
+    ratios = [
+        row["mean_acceptance_length"] / row["predicted_acceptance_length"]
+        for row in rows
+        if row.get("predicted_acceptance_length")
+    ]
+    if ratios:
+        most = 100 * max(abs(ratio - 1) for ratio in ratios)
         notes.append(
             f"One pass of training's attention over the answers gives the heads' tau within {most:.1f} %."
         )
-    return Table("Drafts of one target: AASD's Table 1", header, cells, [*notes, *failures(failed)])
+    return pivot(
+        "Drafts of one target: AASD's Table 1",
+        ("set", "draft"),
+        lines,
+        columns,
+        printed,
+        [*notes, *failures(failed)],
+    )
 
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:

@@ -40,7 +40,8 @@ from eval.lib.random_pair import (
     measure_mixtures,
     measure_passes,
 )
-from eval.lib.report import Record, Run, Table, number, percent, results_folder
+from eval.lib.report import Run, results_folder
+from eval.lib.tables import Record, Table, number, percent
 from jaxspec.command import load_preset, preset_names, run_script
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.captioners import CachedCaptions, load_captioner
@@ -96,7 +97,8 @@ def main(
     config = replace(config, dtype=dtype or config.dtype)
     if debug:
         config, starts, calls = replace(config, repeats=1, new=min(8, config.new)), 1, 1
-    with Run(preset, given, results_folder(out, preset, debug)) as run:
+    timed = f"the least of {config.repeats} runs; of start-up medians"
+    with Run(preset, given, results_folder(out, preset, debug), timed) as run:
         setup_runtime()
         run.restore(("part",))
         done = {row["part"] for row in run.rows}
@@ -105,7 +107,7 @@ def main(
         ).items():
             if name not in done:
                 run.add([{"part": name} | row for row in measure()], [])
-            run.write(*latency_tables(preset, run.rows, config.papers), load=os.getloadavg()[0])
+            run.write(*latency_tables(preset, run.rows, config.papers))
 
 
 def measures(

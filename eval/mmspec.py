@@ -31,8 +31,9 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt, next_prompt, row_engines
 from eval.lib.config import EvalConfig, load_models
 from eval.lib.replay import RecordedTarget, engine_of
-from eval.lib.report import Run, Table
+from eval.lib.report import Run
 from eval.lib.sets import MMSPEC
+from eval.lib.tables import Table
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request, Result

@@ -36,9 +36,10 @@ import tyro
 from tqdm import tqdm
 
 from eval.lib.comparison import first_prompt
-from eval.lib.report import Record, Run, Table, results_folder
+from eval.lib.report import Run, results_folder
 from eval.lib.sets import evaluation_set
 from eval.lib.synthetic import synthetic_model
+from eval.lib.tables import Record, Table
 from jaxspec.checkpoints import huggingface
 from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.checkpoints.locating import locate

@@ -1,9 +1,11 @@
 """The pairs of models and the sets of the CoS paper (its Table 1): ensembles at temperature 1, contrast at 0 and 1.
 
-`naive` is what the paper calls without APF, `speculative` its SD; of CoS and SD it tells the better of gamma 5 and 1.
-Its raw speeds (Tables 5 and 6) give the same ratios, but that Table 5 has GSM8K and CNN/DM of the three Qwens the other
-way round. Its figures are sweeps, such as `--sweep lambda:0.1,0.3,0.5,0.7,0.9`. How many prompts it asks, with how many
-examples, and for how many tokens, it does not say: 256 tokens are its released code's.
+Pairs with a base model (Llama-2-7b, Llama-3.2-1B, llama-68m, OPT) are asked in raw text; the instruct models of Qwen in
+their chat form. `naive` is what the paper calls without APF, `speculative` its SD; of CoS and SD it prints the better
+of gamma 5 and 1, of SD with three models too. Its raw speeds (Tables 5 and 6) give the same ratios, except that Table 5
+swaps GSM8K and CNN/DM of the three Qwens. Its figures are sweeps, such as `--sweep lambda:0.1,0.3,0.5,0.7,0.9`. The
+paper does not say how many prompts it asks, with how many examples, and for how many tokens: 256 tokens are its
+released code's.
 """
 
 from __future__ import annotations
@@ -55,12 +57,27 @@ _SPEEDUPS = read_numbers("""
 
 config = CollaborativeEvalConfig(
     pairings=(
-        *(Pairing(name, pair, "weighted:0.5,0.5") for name, pair in _ENSEMBLES.items()),
+        *(
+            Pairing(name, pair, "weighted:0.5,0.5", form="chat" if "Qwen" in name else "raw")
+            for name, pair in _ENSEMBLES.items()
+        ),
         Pairing(
-            "Qwen 1.5B, three", (*_ENSEMBLES["Qwen 1.5B"], _QWEN.format("Math-", "1.5B")), "weighted", 1.0, (1, 1, 1)
+            "Qwen 1.5B, three",
+            (*_ENSEMBLES["Qwen 1.5B"], _QWEN.format("Math-", "1.5B")),
+            "weighted",
+            gammas=(1, 1, 1),
+            alone=5,
         ),
         *(
-            Pairing(f"{name}, T={temperature:g}", pair, "contrastive:mu=0.1", temperature, (1, 5), 1)
+            Pairing(
+                f"{name}, T={temperature:g}",
+                pair,
+                "contrastive:mu=0.1",
+                temperature,
+                (1, 5),
+                proposer=1,
+                form="raw",
+            )
             for name, pair in _CONTRASTS.items()
             for temperature in (0.0, 1.0)
         ),

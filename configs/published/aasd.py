@@ -1,6 +1,7 @@
-"""What AASD prints of its KV head and of separate drafts: means over three sets of all that it measures (Tables 1, 2).
+"""AASD's numbers for its KV head and separate drafts: means over three sets (Tables 1, 2).
 
-It names neither dtype, length and temperature of the answers, nor the device that omega and delta depend on.
+Its targets are LLaVA-7B and 13B of "Visual Instruction Tuning"; "1.5" appears nowhere in it. It names neither dtype,
+length and temperature of the answers, nor the device that omega and delta depend on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ def published(target: str, text: str) -> tuple[Published, ...]:
         name: {column.replace("_", " "): value for column, value in line.items()}
         for name, line in read_numbers(f"row {columns}\n{text.strip()}").items()
     }
-    source = "AASD, Tables 1 and 2; dtype, length, temperature and device are not said"
+    source = (
+        "AASD, Tables 1 and 2, of LLaVA of 'Visual Instruction Tuning', which is not LLaVA-1.5; it says neither dtype, "
+        "length and temperature nor the device"
+    )
     return (Published(source, {"target": target, "sets": SETS}, {1: rows}),)
 
 

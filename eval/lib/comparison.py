@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from eval.lib.config import EvalConfig
 from eval.lib.replay import RecordedTarget, engine_of
-from eval.lib.report import Record
+from eval.lib.tables import Record
 from eval.lib.timing import PassTimes, interleaved, predicted_speedup, time_passes
 from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
@@ -96,10 +96,8 @@ def _group(
         for i, prompt in enumerate(prompts)
     ]
     guarded = [_Guarded(engine) for engine in engines.values()]
-    (reference, *answers), (baseline, *rates) = interleaved(
-        [plain, *guarded], requests, config.repeats, bar
-    )
-    for name, guard, results, rate in zip(engines, guarded, answers, rates, strict=True):
+    (reference, *answers), rates = interleaved([plain, *guarded], requests, config.repeats, bar)
+    for i, (name, guard, results) in enumerate(zip(engines, guarded, answers, strict=True), 1):
         engine = guard.engine
         place = (
             where | engine_fields(name, engine.config, config) | {"temperature": config.temperature}
@@ -123,9 +121,13 @@ def _group(
         if name in passes:
             row |= _times(engine.config, row["mean_acceptance_length"], results, passes[name])
             row |= {
-                "decode_tokens_per_second": float(np.median(rate)),
-                "plain_tokens_per_second": float(np.median(baseline)),
-                "speedup_measured": float(np.median(rate / baseline)),
+                "decode_tokens_per_second": float(np.median(rates.loop[i])),
+                "plain_tokens_per_second": float(np.median(rates.loop[0])),
+                "speedup_measured": float(np.median(rates.loop[i] / rates.loop[0])),
+                "call_tokens_per_second": float(np.median(rates.call[i])),
+                "plain_call_tokens_per_second": float(np.median(rates.call[0])),
+                "speedup_call": float(np.median(rates.call[i] / rates.call[0])),
+                "plain_prefill_ms": _prefill_ms(reference),
             }
         group.rows.append(row)
         group.records.extend(
@@ -187,12 +189,11 @@ def each_turn(
         )
 
 
-def first_prompt(encoder: PromptEncoder, sample: Sample) -> Prompt:
-    """Return the sample's first turn, with the images that belong to it."""
+def first_prompt(encoder: PromptEncoder, sample: Sample, form: str = "chat") -> Prompt:
+    """Return the sample's first turn with its images, in the chat form or as `raw` text."""
     asked = sample.turns[0][0]
-    return replace(
-        encoder.prompt(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id
-    )
+    write = encoder.raw if form == "raw" else encoder.prompt
+    return replace(write(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
 
 
 def next_prompt(
@@ -211,13 +212,18 @@ def _times(
     """Return times of passes and of what comes before the loop, and the speed-up that Eq. (1) makes of the former."""
     fields = vars(passes) | {
         "caption_ms": sum(r.caption_ms for r in results) / len(results),
-        "prefill_ms": sum(r.prefill_ms / r.batch for r in results) / len(results),
+        "prefill_ms": _prefill_ms(results),
     }
     if length is not None:
         one = length, config.gamma, passes.draft_ms, passes.target_ms
         fields["speedup_predicted"] = predicted_speedup(*one)
         fields["speedup_predicted_with_verify"] = predicted_speedup(*one, passes.verify_ms)
     return fields
+
+
+def _prefill_ms(results: Sequence[Result]) -> float:
+    """Return an answer's share of the milliseconds of prefill, of target and draft."""
+    return sum(r.prefill_ms / r.batch for r in results) / len(results)
 
 
 def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:

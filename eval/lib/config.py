@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -229,6 +229,10 @@ class Pairing:
     views: tuple[str, ...] | None = None
     sweep: str = ""
     """As in `Together`."""
+    alone: int = 0
+    """Draft length of the methods with one proposer; 0 takes the proposer's in `gammas`."""
+    form: Literal["chat", "raw"] = "chat"
+    """How questions are asked: in the chat form of the model that leads, or as raw text, for base models."""
 
     def points(self, sweep: str = "") -> list[Point]:
         """Return where a sweep measures: this, or the pairing's own.

@@ -18,7 +18,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from eval.lib.config import EvalConfig
-from eval.lib.report import Record, Table, mean
+from eval.lib.tables import Record, Table, mean
 from jaxspec.data.images import to_rgb
 from jaxspec.files import whole, write_text
 

@@ -29,7 +29,7 @@ from eval.lib.collaborative_theory import (
 )
 from eval.lib.comparison import Group, first_prompt, told
 from eval.lib.config import CollaborativeEvalConfig, Pairing, load_model
-from eval.lib.report import Record, mean
+from eval.lib.tables import Record, mean
 from eval.lib.timing import interleaved, time_members
 from jaxspec.cache import KVCache
 from jaxspec.cluster import process
@@ -46,15 +46,15 @@ from jaxspec.prompts.rows import pad_rows, prompt_row
 from jaxspec.sampling import tempered
 from jaxspec.typing import Array, Float, Int, Params
 
-METHODS: tuple[tuple[str, Method, bool], ...] = (
-    ("standard", "standard", False),
-    ("naive", "naive", True),
-    ("speculative", "speculative", True),
-    ("speculative, 1 each", "speculative", False),
-    ("CoS", "alternating", True),
-    ("CoS, 1 each", "alternating", False),
-)
-"""Rows of a pairing: name, method, and whether with the pairing's draft lengths or with 1 each."""
+METHODS: dict[str, Method] = {
+    "standard": "standard",
+    "naive": "naive",
+    "speculative": "speculative",
+    "speculative, 1 each": "speculative",
+    "CoS": "alternating",
+    "CoS, 1 each": "alternating",
+}
+"""Rows of a pairing, and their methods."""
 SWEEP = "sweep"
 """The name of rows of the sweep."""
 REFERENCE_BATCH = 8
@@ -111,21 +111,27 @@ def measure(
             yield group
 
 
-def _methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
-    """Return method and draft lengths by the row's name; rows that would be the same but for their names are one."""
+def methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
+    """Return method and draft lengths of each row, without `1 each` where the pairing's own lengths are 1.
+
+    For gammas (5, 1): CoS with (5, 1), and "CoS, 1 each" with (1, 1).
+    """
     ones = (1,) * len(pairing.models)
-    return {
-        name: (method, pairing.gammas if own else ones)
-        for name, method, own in METHODS
-        if own or pairing.gammas != ones or method == "standard"
-    }
+    alone = tuple(pairing.alone or gamma for gamma in pairing.gammas)
+    found: dict[str, tuple[Method, tuple[int, ...]]] = {}
+    for name, method in METHODS.items():
+        gammas = pairing.gammas if method == "alternating" else alone
+        way = method, ones if "1 each" in name or method == "standard" else gammas
+        if way not in found.values():
+            found[name] = way
+    return found
 
 
 def _runs(config: CollaborativeEvalConfig, pairing: Pairing) -> int:
     """Return how often programs run over requests."""
     points = pairing.points(config.sweep)
     combinations = len({point.combine for point in points})
-    timed = len(_methods_of(pairing)) + combinations + len(points)
+    timed = len(methods_of(pairing)) + combinations + len(points)
     return timed * config.repeats + len(JUDGED) + combinations
 
 
@@ -142,7 +148,7 @@ class _Measurement:
 
     def rows(self) -> tuple[list[Record], list[Record]]:
         config = self.config
-        programs = {name: self.program(*way) for name, way in _methods_of(self.pairing).items()}
+        programs = {name: self.program(*way) for name, way in methods_of(self.pairing).items()}
         asked = config.samples(self.dataset, max(config.limit, config.held_out))
         samples = [sample for sample in asked if self.fits(programs["standard"], sample)]
         if not samples:
@@ -150,7 +156,10 @@ class _Measurement:
                 f"set {self.dataset}: no prompt fits the models' context; give fewer --max-new-tokens"
             )
         references = read_references(
-            programs["standard"], samples[: config.held_out], config.max_new_tokens
+            programs["standard"],
+            samples[: config.held_out],
+            config.max_new_tokens,
+            self.pairing.form,
         )
         rows, records = self.methods(programs, references, samples[: config.limit])
         rows += self.sweep(references, samples[: config.limit])
@@ -158,7 +167,7 @@ class _Measurement:
 
     def fits(self, engine: Engine, sample: Sample) -> bool:
         """Tell whether every model's context holds the prompt and an answer: worked examples may be long."""
-        prompt = first_prompt(engine.encoder, sample)
+        prompt = first_prompt(engine.encoder, sample, self.pairing.form)
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
             for form in engine.assembly.forms:
@@ -287,7 +296,7 @@ class _Measurement:
         config, pairing = self.config, self.pairing
         requests = [
             Request(
-                first_prompt(encoder, sample),
+                first_prompt(encoder, sample, pairing.form),
                 config.max_new_tokens,
                 pairing.temperature,
                 seed=config.seed + i,
@@ -301,7 +310,7 @@ class _Measurement:
         for name in judged:
             answers[name] = [*answers[name], *programs[name].generate(requests[config.timed :])]
             self.bar.update()
-        return requests, answers, dict(zip(programs, rates.max(axis=1).tolist()))
+        return requests, answers, dict(zip(programs, rates.loop.max(axis=1).tolist()))
 
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that say what was run."""
@@ -318,6 +327,7 @@ class _Measurement:
             "method": given.method,
             "gammas": list(given.checked(len(pairing.models))[1]),
             "proposer": given.proposer,
+            "form": pairing.form,
             "views": [form.view.name for form in engine.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,
@@ -390,18 +400,23 @@ class References:
         )
 
 
-def read_references(engine: Engine, samples: Sequence[Sample], most: int) -> References:
+def read_references(
+    engine: Engine, samples: Sequence[Sample], most: int, form: str = "chat"
+) -> References:
     """Show all models the samples' first questions and the first `most` tokens of their reference answers."""
-    starts = range(0, len(samples), REFERENCE_BATCH)
-    logits, tokens = zip(
-        *(_read(engine, samples[at : at + REFERENCE_BATCH], most) for at in starts)
-    )
+    parts = [
+        _read(engine, samples[at : at + REFERENCE_BATCH], most, form)
+        for at in range(0, len(samples), REFERENCE_BATCH)
+    ]
+    logits, tokens = zip(*parts)
     return References(np.concatenate(logits, axis=1), np.concatenate(tokens))
 
 
-def _read(engine: Engine, samples: Sequence[Sample], most: int) -> tuple[np.ndarray, np.ndarray]:
+def _read(
+    engine: Engine, samples: Sequence[Sample], most: int, form: str
+) -> tuple[np.ndarray, np.ndarray]:
     encoder = engine.encoder
-    prompts = [first_prompt(encoder, sample) for sample in samples]
+    prompts = [first_prompt(encoder, sample, form) for sample in samples]
     answers = [
         np.asarray(
             [*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from eval.lib.report import Record
 from eval.lib.synthetic import random_params
+from eval.lib.tables import Record
 from eval.lib.timing import Passes, measure_roofline, pass_work, predicted_speedup, time_loops
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config

@@ -1,34 +1,33 @@
-"""Records on disk and tables for people: `results.json`, `records.jsonl`, `table.md`, and the terminal.
+"""Results of a measurement, for programs and people: `results.json`, `records.jsonl`, `table.md`, and the terminal.
 
-A `Run` writes into `OUT.unfinished`, and at its end all its files take the place of those in OUT. One that was stopped
-goes on from there, where its script asks for what is left by `restore`.
+A `Run` writes into `OUT.unfinished`; when it ends, its files replace those in OUT together. A stopped run goes on from
+`OUT.unfinished` if its script calls `restore`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
-import re
 import reprlib
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table as Lines
 
+from eval.lib.tables import Record, Table, failures, markdown, show
 from jaxspec.cluster import on_first, process
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 from jaxspec.files import (
     ASSETS,
     check_directory,
@@ -42,51 +41,41 @@ from jaxspec.files import (
 )
 
 PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "transformers", "numpy")
+FIGURES = (
+    "block_efficiency acceptance_by_position stage_times weight_trajectory overlap "
+    "accepted_over_time sweep"
+)
 FILES = (
-    *(
+    *[
         "results.json",
         "records.jsonl",
         "table.md",
         "report.html",
         "summary.csv",
         "*-temperature-*.jsonl",
-    ),
-    *(
-        "block_efficiency.png",
-        "acceptance_by_position.png",
-        "stage_times.png",
-        "weight_trajectory.png",
-        "overlap.png",
-    ),
-    *("accepted_over_time.png", "sweep.png"),
+    ],
+    *(f"{name}.png" for name in FIGURES.split()),
 )
-"""What runs write, and what the next one with the same options replaces."""
-Record = dict[str, Any]
-
-
-class Table(NamedTuple):
-    """A table as it is shown: numbers are text."""
-
-    title: str
-    header: Sequence[str]
-    cells: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
+"""Files that a run writes, and that the next one with the same options replaces."""
 
 
 class Run:
-    """A measurement that is being made: rows and records so far, and `folder`, where its files lie until its end.
+    """A measurement in progress: rows and records so far, and `folder`, which holds its files until it ends.
 
-    As a context manager: no other run writes into `out` then; at the end of the block the files take the place of
-    those there, and the tables are shown. Of several processes the first writes; what others put into their `folder`
-    is thrown away.
+    As a context manager it keeps other runs from writing into `out`; at the end of the block its files replace those
+    there, and it prints the tables. In a cluster process 0 writes; the others' `folder` is temporary.
+
+    Args:
+      timed: What the times in the tables are, such as "the median of 3 runs"; a note below each table then says so,
+        with the machine's load.
     """
 
-    def __init__(self, preset: str, options: Mapping[str, Any], out: Path) -> None:
-        self.preset, self.options, self.out = preset, options, out
+    def __init__(self, preset: str, options: Mapping[str, Any], out: Path, timed: str = "") -> None:
+        self.preset, self.options, self.out, self.timed = preset, options, out, timed
         self.rows: list[Record] = []
         self.records: list[Record] = []
         self.failed: list[Record] = []
-        """What could not be measured, each with its `error`; the run ends with exit code 1 then."""
+        """Measurements that failed, each with its `error`; the run then ends with exit code 1."""
         self.about: Record = {}
         self.tables: Sequence[Table] = ()
         self._open = ExitStack()
@@ -100,40 +89,53 @@ class Run:
     def add(
         self, rows: Sequence[Record], records: Sequence[Record], failed: Sequence[Record] = ()
     ) -> None:
-        """Add what was measured, to be written next."""
+        """Add measurements, which the next `write` writes."""
         self.rows += rows
         self.records += records
         self.failed += failed
 
-    def write(self, *tables: Table, **about: Any) -> None:
-        """Write what there is; called for each part that is done, so that a run that is stopped keeps whole ones."""
+    def collect(
+        self, parts: Iterable[Sequence[Sequence[Record]]], tables: Callable[[], Sequence[Table]]
+    ) -> None:
+        """Add each part (rows, records and perhaps failures) as it is measured, and write the tables."""
+        for part in parts:
+            self.add(*part)
+            self.write(*tables())
+        self.write(*tables())
+
+    def write(self, *tables: Table) -> None:
+        """Write all measurements so far; called after each part, so that a stopped run keeps whole parts."""
         self.about = self.about or describe_run(self.preset, self.options)
+        self.about["load"] = os.getloadavg()[0]
+        if self.timed:
+            times = f"Times are {self.timed}; load {self.about['load']:.1f} on {os.cpu_count()} processors."
+            tables = tuple(table._replace(notes=[*table.notes, times]) for table in tables)
         self.tables = tables
-        about |= {"failed": self.failed} if self.failed else {}
+        about = self.about | ({"failed": self.failed} if self.failed else {})
         text = "\n".join(map(markdown, tables))
-        on_first(
-            lambda: write_results(self.folder, self.about | about, self.rows, self.records, text)
-        )
+        on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
 
     def restore(self, group: Sequence[str]) -> None:
-        """Take up the rows and records that a stopped run of the same options has left; one line tells of it.
+        """Take up the rows and records of a stopped run with the same options, and say so in one line.
 
-        Rows are written in groups, those that are equal in the fields `group`. One in which something failed is left
-        out, to be measured again.
+        Rows are written in groups, which are equal in the fields `group`. A group in which something failed is
+        measured again.
 
-        Raises InputError where they were measured on another device: speeds of two have no place in one table.
+        Raises InputError for results of another device, whose speeds do not belong in one table, and for files that
+        cannot be read.
         """
         self.rows = on_first(lambda: self._restored(group))
 
     def _restored(self, group: Sequence[str]) -> list[Record]:
         if not (self.folder / "results.json").exists():
             return []
-        left = json.loads((self.folder / "results.json").read_text(encoding="utf-8"))
+        left = read_results(self.folder, stopped=True)
         self.about = describe_run(self.preset, self.options)
-        if left["run"]["device"] != self.about["device"]:
-            there = f"was measured on {left['run']['device']}, and this is {self.about['device']}"
+        there, here = left["run"]["device"], self.about["device"]
+        if there != here:
             raise InputError(
-                f"{self.folder}: {there}; go on there, give another --out, or remove it"
+                f"{self.folder}: was measured on {there}, and this is {here}; go on there, give another --out, or "
+                "remove it"
             )
 
         def place(row: Record) -> tuple[Any, ...]:
@@ -142,8 +144,7 @@ class Run:
         failed = set(map(place, left["run"].get("failed", ())))
         rows = [row for row in left["rows"] if place(row) not in failed]
         whole = set(map(place, rows))
-        lines = (self.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
-        self.records = [record for record in map(json.loads, lines) if place(record) in whole]
+        self.records = [record for record in left["records"] if place(record) in whole]
         if whole:
             print(
                 f"{self.folder}: {len(whole)} parts are measured already; goes on with the rest",
@@ -181,7 +182,7 @@ class Run:
 
 
 def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where and with what a measurement was made."""
+    """Return the device, versions and options of a measurement."""
     device = jax.devices()[0]
     return {
         "command": " ".join(["python", *sys.orig_argv[1:]]),
@@ -197,16 +198,15 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results_folder(out: Path, preset: str, debug: bool) -> Path:
-    """Return where the results of a preset go: into a folder of its name where `out` ends in PRESET, as defaults do; a
-    trial's under runs/debug."""
+    """Return the folder for a preset's results: its name replaces PRESET at the end; trials are under runs/debug."""
     out = out.with_name(preset) if out.name == "PRESET" else out
     return trial_of(out) if debug else out
 
 
 def begin(out: Path, options: Mapping[str, Any]) -> Path:
-    """Make the folder for a run to write into until `finish`; one that is stopped leaves there what it has measured.
+    """Make the folder that a run writes into until `finish`; a stopped run leaves its measurements there.
 
-    Raises InputError where `out` cannot be written, or holds the results of other options and is no trial's.
+    Raises InputError if `out` cannot be written, or holds results of other options, unless those are a trial's.
     """
     out = Path(os.path.abspath(out))
     fresh = out.with_name(f"{out.name}.unfinished")
@@ -214,14 +214,12 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
     for folder in (out, fresh):
         if is_trial(out) or not (folder / "results.json").exists():
             continue
-        theirs = _options(folder / "results.json")
+        theirs = read_results(folder)["run"].get("options", {})
         for name, mine in _deciding(options).items():
             if theirs.get(name) != mine:
-                told = (
-                    f"{name} {reprlib.repr(theirs.get(name))}, and now it is {reprlib.repr(mine)}"
-                )
                 raise InputError(
-                    f"{folder}: holds results of {told}; give another --out, or remove it"
+                    f"{folder}: holds results of {name} {reprlib.repr(theirs.get(name))}, and now it is "
+                    f"{reprlib.repr(mine)}; give another --out, or remove it"
                 )
     with writing(fresh):
         fresh.mkdir(parents=True, exist_ok=True)
@@ -229,143 +227,80 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
 
 
 def finish(fresh: Path, out: Path) -> None:
-    """Put all files of the run in the place of an earlier one's, in one step; what else lies in `out` stays."""
+    """Replace an earlier run's files by this run's, in one step; other files in `out` stay."""
     with whole_directory(
         Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)
     ) as place:
         shutil.copytree(
             fresh, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*.tmp")
-        )  # a kill's halves
+        )  # halves that a killed run left
     shutil.rmtree(fresh)
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the results, as JSON has it: all but where they are written, and what stands beside them.
-
-    Places of what this checkout ships begin at its root, wherever it lies.
-    """
-    told = json.dumps(
+    """Return the options that decide the results, as JSON has them; paths of shipped files begin at the checkout."""
+    text = json.dumps(
         dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
     )
-    told = told.replace(f"{ASSETS.parents[1]}/", "")
-    return {
-        name: value
-        for name, value in json.loads(told).items()
-        if name not in ("out", "published", "cluster")
-    }
-
-
-def _options(file: Path) -> dict[str, Any]:
-    """Return the options of an earlier run; none where it does not say."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))["run"]["options"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    found = json.loads(text.replace(f"{ASSETS.parents[1]}/", ""))
+    return {name: found[name] for name in found if name not in ("out", "published", "cluster")}
 
 
 def write_results(
     out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
 ) -> None:
-    """Write the three files, each of them whole or not at all; the rows last, so that each has its records."""
+    """Write the three files, each whole or not at all; the rows last, so that each has its records."""
+    lines = [json.dumps(record) + "\n" for record in records]
+    found: Record = {"run": run, "rows": list(rows)}
+    found["records"] = {"count": len(lines), "sha256": _checksum("".join(lines))}
+    found["sha256"] = _checksum(json.dumps(found))
     write_text(out / "table.md", table)
-    write_text(out / "records.jsonl", "".join(json.dumps(record) + "\n" for record in records))
-    write_text(out / "results.json", json.dumps({"run": run, "rows": list(rows)}, indent=1) + "\n")
+    write_text(out / "records.jsonl", "".join(lines))
+    write_text(out / "results.json", json.dumps(found, indent=1) + "\n")
 
 
-def number(value: float | None, places: int = 2) -> str:
-    """Return a cell of a table; `-` where there is nothing."""
-    return "-" if value is None else f"{value:.{places}f}"
+def read_results(folder: Path, stopped: bool = False) -> Record:
+    """Return `run` and `rows` of an earlier run.
+
+    Args:
+      stopped: The run was stopped and is to go on: return its `records` too, and check that its files are as it wrote
+        them. A run that was killed between two files has written more records than it has counted; these are left out.
+
+    Raises InputError for a file that cannot be read.
+    """
+    file = folder / "results.json"
+    with reading(f"{file}: cannot be read", "remove it"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        checksum = found.pop("sha256", None)
+        if checksum != _checksum(json.dumps(found)) and (stopped or checksum):
+            raise ValueError("its checksum is another one")
+        known, found = found.get("records"), {"run": dict(found["run"]), "rows": found["rows"]}
+    if not stopped:
+        return found
+    file = folder / "records.jsonl"
+    with reading(f"{file}: cannot be read", "remove it"):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)[: known["count"]]
+        if known["sha256"] != _checksum("".join(lines)):
+            raise ValueError("its checksum is another one")
+        return found | {"records": [json.loads(line) for line in lines]}
 
 
-def percent(share: float | None, places: int = 0) -> str:
-    """Return a share as a cell of a table; `-` where there is nothing."""
-    return "-" if share is None else f"{100 * share:.{places}f}%"
-
-
-def mean(rows: Sequence[Record], field: str) -> float | None:
-    """Return the mean of a field over the rows that have it; None where none has."""
-    values = [row[field] for row in rows if row.get(field) is not None]
-    return sum(values) / len(values) if values else None
-
-
-def failures(failed: Sequence[Record]) -> list[str]:
-    """Return a line for each row of the table that failed: where, and its first error."""
-    places: dict[str, list[str]] = {}
-    for record in failed:
-        places.setdefault(record["row"], []).append(f"{record['dataset']} (turn {record['turn']})")
-    errors = {record["row"]: record["error"] for record in reversed(failed)}
-    return [
-        f"{row} failed on {', '.join(dict.fromkeys(where))}: {errors[row]}"
-        for row, where in places.items()
-    ]
-
-
-def put_between(page: Path, name: str, made: str) -> None:
-    """Replace what stands between the markers of this name in a page. Raises InputError where it has none."""
-    between = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    text, count = between.subn(
-        lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text(encoding="utf-8")
-    )
-    if count != 1:
-        raise InputError(
-            f"{page}: {count} pairs of markers <!-- {name}: --> ... <!-- /{name} -->; put in one"
-        )
-    write_text(page, text)
-
-
-def markdown(table: Table) -> str:
-    """Return a Markdown table under a heading, numbers right-aligned."""
-    lines = [f"# {table.title}", "", "| " + " | ".join(table.header) + " |"]
-    lines += [
-        "|---|" + "---:|" * (len(table.header) - 1),
-        *("| " + " | ".join(row) + " |" for row in table.cells),
-    ]
-    return "\n".join([*lines, "", *table.notes]) + "\n"
-
-
-def show(table: Table) -> None:
-    """Print the table; where the terminal is too narrow, on its side, or else in parts."""
-    console = Console()
-    rows = [table.header, *table.cells]
-    columns = list(zip(*rows, strict=True))
-    if _width(columns) > console.width >= _width(rows):
-        rows, columns = columns, rows
-    names = 1  # so many of the first columns tell the rows apart, and stand in each part
-    while names < len(columns) and len({tuple(row[:names]) for row in rows}) < len(rows):
-        names += 1
-    parts = [columns[:names]]
-    for column in columns[names:]:
-        if len(parts[-1]) > names and _width([*parts[-1], column]) > console.width:
-            parts.append(columns[:names])
-        parts[-1] = [*parts[-1], column]
-    for i, part in enumerate(parts):
-        lines = Lines(title=None if i else table.title, title_justify="left")
-        for j, (name, *_) in enumerate(part):
-            lines.add_column(name, justify="right" if j else "left", no_wrap=True)
-        for row in zip(*(cells[1:] for cells in part), strict=True):
-            lines.add_row(*row)
-        console.print(lines)
-    for note in table.notes:
-        console.print(note)
-
-
-def _width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the characters that a table of these columns takes."""
-    return sum(max(map(len, column)) + 3 for column in columns) + 1
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _processor() -> str:
-    """Return the CPU's name; where Linux tells, with the family and model, as virtual machines give it a vague one."""
+    """Return the CPU's name; on Linux with family and model, as virtual machines have vague names."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    told = {
+    known = {
         name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
     }
     names = {"model name": "", "cpu family": "family ", "model": "model "}
     return (
-        ", ".join(f"{word}{told[name]}" for name, word in names.items() if name in told)
+        ", ".join(f"{word}{known[name]}" for name, word in names.items() if name in known)
         or platform.machine()
     )
 
@@ -378,7 +313,7 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> str | None:
-    """Return the commit of the working tree, marked when it has changes; None outside of git."""
+    """Return the commit of the working tree, marked if it has changes; None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         here = Path(__file__).resolve().parent

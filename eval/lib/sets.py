@@ -28,6 +28,18 @@ REQUESTS = {
 SOURCES = {"fact": "nq", "sum": "gsm8k"}
 """Kinds that ask a question of another set: kind -> its name in the registry."""
 
+REMARKS = {
+    "pope": "POPE is the whole set, as in TABED's released code; its text names the subset of "
+    "LMMs-Eval-Lite.",
+    "llava-bench": "LLaVA-Bench is asked with the instruction to reason that TABED prints; its "
+    "released code asks without.",
+}
+"""What to know of a set, next to its numbers."""
+CHAT = (
+    "Questions are in the target's chat form, of LLaVA `USER: ... ASSISTANT:` as in TABED's "
+    "released code, without the system prompt that Vicuna has in haotian-liu/LLaVA."
+)
+
 BORROWED = {
     "fact": "{question}? Explain at length, with the reasons and the background.",
     "sum": "{question} Explain the solution in detail, step by step.",
@@ -86,6 +98,12 @@ def read_prompts(path: Path) -> Iterator[Sample]:
     for row in local_rows(path):
         labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
         yield replace(own_sample("mmspec", row), labels=labels)
+
+
+def remarks(names: Sequence[str]) -> list[str]:
+    """Return the sentences below tables of these sets: how benchmarks are asked."""
+    own = [REMARKS[name] for name in names if name in REMARKS]
+    return ([CHAT] if any(name in BENCHMARKS for name in names) else []) + own
 
 
 def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) -> list[Sample]:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from eval.lib.comparison import GROUP, each_turn
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.replay import RecordedTarget
-from eval.lib.report import Record
+from eval.lib.tables import Record
 from jaxspec.cluster import spread
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.images import to_rgb

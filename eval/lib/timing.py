@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,23 +116,36 @@ def _run_passes(
     return tokens, place(state)
 
 
+class Rates(NamedTuple):
+    """Tokens a second, [program, run]."""
+
+    loop: np.ndarray
+    """Of the decode loop: without the first token, which prefill gives."""
+    call: np.ndarray
+    """Of whole calls: prefill of target and draft, and the loop."""
+
+
 def interleaved(
     programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm | None = None
-) -> tuple[list[list[Result]], np.ndarray]:
-    """Run engines on the same requests by turns, so that what else runs slows all alike.
+) -> tuple[list[list[Result]], Rates]:
+    """Run engines on the same requests by turns, so that other load on the machine slows all alike.
 
     Args:
-      bar: of progress; a run is a unit of it.
+      bar: Progress bar, which counts runs.
 
-    Returns the answers of each in the last run, and its tokens of the loop a second in every run, [program, run].
+    Returns the answers of each engine in the last run, and its rates in every run.
     """
-    answers, rates = [], np.zeros((len(programs), repeats))
+    answers, rates = [], Rates(*np.zeros((2, len(programs), repeats)))
     for run in range(repeats):
         answers = []
         for i, program in enumerate(programs):
             done = program.generate(requests)
-            spent = sum(r.decode_ms / r.batch for r in done)
-            rates[i, run] = 1e3 * sum(r.stats.emitted for r in done) / max(spent, 1e-9)
+            decode, prefill = (
+                sum(getattr(r, field) / r.batch for r in done) / 1e3
+                for field in ("decode_ms", "prefill_ms")
+            )
+            rates.loop[i, run] = sum(r.stats.emitted for r in done) / max(decode, 1e-12)
+            rates.call[i, run] = sum(len(r.tokens) for r in done) / max(prefill + decode, 1e-12)
             answers.append(done)
             if bar is not None:
                 bar.update()

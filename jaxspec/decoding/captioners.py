@@ -135,11 +135,12 @@ class CachedCaptions:
 
 
 def _read(file: Path) -> Caption | None:
-    try:
+    """Return the caption in a file; None if there is no file. Raises InputError for a file that was damaged."""
+    if not file.exists():
+        return None
+    with reading(f"captions {file}: cannot be read", "remove it"):
         kept = json.loads(file.read_text(encoding="utf-8"))
         return Caption(str(kept["caption"]), float(kept["ms"]))
-    except (OSError, ValueError, KeyError, TypeError):  # absent, or not one of ours: made (again)
-        return None
 
 
 @dataclass(frozen=True)

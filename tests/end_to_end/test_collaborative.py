@@ -12,7 +12,7 @@ from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
 from eval.lib.config import Pairing
-from eval.lib.report import Table, failures
+from eval.lib.tables import Table, failures
 from jaxspec.errors import InputError
 from train import text
 
@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
-    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2")
+    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", form="raw")
     sizes = {"limit": 3, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
     small = replace(preset, pairings=(pairing,), **sizes)
     monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: small)

@@ -10,10 +10,15 @@ import pytest
 from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
 from eval.lib.command_line import parse_command
+from eval.lib.comparison import first_prompt
 from eval.lib.config import CollaborativeEvalConfig, Point
-from eval.lib.pairings import METHODS
-from eval.lib.report import Record
+from eval.lib.pairings import METHODS, methods_of
+from eval.lib.tables import Record
+from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
+from jaxspec.prompts.encoder import PromptEncoder
+
+from tests import tiny
 
 RAW = """
     Llama, Vicuna    22.617 22.054 20.459 20.782
@@ -68,7 +73,7 @@ def test_the_paper_s_speed_ups_are_ratios_of_its_raw_speeds() -> None:
 
 def test_every_number_is_of_a_pairing_and_a_method() -> None:
     (paper,) = COS.published
-    known = {f"{pairing.name}, {name}" for pairing in COS.pairings for name, _, _ in METHODS}
+    known = {f"{pairing.name}, {name}" for pairing in COS.pairings for name in METHODS}
     assert paper.numbers[1].keys() <= known
     assert {column for row in paper.numbers[1].values() for column in row} == set(COS.sets)
 
@@ -81,6 +86,37 @@ def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
     assert [line[at] for line in table.cells] == ["1.00", "1.00", "1.32", "1.00", "1.52"]
     assert any(note.startswith("paper: CoS, Tables 2,") for note in table.notes)
     assert len(methods_table(replace(COS, max_new_tokens=8), rows).cells) == 3
+
+
+def test_speculation_of_three_models_has_the_paper_s_two_lengths() -> None:
+    """It prints the better of 5 and 1; models that take turns propose 1 each."""
+    three = next(pairing for pairing in COS.pairings if len(pairing.models) == 3)
+    assert methods_of(three) == {
+        "standard": ("standard", (1, 1, 1)),
+        "naive": ("naive", (5, 5, 5)),
+        "speculative": ("speculative", (5, 5, 5)),
+        "speculative, 1 each": ("speculative", (1, 1, 1)),
+        "CoS": ("alternating", (1, 1, 1)),
+    }
+    assert list(methods_of(COS.pairings[0])) == list(METHODS)
+
+
+BASE = ("Llama-2-7b-hf", "Llama-3.2-1B", "llama-68m", "opt-")
+
+
+def test_base_models_are_asked_in_raw_text() -> None:
+    for pairing in COS.pairings:
+        assert (pairing.form == "raw") is any(name in model for model in pairing.models for name in BASE)
+    *_, notes = methods_table(COS, [])
+    assert "Asked in raw text: Llama, Vicuna; Llama-3, T=0;" in " ".join(notes)
+    assert "Asked in the chat form of the model that leads: Qwen 3B; Qwen 1.5B; Qwen 1.5B, three." in notes
+
+
+def test_raw_text_is_the_question_after_bos() -> None:
+    encoder = PromptEncoder(tiny.tokenizer())
+    code = Sample("0", "humaneval", (), (("def add(a, b):", ""),))
+    raw, chat = (encoder.decode(first_prompt(encoder, code, form).tokens) for form in ("raw", "chat"))
+    assert (raw, chat) == ("def add(a, b):", "USER: def add(a, b): ASSISTANT:")
 
 
 def test_pairings_by_name() -> None:

@@ -26,12 +26,17 @@ def row(dataset: str, draft: str, gamma: int, tau: float, **fields: Any) -> dict
         "mean_acceptance_length": tau,
         "decode_tokens_per_second": 50 * tau,
         "plain_tokens_per_second": 100.0,
+        "speedup_call": tau / 4,
+        "call_tokens_per_second": 20 * tau,
+        "plain_call_tokens_per_second": 80.0,
+        "prefill_ms": 9.0 if draft == "T" else 7.0,
+        "plain_prefill_ms": 7.0,
         "token_identity_rate": 1.0,
         "device": "cpu",
     } | fields
 
 
-def test_a_line_holds_four_numbers_of_each_draft_length() -> None:
+def test_a_line_holds_whole_calls_and_loops_of_each_draft_length() -> None:
     rows = [
         row("describe", "T", 3, 2.5),
         row("describe", "T", 5, 3.0),
@@ -43,13 +48,18 @@ def test_a_line_holds_four_numbers_of_each_draft_length() -> None:
         row("reason", "KV head", 5, 3.0, predicted_acceptance_length=3.0, token_identity_rate=0.9),
     ]
     _, header, cells, notes = draft_table(config, rows)
-    assert header[2:] == [f"{name} J={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")]
+    names = ("omega", "omega, loop", "alpha", "tau", "delta", "delta, loop")
+    assert header[2:] == [*(f"{name} J={gamma}" for gamma in (3, 5) for name in names), "prefill ms"]
     assert [line[:2] for line in cells] == [[p, d] for p in ("describe", "reason", "avg") for d in ("T", "KV head")]
-    assert cells[0][2:] == ["1.25", "0.50", "2.50", "125.00", "1.50", "0.40", "3.00", "150.00"]
-    assert cells[-1][2:] == ["1.25", "0.50", "2.50", "125.00", "1.75", "0.50", "3.50", "175.00"]
+    first = ["0.62", "1.25", "0.50", "2.50", "50.00", "125.00", "0.75", "1.50", "0.40", "3.00", "60.00", "150.00"]
+    assert cells[0][2:] == [*first, "9.00"]
+    last = ["0.62", "1.25", "0.50", "2.50", "50.00", "125.00", "0.88", "1.75", "0.50", "3.50", "70.00", "175.00"]
+    assert cells[-1][2:] == [*last, "7.00"]
     text = " ".join(notes)
     assert "at least 90.0 %" in text
     assert "within 2.6 %" in text  # 4 over 3.9
+    assert "describe 80.00, reason 80.00 tokens/s of whole calls" in text
+    assert "describe 7.00, reason 7.00 ms of prefill" in text
     alone = draft_table(replace(config, sets=("describe",)), rows[:4])[2]
     assert [line[0] for line in alone] == ["describe"] * 2
 
@@ -67,15 +77,17 @@ def test_ablations_leave_out_what_the_head_reads() -> None:
 def test_the_papers_means_stand_below_ours_of_its_target_and_sets(size: str) -> None:
     config = load_preset("eval", f"aasd_{size}")
     rows = [row(name, "KV head", gamma, 2.0) for name in config.sets for gamma in (3, 5)]
-    *_, ours, printed = draft_table(config, rows)[2]
+    table = draft_table(config, rows)
+    *_, ours, printed = table.cells
     assert (ours[1], printed[1]) == ("KV head", "KV head, paper")
-    assert (
-        printed[2:]
-        == {
-            "7b": ["2.02", "0.62", "2.72", "63.59", "2.06", "0.62", "3.92", "65.02"],
-            "13b": ["2.14", "0.63", "2.74", "67.78", "2.24", "0.62", "3.99", "70.45"],
-        }[size]
-    )
+    told = dict(zip(table.header, printed, strict=True))
+    names = [f"{name} J={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")]
+    assert [told.pop(name) for name in names] == {
+        "7b": ["2.02", "0.62", "2.72", "63.59", "2.06", "0.62", "3.92", "65.02"],
+        "13b": ["2.14", "0.63", "2.74", "67.78", "2.24", "0.62", "3.99", "70.45"],
+    }[size]
+    assert {value for name, value in told.items() if name not in ("set", "draft")} == {"-"}  # of loops it prints none
+    assert any("Visual Instruction Tuning', which is not LLaVA-1.5" in note for note in table.notes)
     other = draft_table(replace(config, sets=("coco", "scienceqa")), rows)[2]
     assert not any("paper" in line[1] for line in other)
 

@@ -12,7 +12,7 @@ import pytest
 from eval.lib import page as figures
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.page import ASKED, SHOWN, draw_all, token_class, write_html
-from eval.lib.report import Table
+from eval.lib.tables import Table
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
 CONFIG = EvalConfig(target="t", draft="d", rows=ROWS, sets=("describe", "saga"))

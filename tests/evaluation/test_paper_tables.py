@@ -17,7 +17,7 @@ from eval import block_efficiency, collaborative, draft_quality, kv_head, latenc
 from eval.lib import config as evaluation_config
 from eval.lib.command_line import parse_command
 from eval.lib.config import CollaborativeEvalConfig, EvalConfig
-from eval.lib.report import put_between
+from eval.lib.tables import put_between
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from train import distill_data, recipe

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from eval.lib.config import Variant
-from eval.lib.report import Run, Table, begin, describe_run, finish, show, write_results
+from eval.lib.report import Run, begin, describe_run, finish, write_results
+from eval.lib.tables import Table, show
 from jaxspec.errors import InputError
 from jaxspec.files import ASSETS
 
@@ -82,10 +84,36 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: p
     assert "out.unfinished: 1 parts are measured already; goes on with the rest" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"unfinished: holds results of gamma 3, and now it is 2; give another --out"):
         Run("tiny", {"gamma": 2}, tmp_path / "out")
-    results = run.folder / "results.json"
-    results.write_text(results.read_text().replace("(cpu)", "(tpu)"))
-    with pytest.raises(InputError, match=r"was measured on .* \(tpu\), and this is .* \(cpu\); go on there"):
+    elsewhere = run.about | {"device": "TPU v5e (tpu)"}
+    write_results(run.folder, elsewhere, run.rows, run.records, "")
+    with pytest.raises(InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); go on there"):
         run.restore(("set",))
+
+
+DAMAGES = [
+    "",
+    "{",
+    "[]",
+    "[" * 100_000,
+    "{}",
+    '{"run": 1, "rows": []}',
+    '{"run": {"options": {}}, "rows": [1]}',
+    "\udcff",
+]
+
+
+@pytest.mark.parametrize("name", ["results.json", "records.jsonl"])
+@pytest.mark.parametrize("damage", [*DAMAGES, ("gamma", "gamna"), ("0.5", "0.7"), ("null", "[]")], ids=range(11))
+def test_damaged_files_are_named(name: str, damage: str | tuple[str, str], tmp_path: Path) -> None:
+    run = Run("tiny", {}, tmp_path / "out")
+    rows = [{"set": "a", "row": "M", "gamma": 5, "share": 0.5, "more": None}]
+    run.add(rows, [row | {"text": ""} for row in rows])
+    run.write(Table("A title", ["set"], []))
+    file = run.folder / name
+    text = file.read_text().replace(*damage) if isinstance(damage, tuple) else damage
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=rf"{name}: cannot be read \(.*\); remove it"):
+        Run("tiny", {}, tmp_path / "out").restore(("set",))
 
 
 def test_a_run_in_which_something_failed_is_written_and_ends_with_1(tmp_path: Path) -> None:
@@ -98,6 +126,13 @@ def test_a_run_in_which_something_failed_is_written_and_ends_with_1(tmp_path: Pa
         measure()
     assert caught.value.code == 1
     assert '"error": "no room"' in (tmp_path / "out" / "results.json").read_text()
+
+
+def test_tables_of_times_name_repeats_and_load(tmp_path: Path) -> None:
+    with Run("tiny", {}, tmp_path / "out", "the median of 3 runs") as run:
+        run.collect([([{"row": "M"}], [])], lambda: [Table("A title", ["row"], [["M"]], ["a note"])])
+    last = (tmp_path / "out" / "table.md").read_text().splitlines()[-1]
+    assert re.fullmatch(r"Times are the median of 3 runs; load \d+\.\d on \d+ processors\.", last)
 
 
 def test_a_run_that_measured_nothing_replaces_nothing(tmp_path: Path) -> None:
@@ -137,7 +172,7 @@ def test_results_of_other_options_are_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"holds results of data \['a=b'\], and now it is .*; give another --out"):
             begin(tmp_path / "out", {"gamma": 3, "data": ()})
     (tmp_path / "out" / "results.json").write_text("[]")
-    with pytest.raises(InputError, match="give another --out"):
+    with pytest.raises(InputError, match=r"results\.json: cannot be read \(.*\); remove it"):
         begin(tmp_path / "out", {"gamma": 3})
     with pytest.raises(InputError, match="is a file; give a directory"):
         begin(tmp_path / "out" / "results.json" / "deep", {})

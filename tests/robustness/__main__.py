@@ -19,7 +19,8 @@ from typing import Any
 
 import jax
 import tyro
-from eval.lib.report import Run, Table
+from eval.lib.report import Run
+from eval.lib.tables import Table
 from jaxspec.command import input_errors
 from jaxspec.decoding.captioners import load_captioner
 from jaxspec.decoding.engine import LoadedModel

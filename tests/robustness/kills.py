@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from eval.lib.report import Table, begin, finish, markdown, write_results
+from eval.lib.report import begin, finish, write_results
+from eval.lib.tables import Table, markdown
 from jaxspec.data.sources import Prepared, prepare
 from picturebook.training import Picturebook
 

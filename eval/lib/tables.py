@@ -1,0 +1,154 @@
+"""Tables as Markdown and in the terminal, and the pivot that makes them of rows of results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table as Lines
+
+from jaxspec.errors import InputError
+from jaxspec.files import write_text
+
+Record = dict[str, Any]
+Label = tuple[str, ...]
+
+
+class Table(NamedTuple):
+    """A table as it is shown: numbers are text."""
+
+    title: str
+    header: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+def pivot(
+    title: str,
+    labels: Sequence[str],
+    lines: Iterable[tuple[Label, Sequence[Record]]],
+    columns: Mapping[str, Callable[[Sequence[Record]], str]],
+    printed: Callable[[Label], Iterable[tuple[Label, Mapping[str, float]]]] = lambda label: (),
+    notes: Sequence[str] = (),
+) -> Table:
+    """Return a table of results, with what papers print below our lines.
+
+    Args:
+      title: Heading of the table.
+      labels: Names of the first columns, which tell lines apart.
+      lines: Label of each line, and the rows of results that it shows.
+      columns: The other columns by name, each a function of a line's rows.
+      printed: Papers' lines to show below ours: a label, and numbers by column.
+      notes: Sentences below the table.
+
+    With labels ("set", "draft") and the column "tau" a line is `| pope | KV head | 2.72 |`.
+    """
+    cells = []
+    for label, rows in lines:
+        cells.append([*label, *(cell(rows) for cell in columns.values())])
+        for named, numbers in printed(label):
+            cells.append([*named, *(number(numbers.get(column)) for column in columns)])
+    return Table(title, [*labels, *columns], cells, notes)
+
+
+def without_failed(rows: Sequence[Record], failed: Sequence[Record], *place: str) -> list[Record]:
+    """Return the rows that share no place, such as ("dataset", "row"), with a failure."""
+    lost = {tuple(record[field] for field in place) for record in failed}
+    return [row for row in rows if tuple(row[field] for field in place) not in lost]
+
+
+def number(value: float | None, places: int = 2) -> str:
+    """Return a cell of a table; `-` for None."""
+    return "-" if value is None else f"{value:.{places}f}"
+
+
+def digits(value: float | None, count: int = 3) -> str:
+    """Return a cell with so many significant digits; `-` for None."""
+    return "-" if value is None else f"{value:.{count}g}"
+
+
+def percent(share: float | None, places: int = 0) -> str:
+    """Return a share as a cell of a table; `-` for None."""
+    return "-" if share is None else f"{100 * share:.{places}f}%"
+
+
+def mean(rows: Sequence[Record], field: str) -> float | None:
+    """Return the mean of a field over the rows that have it; None if no row has it."""
+    values = [row[field] for row in rows if row.get(field) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def mean_over(rows: Sequence[Record], sets: Sequence[str], field: str) -> float | None:
+    """Return the mean of a field over sets, each the mean of its rows; None if a set is missing."""
+    means = [mean([row for row in rows if row["dataset"] == name], field) for name in sets]
+    found = [one for one in means if one is not None]
+    return sum(found) / len(found) if found and len(found) == len(means) else None
+
+
+def failures(failed: Sequence[Record]) -> list[str]:
+    """Return a line for each row of the table that failed: where, and its first error."""
+    places: dict[str, list[str]] = {}
+    for record in failed:
+        places.setdefault(record["row"], []).append(f"{record['dataset']} (turn {record['turn']})")
+    errors = {record["row"]: record["error"] for record in reversed(failed)}
+    return [
+        f"{row} failed on {', '.join(dict.fromkeys(where))}: {errors[row]}"
+        for row, where in places.items()
+    ]
+
+
+def put_between(page: Path, name: str, made: str) -> None:
+    """Replace the text between the markers of this name in a page. Raises InputError without markers."""
+    between = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    text, count = between.subn(
+        lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text(encoding="utf-8")
+    )
+    if count != 1:
+        raise InputError(
+            f"{page}: {count} pairs of markers <!-- {name}: --> ... <!-- /{name} -->; put in one"
+        )
+    write_text(page, text)
+
+
+def markdown(table: Table) -> str:
+    """Return a Markdown table under a heading, numbers right-aligned."""
+    lines = [f"# {table.title}", "", "| " + " | ".join(table.header) + " |"]
+    lines += [
+        "|---|" + "---:|" * (len(table.header) - 1),
+        *("| " + " | ".join(row) + " |" for row in table.cells),
+    ]
+    return "\n".join([*lines, "", *table.notes]) + "\n"
+
+
+def show(table: Table) -> None:
+    """Print the table; on a narrow terminal transposed, or else in parts."""
+    console = Console()
+    rows = [table.header, *table.cells]
+    columns = list(zip(*rows, strict=True))
+    if _width(columns) > console.width >= _width(rows):
+        rows, columns = columns, rows
+    names = 1  # so many of the first columns tell the rows apart, and are repeated in each part
+    while names < len(columns) and len({tuple(row[:names]) for row in rows}) < len(rows):
+        names += 1
+    parts = [columns[:names]]
+    for column in columns[names:]:
+        if len(parts[-1]) > names and _width([*parts[-1], column]) > console.width:
+            parts.append(columns[:names])
+        parts[-1] = [*parts[-1], column]
+    for i, part in enumerate(parts):
+        lines = Lines(title=None if i else table.title, title_justify="left")
+        for j, (name, *_) in enumerate(part):
+            lines.add_column(name, justify="right" if j else "left", no_wrap=True)
+        for row in zip(*(cells[1:] for cells in part), strict=True):
+            lines.add_row(*row)
+        console.print(lines)
+    for note in table.notes:
+        console.print(note)
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """Return the characters that a table of these columns takes."""
+    return sum(max(map(len, column)) + 3 for column in columns) + 1
