@@ -62,6 +62,8 @@ class Options:
     unlearned: float | None = None
     """The share of rows that may teach nothing, because no answer of theirs is within the buckets; more is an error; by
     default the recipe's, 0.02."""
+    system: str | None = None
+    """System prompt before each conversation in Vicuna's form, '' for none; by default the recipe's."""
     draft_vocabulary: int | None = None
     """Tokens that the draft scores, those that the answers have most often; 0: all; by default the recipe's."""
     runs: Path | None = None

@@ -57,6 +57,8 @@ class PromptEncoder:
     """Id of the image placeholder in the target's vocabulary; None for a text model, which takes no images."""
     marks: tuple[int, int] | None = None
     """Ids of the tokens that stand before and after it; `<image>` in a question means all three."""
+    system: str = ""
+    """Text before the first `USER:` of a conversation in Vicuna's form."""
 
     def __post_init__(self) -> None:
         if self.image_token is None:
@@ -213,11 +215,17 @@ class PromptEncoder:
 
     def _opening(self, question: str, images: int = 0) -> str:
         """Return the first turn as text, up to where the answer begins."""
-        return (
+        text = (
             self.rendered(question, images=images)[0]
             if self._has_template
             else self._vicuna(question, images)
         )
+        if self.system and not text.startswith("USER: "):
+            raise InputError(
+                f"system {self.system[:40]!r}: the chat template begins with {text[:20]!r}, and a "
+                "system prompt is written before 'USER: ' alone; leave it out"
+            )
+        return f"{self.system} {text}" if self.system else text
 
     def _following(self, question: str, answer: Sequence[int], images: int = 0) -> str:
         """Return what stands between an answer and the next, as text.

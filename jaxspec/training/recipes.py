@@ -83,6 +83,8 @@ class StagedRecipe:
     """Buckets of the most image tiles of one row."""
     unlearned: float = 0.02
     """The share of rows that may teach nothing, because no answer of theirs is within the buckets."""
+    system: str = ""
+    """System prompt before each conversation in Vicuna's form."""
     draft_vocabulary: int = 0
     """Tokens that the draft scores: so many that the answers have most often, see `jaxspec.models.vocabulary`; 0: all,
     or those that `start` does."""
@@ -290,7 +292,7 @@ def stage_data(
     """
     batches = ConversationBatches(
         mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed),
-        prompt_encoder(target),
+        replace(prompt_encoder(target), system=recipe.system),
         replace(draft, params={}),
         stage.train.batch,
         recipe.buckets,
@@ -300,7 +302,8 @@ def stage_data(
         **options,
     )
     earlier = recipe.stages[: recipe.stages.index(stage)]
-    return batches, {
+    system = {"system": recipe.system} if recipe.system else {}
+    return batches, system | {
         "target": _target_signature(recipe),
         "buckets": recipe.buckets,
         "units": recipe.tile_buckets,

@@ -60,6 +60,27 @@ def joined(*parts: Any) -> Any:
     return jax.tree.map(lambda *values: np.concatenate(values), *parts)
 
 
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}USER: {{ m['content'] }} ASSISTANT:{% endfor %}"])
+def test_a_system_prompt_is_written_once_before_a_conversation_and_never_before_plain_text(
+    template: str | None,
+) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = template
+    encoder = replace(ENCODER, tokenizer=tokenizer)
+    said = (("Is it?", "It is."), ("And?", "No."))
+    (with_system, _), (plain, _) = replace(encoder, system="Be kind.").dialogues([said, (("", "It is."),)])
+    (bare, _) = encoder.dialogues([said])[0]
+    assert tokenizer.decode(with_system) == tokenizer.decode(bare).replace("USER:", "Be kind. USER:", 1)
+    np.testing.assert_array_equal(plain, encoder.dialogues([(("", "It is."),)])[0][0])
+
+
+def test_a_system_prompt_fits_vicunas_form_alone() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m['content'] }}{% endfor %}"
+    with pytest.raises(InputError, match=r"system 'Be kind.': the chat template begins with '<\|im_start"):
+        replace(ENCODER, tokenizer=tokenizer, system="Be kind.").dialogues([[("Is it?", "It is.")]])
+
+
 def test_the_mask_marks_what_the_assistant_wrote() -> None:
     seen = []
     for step in range(GROUP):

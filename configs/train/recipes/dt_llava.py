@@ -1,4 +1,7 @@
-"""AASD's DT-LLaVA (Table 1): FT-LLaVA, trained on with answers that the target wrote, as DT-LLaMA."""
+"""AASD's DT-LLaVA (Table 1): FT-LLaVA, trained on with answers that the target wrote, as DT-LLaMA.
+
+The target wrote them without a system prompt, so there is none here.
+"""
 
 from __future__ import annotations
 
@@ -10,4 +13,4 @@ from configs.train.recipes.dt_llama import SETS
 from configs.train.recipes.ft_llava import config as ft_llava
 from configs.train.recipes.llava15_68m import TUNE
 
-config = replace(ft_llava, start="runs/train/ft_llava/hf", stages=(Stage("distill", TUNE, SETS),))
+config = replace(ft_llava, start="runs/train/ft_llava/hf", stages=(Stage("distill", TUNE, SETS),), system="")

@@ -1,4 +1,4 @@
-"""A KV head of LLaVA-1.5-13B as AASD has it."""
+"""A KV head of LLaVA-1.5-13B in the form of AASD; `kv_llava15_7b_paper` lists what is ours."""
 
 from __future__ import annotations
 

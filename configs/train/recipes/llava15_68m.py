@@ -1,7 +1,11 @@
 """IbED's and TABED's 68M draft: LLaVA-1.5's two stages on Llama-68M, with the target's tower (TABED, Table 15).
 
-First the projector alone, on captions; then projector and decoder, on visual instructions; the tower never, so that
-target and draft share its features. One epoch each, of 558,128 and 665,298 samples.
+The first stage trains the projector, on captions. The second trains projector and decoder, on visual instructions. The
+tower never trains, so target and draft share its features. Each stage is one epoch, of 558,128 and 665,298 samples.
+
+haotian-liu/LLaVA, whose code the paper names, writes Vicuna's system prompt before each conversation of the second stage.
+Answers by `train.distill_data` and all tables here ask without it, as the chat template of llava-hf does: give
+`--system ''` for a draft that learns from these answers.
 """
 
 from __future__ import annotations
@@ -9,7 +13,12 @@ from __future__ import annotations
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.recipes import Recipe, Stage
 
-# AdamW as transformers' Trainer has it, with a cosine to zero after 3 % of warm-up.
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and "
+    "polite answers to the user's questions."
+)
+
+# AdamW as transformers' Trainer has it. Warm-up is 0.03 of the steps, rounded up; then a cosine to zero.
 ALIGN = TrainConfig(
     steps=2181,
     batch=256,
@@ -41,4 +50,5 @@ config = Recipe(
         Stage("tune", TUNE, (("llava_v1_5_mix665k", 1.0),)),
     ),
     buckets=(640, 768, 1024, 1536, 2048),
+    system=VICUNA,
 )

@@ -1,4 +1,7 @@
-"""LLaVA-68M trained on towards its target's distributions (forward KL), over the answers that the target wrote."""
+"""LLaVA-68M trained on towards its target's distributions (forward KL), over the answers that the target wrote.
+
+The target wrote them without a system prompt, so there is none here.
+"""
 
 from __future__ import annotations
 
@@ -16,4 +19,5 @@ config = replace(
     start="mjbooo/lvlm68m",
     stages=(replace(_TUNE, train=replace(_TUNE.train, accumulate=8), data=SETS),),
     distillation=Distillation("forward_kl"),
+    system="",
 )
