@@ -59,7 +59,9 @@ LONG = "--captioner florence2:florence-community/Florence-2-large-ft:MORE_DETAIL
 TABED = (
     Line(
         tables=(1, 3, 4, 18),
-        what="views M, T, C, P, their static, random and learned mixtures; both turns, also from NQ and GSM8K",
+        what="views M, T, C, P, their static, random and learned mixtures; both turns, also from NQ and GSM8K. POPE is "
+        "the whole set, of which the text names the Lite subset; LLaVA-Bench has the printed instruction, which the "
+        "released code leaves out; prompts have no system prompt, as there",
         command=f"{TABLE} llava15\n"
         f"{TABLE} llava15 --turns 2 --follow-ups fact --out runs/eval/llava15_nq\n"
         f"{TABLE} llava15 --turns 2 --follow-ups sum --out runs/eval/llava15_gsm8k",
@@ -67,19 +69,20 @@ TABED = (
     ),
     Line(
         tables=(2, 9, 10),
-        what="chains and trees of width 2 and 3",
+        what="chains and trees of width 2 and 3 of M, T and MT*; width 3 is cut to 80 of its 363 nodes",
         command=f"{TABLE} llava15_trees",
         mini=f"{TABLE} mini_trees",
     ),
     Line(
         tables=(5, 8),
-        what="how many verified tokens MT* looks back on; AdaBoost; all rules that may be the paper's MT* and MTCP*",
+        what="how many verified tokens MT* looks back on; AdaBoost; and, beyond the paper, all rules that may be its MT* "
+        "and MTCP*; POPE and LLaVA-Bench as above",
         command=f"{TABLE} llava15_weightings",
         mini=f"{TABLE} mini_weightings",
     ),
     Line(
         tables=(6, 7),
-        what="blocks of 3 and 7 drafted tokens",
+        what="blocks of 3 and 7 drafted tokens; also the mixtures of Table 1, which the paper does not print here",
         command=f"{TABLE} llava15 --gamma 3 --turns 1 --out runs/eval/llava15_gamma3\n"
         f"{TABLE} llava15 --gamma 7 --turns 1 --out runs/eval/llava15_gamma7",
         mini=f"{TABLE} mini_views --gamma 3 --out runs/eval/mini_gamma3",
@@ -100,7 +103,8 @@ TABED = (
     ),
     Line(
         tables=(12,),
-        what="the target's answers against the references; GPT-4o's are not measured, the paper's measure is not named",
+        what="the target's answers with and without images against the references, by ROUGE-L and METEOR: the paper names "
+        "no measure, and GPT-4o is not measured; also the draft's answers",
         command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush --text-only --out runs/quality/llava15_two",
         mini=f"{QUALITY} mini --sets spot brush --text-only --out runs/quality/mini_two",
     ),
@@ -118,13 +122,15 @@ TABED = (
     Line(
         tables=(17,),
         figures=(7,),
-        what="accuracy, ROUGE and METEOR of target and draft, and answers; the paper does not say how many questions",
+        what="accuracy, ROUGE-L and METEOR of target and draft, with and without images, and answers; 100 questions a "
+        "set, where the paper does not say how many nor how they are asked",
         command=f"{QUALITY} llava15 --sets ocrbench textcaps --text-only",
         mini=f"{QUALITY} mini --sets read --text-only",
     ),
     Line(
         tables=(19, 20, 21, 22),
-        what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B; NQ and GSM8K as above",
+        what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B; NQ and GSM8K as above. The "
+        "paper names float16; that the 160M draft ran in bfloat16 is in its released code",
         command=f"{TABLE} llava_next_base\n"
         f"{TABLE} llava_next_base --draft mjbooo/lvlm160m-bf16 --dtype bfloat16 --out runs/eval/llava_next_160m\n"
         f"{TABLE} llava_next_base --draft mjbooo/lvlm68m-ov --out runs/eval/llava_next_ov\n"
@@ -143,7 +149,8 @@ IBED = (
     Line(
         tables=(1, 2, 3),
         figures=(7,),
-        what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, MC, MTC, MTCP",
+        what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, MC, MTC, MTCP; in "
+        "float16, where the paper names no dtype, nor the splits of ChartQA, TextVQA and VQAv2",
         command=f"{TABLE} ibed",
         mini=f"{TABLE} mini_views",
     ),
@@ -155,7 +162,7 @@ IBED = (
     ),
     Line(
         tables=(5,),
-        what="drafts trained on with pooled images",
+        what="drafts trained on with pooled images, from the finished draft; the paper does not say what they start from",
         command="\n".join(
             f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
             f'{TABLE} ibed --rows "pool ({n})" --draft runs/train/pooled_{n}/hf --out runs/eval/ibed_pooled_{n}'
@@ -187,8 +194,9 @@ IBED = (
     Line(
         tables=(12,),
         figures=(10,),
-        what="accuracy, ROUGE and METEOR of the target, the draft and the pooled drafts of Table 5, with and without "
-        "images, and answers; the paper does not say how many questions",
+        what="accuracy, ROUGE-L and METEOR of the target, the draft and the pooled drafts of Table 5, with and without "
+        "images, and answers; 100 questions a set in float16, where the paper says neither how many, how they are asked "
+        "nor in which dtype",
         command=f"{QUALITY} llava15 --sets chartqa ocrbench textcaps --text-only --drafts {DRAFTS} "
         "--out runs/quality/ibed",
         mini=f'{QUALITY} mini --sets chart read --text-only --drafts "pool (ft)=runs/train/mini_pooled/hf:P" '
@@ -241,7 +249,9 @@ AASD = (
         figures=(3, 4),
         what="the KV head, also without projector, image keys, text keys or all of the target's keys, against separate "
         "drafts, finetuned (FT) and distilled on the target's answers (DT), [from scratch](training.md#aasds-drafts); "
-        "of the 7B, then of the 13B",
+        "of the 7B, then of the 13B. The targets here are LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', "
+        "so that its numbers are of other models; bfloat16, 100 samples a set, 128 new tokens and greedy answers are "
+        "ours, as it names none of them. omega and delta are of whole calls, next to those of the decode loop",
         command=f"{_head()}\n{_head('13b')}",
         mini=f"{HEAD} aasd",
     ),
@@ -249,36 +259,40 @@ AASD = (
 )
 
 COS = (
-    Line(tables=(1,), what="the pairs of models", why="the preset `cos` names them"),
+    Line(tables=(1,), what="the pairs of models", why="the preset `cos` has them"),
     Line(
         tables=(2, 3, 4, 5, 6, 7, 8),
-        what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) and CoS; also how well "
-        "they answer",
+        what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) and CoS, each with draft "
+        "lengths 5 and 1, of which the paper prints the better; also how well they answer. Pairs with a base model are "
+        "asked in raw text, Qwen's in their chat form; bfloat16, 256 tokens and 8 timed prompts a set are ours, as the "
+        "paper names none; WE-P and CD-P are a bound below the table; CNN/DM is asked without the example of the "
+        "released code",
         command=f"{TOGETHER} cos",
         mini=f"{TOGETHER} visual",
     ),
     Line(tables=(9, 10), what="Ascend 910B3", why="not a device of JAX's; elsewhere it is Tables 2 to 6"),
     Line(
         figures=(4,),
-        what="weight of the first model; at least 1.5 times as fast at all, the paper says",
+        what="weight of the first model, on 8 prompts a set; the paper prints at least 1.5 times the speed at all weights",
         command=f'{SWEEP} --pairings "Llama, Vicuna" "Qwen 3B" --sweep {LAMBDA} --out runs/cos_weight',
         mini=f'{TOGETHER} visual --pairings "draft + target" --sweep {LAMBDA} --out runs/visual_weight',
     ),
     Line(
         figures=(5,),
-        what="mu of contrastive decoding; the temperature is not said",
+        what="mu of contrastive decoding, on 8 prompts a set at both temperatures; the paper names none",
         command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" --sweep mu:0.1,0.2,0.3,0.4,0.5 --out runs/cos_mu',
         mini=f'{TOGETHER} visual --pairings "target - target blind" --sweep mu:0.1,0.3,0.5 --out runs/visual_mu',
     ),
     Line(
         figures=(6,),
-        what="draft length of the smaller model; which ensembles and temperatures is not said",
+        what="draft length of the smaller model, on 8 prompts a set and all pairs; the paper draws ensembles, Llama-3 and "
+        "Llama-2 and names no temperature",
         command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
         mini=f"{TOGETHER} visual --sweep gamma:1,2,3,4,5 --out runs/visual_gamma",
     ),
     Line(
         figures=(8,),
-        what="quality and speed over the weight of the smaller model",
+        what="quality and speed of Llama-3's weighted ensemble over the weight of the smaller model",
         command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",
     ),

@@ -231,8 +231,7 @@ class _Measurement:
                     "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
                     "speedup_parallel_at_most": parallel_speedup(times[1]),
                     "best_schedule": vars(best),
-                    "decode_tokens_per_second": rates[name],
-                    "speedup_measured": rates[name] / rates["standard"],
+                    **_speeds(rates[name], rates["standard"]),
                     "quality": mean(here, "quality"),
                     "token_identity_rate": float(np.mean(same))
                     if self.pairing.temperature == 0
@@ -282,16 +281,19 @@ class _Measurement:
                         "samples": len(answers[gammas]),
                         "speedup_predicted": speedup(calls, times[1]),
                         "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
-                        "speedup_measured": rates[gammas] / rates["standard"],
+                        **_speeds(rates[gammas], rates["standard"]),
                     }
                 )
         return rows
 
     def answers(
         self, programs: dict[Any, Engine], samples: Sequence[Sample], judged: Sequence[Any]
-    ) -> tuple[list[Request], dict[Any, list[Result]], dict[Any, float]]:
-        """Return the requests, each program's answers, to all if it is judged, else to those that are timed, and its
-        tokens of the loop a second in its fastest run over these."""
+    ) -> tuple[list[Request], dict[Any, list[Result]], dict[Any, list[float]]]:
+        """Return the requests, and each program's answers and speeds.
+
+        Judged programs answer all requests, the others those that are timed. Speeds are tokens a second of the loop and
+        of whole calls, in the fastest run.
+        """
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
         requests = [
@@ -310,7 +312,8 @@ class _Measurement:
         for name in judged:
             answers[name] = [*answers[name], *programs[name].generate(requests[config.timed :])]
             self.bar.update()
-        return requests, answers, dict(zip(programs, rates.loop.max(axis=1).tolist()))
+        fastest = np.max([rates.loop, rates.call], axis=2).T.tolist()
+        return requests, answers, dict(zip(programs, fastest, strict=True))
 
     def place(self, row: str, engine: Engine) -> Record:
         """Return the fields of a record that say what was run."""
@@ -335,6 +338,17 @@ class _Measurement:
             "batch": 1,
             "seed": self.config.seed,
         }
+
+
+def _speeds(rates: Sequence[float], standard: Sequence[float]) -> Record:
+    """Return the speeds of loop and call, and both over those of standard decoding."""
+    loop, call = rates
+    return {
+        "decode_tokens_per_second": loop,
+        "call_tokens_per_second": call,
+        "speedup_measured": loop / standard[0],
+        "speedup_call": call / standard[1],
+    }
 
 
 def _scoring_widths(engine: Engine) -> list[int]:

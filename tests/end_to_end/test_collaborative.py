@@ -48,6 +48,8 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["row"] for row in rows] == ["standard", "naive", "speculative", "CoS", "sweep"]
     rates = [row["decode_tokens_per_second"] for row in rows[:4]]
     assert [row["speedup_measured"] for row in rows[:4]] == [rate / rates[0] for rate in rates]
+    calls = [row["call_tokens_per_second"] for row in rows[:4]]
+    assert [row["speedup_call"] for row in rows[:4]] == [rate / calls[0] for rate in calls]
     assert all(len(row["calls_per_token"]) == 2 for row in rows)
     assert [row["token_identity_rate"] for row in rows[:4]] == [1.0] * 4
     assert rows[0]["calls_per_token"] == [1.0, 1.0]
