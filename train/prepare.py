@@ -30,7 +30,7 @@ from jaxspec.data.sources import FileFormat, prepare
 from jaxspec.errors import InputError
 from jaxspec.files import forget_trial, trial_of
 from jaxspec.loading import LoadedModel
-from jaxspec.prompts.encoder import PLACEHOLDER
+from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.training.conversations import reach
 from picturebook.training import Picturebook
 

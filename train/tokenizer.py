@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from configs.models.mini import VOCABULARY
-from jaxspec.prompts.encoder import PLACEHOLDER
+from jaxspec.prompts.placeholders import PLACEHOLDER
 from picturebook import train_sample
 
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")

@@ -25,7 +25,8 @@ from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.captions import Captioner
-from jaxspec.prompts.encoder import PLACEHOLDER, Prompt, PromptEncoder
+from jaxspec.prompts.encoder import Prompt, PromptEncoder
+from jaxspec.prompts.placeholders import PLACEHOLDER
 
 GROUP = ("dataset", "turn", "follow_up", "gamma")
 """What rows that were measured by turns have in common: they are saved together, and a stopped run goes on behind."""

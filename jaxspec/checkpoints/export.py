@@ -26,6 +26,7 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.vocabulary import narrowed, widened
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.portable import chat_templates
 from jaxspec.typing import Array, Params
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -143,7 +144,7 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
     if has_tokenizer(source):
         encoder = PromptEncoder.of(model.config, load_tokenizer(source))
         add_bos = not encoder.tokenizer.chat_template and encoder.tokenizer.bos_token is not None
-        encoder.tokenizer.chat_template = encoder.chat_templates()
+        encoder.tokenizer.chat_template = chat_templates(encoder)
 
     def write_more(path: Path) -> None:
         copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)

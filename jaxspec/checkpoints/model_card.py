@@ -193,7 +193,7 @@ def _python(
         }
     if encoder is None:
         return parts
-    text, contents = encoder.rendered(_QUESTION[has_vision], images=int(has_vision))
+    text, contents = encoder.rendered(_QUESTION[has_vision], int(has_vision))
     bos = encoder.tokenizer.bos_token
     has_bos = bos is not None and text.startswith(bos)
     greedy = [

@@ -18,7 +18,8 @@ from PIL.Image import Image
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.errors import InputError
-from jaxspec.prompts.encoder import Prompt, place_images
+from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.placeholders import place_images
 
 
 @dataclass(frozen=True, kw_only=True)

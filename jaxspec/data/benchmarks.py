@@ -23,7 +23,7 @@ from typing import Any
 from jaxspec.data.rows import DataRow, hub_rows, local_rows
 from jaxspec.data.samples import Sample, stored_image, text_of
 from jaxspec.errors import InputError, nearest
-from jaxspec.prompts.encoder import place_images
+from jaxspec.prompts.placeholders import place_images
 
 REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer.\n"
 """TABED's instruction before questions that a word could answer."""

@@ -34,7 +34,7 @@ from jaxspec.data.rows import DataRow, json_list, on_disk, rows_and_errors
 from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import writing
-from jaxspec.prompts.encoder import PLACEHOLDER, VIDEO, place_in_turns
+from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, place_in_turns
 
 ROLES = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),

@@ -26,7 +26,7 @@ from typing import Any
 from jaxspec.data.images import StoredImage
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.errors import InputError
-from jaxspec.prompts.encoder import place_in_turns
+from jaxspec.prompts.placeholders import place_in_turns
 
 
 @dataclass(frozen=True)

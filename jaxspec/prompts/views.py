@@ -29,7 +29,8 @@ import numpy as np
 from jaxspec.errors import InputError
 from jaxspec.models.inputs import Pool
 from jaxspec.prompts.captions import caption_ids
-from jaxspec.prompts.encoder import PLACEHOLDER, PromptEncoder
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.placeholders import PLACEHOLDER
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs, prompt_encoder, same_images
 from jaxspec.models.inputs import TEXT, PromptRows, Slots
-from jaxspec.prompts.encoder import PLACEHOLDER, PromptEncoder
+from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.prompts.rows import PromptRow, bucket, rewrite, stack_rows, which_image
 from jaxspec.prompts.views import VIEWS, View
 from jaxspec.typing import Bool, Int, UInt

@@ -23,7 +23,8 @@ from jaxspec.config import text_config
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.errors import InputError, check_counts
-from jaxspec.prompts.encoder import PLACEHOLDER, Prompt
+from jaxspec.prompts.encoder import Prompt
+from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.training.lease import Lease, on_first_alone, write_whole
 
 Folder = Path | epath.Path | str

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
+from jaxspec.prompts.portable import chat_templates
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
@@ -102,7 +103,7 @@ def test_templates_for_transformers(name, sees):
         words.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     encoder = PromptEncoder(words, tiny.SPECIAL.index("<image>") if sees else None)
     prompt = encoder.prompt("Who?").tokens.tolist()
-    template = encoder.chat_templates()["default"]
+    template = chat_templates(encoder)["default"]
     parts: list[Any] = ["Who?", [{"type": "text", "text": "Who?"}]]
     content = parts[name == "lists of parts"]
     said = [{"role": "user", "content": content}]
@@ -118,7 +119,7 @@ def test_what_is_written_without_a_template_is_one_for_transformers():
     encoder = PromptEncoder(tiny.tokenizer(), tiny.SPECIAL.index("<image>"))
     turns = [("<image>\nWho?", "Me."), ("Why?", "No.")]
     ((tokens, _),) = encoder.dialogues([turns])
-    template = encoder.chat_templates()["default"]
+    template = chat_templates(encoder)["default"]
     for image in ([{"type": "image"}, {"type": "text", "text": "Who?"}], turns[0][0]):
         contents = [image, "Me.", [{"type": "text", "text": "Why?"}], "No."]
         said = [{"role": role, "content": part} for role, part in zip(("user", "assistant") * 2, contents)]
@@ -136,7 +137,7 @@ def test_images_stand_where_the_question_says():
 def test_a_text_model_takes_no_images():
     encoder = PromptEncoder(tokenizer(CHATML, "<|im_end|>"))
     assert "What is <image>?" in encoder.tokenizer.decode(encoder.prompt("What is <image>?").tokens)
-    with pytest.raises(InputError, match="1 images, and the target is a text model; give none"):
+    with pytest.raises(InputError, match="1 images, but the target is a text model; give none"):
         encoder.prompt("What?", ["image"])
 
 

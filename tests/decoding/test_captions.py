@@ -18,7 +18,7 @@ from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captio
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.errors import InputError
 from jaxspec.prompts.captions import Caption, caption_ids
-from jaxspec.prompts.encoder import PLACEHOLDER
+from jaxspec.prompts.placeholders import PLACEHOLDER
 from PIL import Image
 
 from tests import tiny

@@ -10,7 +10,7 @@ import numpy as np
 from jaxspec.config import LlavaConfig, ModelConfig
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.loading import LoadedModel
-from jaxspec.prompts.encoder import PLACEHOLDER
+from jaxspec.prompts.placeholders import PLACEHOLDER
 from jaxspec.typing import Params
 from picturebook.samples import Sample
 

@@ -1,0 +1,104 @@
+"""Turns of user and assistant as text: a tokeniser's chat template, or Vicuna's form without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+from jaxspec.errors import InputError, first_line
+from jaxspec.prompts.placeholders import PLACEHOLDER
+
+_ANSWER = "<<the answer>>"
+"""The answer that a template is given, to see what it writes after an answer."""
+
+
+def vicuna_turn(question: str) -> str:
+    """Return LLaVA-1.5's and Vicuna's form of a question, for a tokeniser without a template."""
+    return f"USER: {question} ASSISTANT:"
+
+
+def render_turns(
+    tokenizer: Any, said: Sequence[str], placed: str, images: int, image_text: str
+) -> tuple[str, list[Any]]:
+    """Return the tokeniser's chat template over some turns, and the message contents it was given.
+
+    A template is a stranger's program. transformers runs it in jinja's immutable sandbox, wherever
+    the checkpoint holds it: it reaches no Python internals, no file and no module.
+
+    Templates take a message as text or as a list of parts. The first form whose rendering shows all
+    texts and images counts: a template that wants parts renders nothing of a text, in silence.
+
+    Args:
+      said: Texts of user and assistant by turns; the template asks for the next answer.
+      placed: The last text with a placeholder for each of its images.
+      images: Number of images of the last turn.
+      image_text: The text of one image in the tokeniser's vocabulary.
+    """
+    texts = [*said[:-1], placed]
+    forms: list[list[Any]] = [texts, [[_text(text)] for text in texts]]
+    if placed != said[-1]:  # no placeholders of its own: the template places the images
+        turns: list[Any] = [[_text(text)] for text in said]
+        turns[-1] = [{"type": "image"}] * images + turns[-1]
+        forms.insert(0, turns)
+    reason = "it leaves out what was said"
+    for contents in forms:
+        messages = [
+            {"role": role, "content": content}
+            for role, content in zip(cycle(("user", "assistant")), contents)
+        ]
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # anything that a stranger's template raises
+            reason = first_line(error)
+            continue
+        shown = text.replace(PLACEHOLDER, image_text).count(image_text)
+        if all(words.strip() in text for words in said) and shown >= images:
+            return text, contents
+    raise InputError(
+        f"chat template: cannot render turns of user and assistant ({reason}); "
+        "mend the tokeniser's chat_template"
+    )
+
+
+def render_follow_up(
+    tokenizer: Any,
+    answer: Sequence[int],
+    question: str,
+    placed: str,
+    images: int,
+    image_text: str,
+) -> str:
+    """Return the template's text from the end of an answer to the beginning of the next one.
+
+    A template closes the answer. Where the answer's last id closes it already, that token is left
+    out: after `... <|im_end|>` follows "\\n<|im_start|>user ...".
+    """
+    said = ["Hello.", _ANSWER, question]
+    text = render_turns(tokenizer, said, placed, images, image_text)[0].partition(_ANSWER)[2]
+    added = tokenizer.added_tokens_decoder
+    closing = added[answer[-1]].content if answer and answer[-1] in added else None
+    if closing and text.lstrip().startswith(closing):
+        return text.lstrip().removeprefix(closing)
+    return text
+
+
+def bos_before(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids that precede a first turn: BOS, or none.
+
+    There is none where the template writes it, and where neither template nor tokeniser puts one.
+    """
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return []
+    if tokenizer.chat_template and (
+        text.startswith(tokenizer.bos_token) or tokenizer.encode("")[:1] != [bos]
+    ):
+        return []
+    return [bos]
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
