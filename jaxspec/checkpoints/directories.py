@@ -213,13 +213,13 @@ def quantised(path: Path, raw: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def written_whole(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a new directory beside `path`, which takes its place at the end: a checkpoint is whole, or not there.
+    """Yield a new directory, which becomes the checkpoint at `path` if the block succeeds.
 
     Raises InputError as `check_destination`, and where it cannot be written.
     """
     path = Path(os.path.abspath(Path(path).expanduser()))
-    check_destination(path, overwrite)
     with whole_directory(path, _is_part) as fresh:
+        check_destination(path, overwrite)  # while no other process writes there
         yield fresh
 
 

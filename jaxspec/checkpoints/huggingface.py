@@ -138,7 +138,7 @@ class SaveOptions:
       generation: Entries of generation_config.json, which replace the config's BOS, EOS and padding ids; None
         leaves an entry out.
       extra: The source's config.json, whose entries are kept, nested ones too, where this library writes none.
-      overwrite: Replace a checkpoint at `path`, in one step; other files in its directory stay.
+      overwrite: Replace a checkpoint at `path`; other files in its directory stay.
     """
 
     dtype: jnp.dtype | None = None

@@ -196,7 +196,7 @@ def test_prepared_picturebook_with_fewer_images(tmp_path: Path) -> None:
 
 
 def test_two_preparations_of_one_name(tmp_path: Path) -> None:
-    """The second is refused, and does no harm to the first; what a killed one left is told, and taken."""
+    """The second is refused, and does no harm to the first; the lock that a killed one left is taken."""
 
     def samples() -> Iterator[Sample]:
         with pytest.raises(InputError, match=r"pages\.lock: held by process"):

@@ -168,6 +168,8 @@ def _write_tables(run: str, told: Connection) -> None:
             cells = [[str(row["set"]), "300"] for row in rows]
             table = markdown(Table(f"Version {version}", ["set", "n"], cells))
             write_results(fresh, {"options": options}, rows, records, table)
+        if out.exists():
+            (out / "mine").touch()
         finish(fresh, out)
 
 
@@ -182,9 +184,10 @@ def _version(out: Path) -> int:
 
 
 def _check_tables(run: Path) -> None:
-    """What lies there is whole, and of one version."""
-    out = run / "out"
+    """The directory, or the one that a killed swap has moved aside, is whole and of one version."""
+    out = run / "out" if (run / "out").exists() else run / ".out.old"
     if out.exists():
+        assert (out / "mine").exists() or _version(out) == 0, f"{out}: the user's file is lost"
         version = _version(out)
         rows = json.loads((out / "results.json").read_text())["rows"]
         records = [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
