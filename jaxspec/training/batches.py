@@ -1,4 +1,4 @@
-"""Batches on their way to the devices: an iterator whose place is saved beside the parameters, read ahead by a thread.
+"""Batches on their way to the devices: an iterator with a place to save, and a thread that reads ahead.
 
 A batch is any pytree of arrays whose first axis is its rows.
 """
@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -19,29 +18,32 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxspec.errors import InputError
 from jaxspec.sharding import MESH_AXES
 
+Batch = TypeVar("Batch")
+Made = TypeVar("Made", covariant=True)
 
-class BatchIterator(Protocol):
-    """This process's rows of each batch, and a place in the stream; Grain's iterators are such.
 
-    The place is anything that JSON holds, and the same in all processes (it counts batches, say), so that a run may go
-    on with another number of them. All processes must give arrays of the same shapes.
+class BatchIterator(Protocol[Made]):
+    """This process's rows of each batch, and a place in the stream, as Grain's iterators have it.
+
+    The place is JSON and the same in all processes (a count of batches, say), so a run may go on
+    with another number of processes. All processes give arrays of the same shapes.
     """
 
-    def __next__(self) -> Any: ...
+    def __next__(self) -> Made: ...
     def get_state(self) -> Any: ...
     def set_state(self, state: Any) -> None: ...
 
 
 @dataclass
-class StepBatches:
-    """The iterator of a pure function of the step that makes the whole batch: its place is the step."""
+class StepBatches(Generic[Batch]):
+    """An iterator over a function of the step that makes whole batches. Its place is the step."""
 
-    batch_fn: Callable[[int], Any]
+    batch_fn: Callable[[int], Batch]
     share: tuple[int, int] = (0, 1)
-    """(i, n): the i-th of n equal parts of the rows are this process's."""
+    """(i, n): this process takes the i-th of n equal parts of the rows."""
     step: int = 0
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         part, parts = self.share
         batch = self.batch_fn(self.step)
         self.step += 1
@@ -54,44 +56,54 @@ class StepBatches:
         self.step = state["step"]
 
 
+def as_iterator(
+    batches: BatchIterator[Batch] | Callable[[int], Batch], mesh: Mesh
+) -> BatchIterator[Batch]:
+    """Return an iterator as it is; of a function of the step, the iterator over it."""
+    if callable(batches):
+        return StepBatches(batches, process_share(mesh))
+    return batches
+
+
 def read_ahead(
-    batches: BatchIterator, count: int, mesh: Mesh, depth: int = 4
-) -> Generator[tuple[Any, Any], None, None]:
-    """Yield the next `count` batches, each on the mesh, with the iterator's place after it; up to `depth` are ahead.
+    batches: BatchIterator[Batch], count: int, mesh: Mesh, depth: int = 4
+) -> Generator[tuple[Batch, Any], None, None]:
+    """Yield the next `count` batches on the mesh, each with the iterator's place after it.
 
-    The place belongs to the batch that is handed out, however far the thread has read on.
+    A thread reads up to `depth` batches ahead; each place belongs to the batch next to it.
     """
-    put = partial(jax.make_array_from_process_local_data, rows_sharding(mesh))
-
-    def read() -> tuple[Any, Any]:
-        try:
-            batch = next(batches)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        except StopIteration:
-            raise InputError(
-                "data: ended before the last step; repeat it, or train fewer steps"
-            ) from None
-        return jax.tree.map(put, batch), batches.get_state()
-
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
-        ahead = deque(pool.submit(read) for _ in range(min(depth, count)))
+        ahead = deque(pool.submit(_read, batches, mesh) for _ in range(min(depth, count)))
         for place in range(count):
             yield ahead.popleft().result()
             if place + depth < count:
-                ahead.append(pool.submit(read))
+                ahead.append(pool.submit(_read, batches, mesh))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
+def _read(batches: BatchIterator[Batch], mesh: Mesh) -> tuple[Batch, Any]:
+    try:
+        batch = next(batches)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except StopIteration:
+        raise InputError(
+            "data: ended before the last step; repeat it, or train fewer steps"
+        ) from None
+    rows = rows_sharding(mesh)
+    placed = jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), batch)
+    return placed, batches.get_state()
+
+
 def rows_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Return the sharding of every array of a batch: its first axis over the mesh's data and fsdp devices."""
+    """Return the sharding of a batch's arrays: the first axis over the data and fsdp devices."""
     return NamedSharding(mesh, PartitionSpec(MESH_AXES["batch"]))
 
 
 def process_share(mesh: Mesh, process: int | None = None) -> tuple[int, int]:
-    """(i, n): this process (or another) feeds the i-th of n equal parts of each batch.
+    """Return (i, n): a process, by default this one, feeds the i-th of n equal parts of each batch.
 
-    Processes that the `model` axis spans together feed the same part, so n may be less than their number.
+    Processes that share a `model` axis feed the same part, so n may be less than their number.
     """
     rows = mesh.devices.reshape(-1, mesh.shape["model"])
     fed = {

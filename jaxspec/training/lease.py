@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,16 @@ class Lease:
 
 
 @contextmanager
-def on_first_alone(*leases: Lease) -> Iterator[None]:
-    """Hold leases in the first of several processes. Raises InputError in all where it cannot have one."""
+def on_first_alone(*leases: Lease) -> Iterator[Callable[[], None]]:
+    """Hold leases in the first of several processes. Yields a function that checks them.
+
+    Raises InputError in all processes where one cannot be had.
+    """
     with ExitStack() as held:
         on_first(lambda: [held.enter_context(lease) for lease in leases] and None)
-        yield
+
+        def check() -> None:
+            for lease in leases:
+                lease.check()
+
+        yield check

@@ -64,7 +64,7 @@ class AbstractStep:
     @property
     def flops(self) -> float:
         """Operations of the model in one step, all devices together."""
-        return model_flops(self.loss_fn, self.config, self.state.params, self.frozen, self.batch)
+        return model_flops(self.state.params, self.frozen, self.batch.tokens.size)
 
 
 def mesh_for(devices: int, batch: int) -> AbstractMesh:

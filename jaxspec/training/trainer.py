@@ -1,7 +1,7 @@
-"""The training loop: batches read ahead, metrics, evaluations, checkpoints, exact resume on any mesh.
+"""The training loop. A stopped run goes on to the same parameters, on any mesh.
 
-A checkpoint holds the state and the place in the data after the same step, so a run killed at any moment and
-started again continues with the next batch and ends with the same parameters.
+A checkpoint holds the state and the place in the data after the same step, so the next run reads
+the next batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax
 from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
-from jaxspec.training.batches import BatchIterator, StepBatches, process_share, read_ahead
+from jaxspec.training.batches import Batch, BatchIterator, as_iterator, read_ahead
 from jaxspec.training.config import TrainConfig
 from jaxspec.training.lease import Lease, on_first_alone
 from jaxspec.training.measured import MeasuredStep
@@ -37,106 +37,107 @@ from jaxspec.training.step import (
 from jaxspec.typing import Params
 
 Evaluate = Callable[[Params], Mapping[str, float]]
-"""Parameters on the host -> metrics of the half-trained model; every process calls it with the same parameters."""
+"""Parameters on the host -> metrics. Every process calls it with the same parameters."""
 
 
 def fit(
     config: TrainConfig,
     params: Params,
     loss_fn: LossFn,
-    batches: BatchIterator | Callable[[int], Any],
+    batches: BatchIterator[Batch] | Callable[[int], Batch],
     directory: Path,
     *,
     places: Places | None = None,
     evaluate: Evaluate | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> Params:
-    """Trains from `params`, or from the newest checkpoint in `directory`; returns the parameters, on the host.
+    """Train from `params`, or from the newest checkpoint, and return the parameters on the host.
 
     Args:
-      params: numpy or JAX arrays; frozen ones are returned as they came.
+      params: numpy or JAX arrays. Frozen ones are returned unchanged.
       loss_fn: (params, batch) -> (loss, metrics), traced; see `LossFn`.
-      batches: an iterator over this process's rows, or a pure function of the step that makes a whole batch.
-      directory: receives `metrics.jsonl`, `train_config.json` and Orbax checkpoints.
-      places: where parameters lie on the mesh; None: whole on every device.
-      evaluate: called every `config.evaluate_every` steps, and after the last; its metrics are logged.
-      inputs: what decides the result besides the configuration (data, models, loss), as JSON has it; by other names
-        than the configuration's. Every checkpoint tells it, and a run of others is not gone on with.
+      batches: an iterator over this process's rows, or a function of the step that makes a whole
+        batch.
+      directory: receives `metrics.jsonl`, `train_config.json` and checkpoints.
+      places: shardings of the parameters on the mesh; None replicates them.
+      evaluate: its metrics are logged every `config.evaluate_every` steps and after the last.
+      inputs: what decides the result besides the configuration (data, models, loss), as JSON. A run
+        goes on only with the inputs that it began with.
 
     Raises:
-      InputError: mesh, patterns or directory do not fit, the directory holds the state of another run, or a run that
-        is not over.
-      Preempted: SIGTERM, Ctrl-C or SIGHUP came; all is saved.
-      Diverged: the loss is no longer a number; the newest checkpoint is from before.
+      InputError: mesh, patterns or directory do not fit, or the directory holds another run.
+      Preempted: SIGTERM, Ctrl-C or SIGHUP came, and everything is saved.
+      Diverged: the loss is not a number. The newest checkpoint is from before.
     """
     mesh = config.mesh.make(config.batch)
-    data: Any = batches
-    if not hasattr(batches, "get_state"):
-        data = StepBatches(batches, process_share(mesh))  # pyright: ignore[reportArgumentType]
     trainable, frozen = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
+    saved = config.checkpoints.rstrip("/")
+    leases = [Lease(directory / "train.lock"), *([Lease(f"{saved}.lock")] if saved else [])]
     run = run_signature(config, dict(inputs or {}))
-    leases = [Lease(directory / "train.lock")]
-    if config.checkpoints:
-        leases.append(Lease(f"{config.checkpoints.rstrip('/')}.lock"))
-    with (
-        on_first_alone(*leases),
-        Checkpoints(
-            config.checkpoints or directory / "checkpoints", config.keep, run
-        ) as checkpoints,
-    ):
-        claim(directory, config, run, checkpoints.newest())
-        state, placed = place_state(
-            trainable, frozen, optimizer, placed_on(mesh, params, places), mesh, config.dtype
+
+    with ExitStack() as held:
+        # Set up: no other run here; the newest state; batches from its place on.
+        check_leases = held.enter_context(on_first_alone(*leases))
+        checkpoints = held.enter_context(
+            Checkpoints(saved or directory / "checkpoints", config.keep, run)
         )
+        claim(directory, config, run, checkpoints.newest())
+        where = placed_on(mesh, params, places)
+        state, placed = place_state(trainable, frozen, optimizer, where, mesh, config.dtype)
         state, place = checkpoints.restore(state)
+        data = as_iterator(batches, mesh)
         if place is not None:
             data.set_state(place)
         start = int(state.step)
         if start:
             _say(f"resuming {directory} at step {start} of {config.steps}")
-        step = MeasuredStep(
-            config, loss_fn, optimizer, placed, mesh, jax.tree.map(lambda x: x.sharding, state)
-        )
-        bar = tqdm(
-            total=config.steps, initial=start, unit="step", desc=directory.name, smoothing=0.1,
-            disable=jax.process_index() > 0,
-        )  # fmt: skip
-        ahead = closing(read_ahead(data, config.steps - start, mesh))
-        with (
-            Preemption() as preemption,
-            MetricsLog(directory, config, start) as log,
-            bar,
-            ahead as ready,
-        ):
-            for done in range(start + 1, config.steps + 1):
-                asked = time.perf_counter()
-                batch, place = next(ready)
-                state = step(state, batch, time.perf_counter() - asked)
-                last, told = done == config.steps, preemption.reached(done)
-                logs, saves, evaluates = (
-                    every > 0 and (last or done % every == 0)
-                    for every in (config.log_every, config.save_every, config.evaluate_every)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        step = MeasuredStep(config, loss_fn, optimizer, placed, mesh, shardings)
+        preemption = held.enter_context(Preemption())
+        log = held.enter_context(MetricsLog(directory, config, start))
+        bar = held.enter_context(_progress(directory.name, start, config.steps))
+        ready = held.enter_context(closing(read_ahead(data, config.steps - start, mesh)))
+
+        for done in range(start + 1, config.steps + 1):
+            asked = time.perf_counter()
+            batch, place = next(ready)
+            state = step(state, batch, waited=time.perf_counter() - asked)
+            last, stops = done == config.steps, preemption.reached(done)
+            if _due(config.log_every, done, last):
+                values = step.read(done)
+                log.write(done, values)
+                bar.set_postfix(
+                    {k: f"{values[k]:.3f}" for k in ("loss", "accuracy") if k in values}
                 )
-                if logs:
-                    values = step.read(done)
-                    log.write(done, values)
-                    bar.set_postfix(
-                        {k: f"{v:.3f}" for k, v in values.items() if k in ("loss", "accuracy")}
-                    )
-                if saves or told or evaluates:
-                    with step.pause(done):
-                        if evaluate and evaluates and (last or not told):
-                            log.write(done, evaluate(merge(on_host(state.params), frozen)))
-                        if saves or told:
-                            for lease in leases:
-                                lease.check()
-                            checkpoints.save(done, state, place, wait=last or told)
-                bar.update()
-                if told and not last:
-                    _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
-                    raise Preempted(preemption.number)
+            if evaluate and _due(config.evaluate_every, done, last) and (last or not stops):
+                with step.pause(done):
+                    log.write(done, evaluate(merge(on_host(state.params), frozen)))
+            if stops or _due(config.save_every, done, last):
+                with step.pause(done):
+                    check_leases()
+                    checkpoints.save(done, state, place, wait=last or stops)
+            bar.update()
+            if stops and not last:
+                _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
+                raise Preempted(preemption.number)
     return merge(on_host(state.params), frozen)
+
+
+def _due(every: int, step: int, last: bool) -> bool:
+    """Return whether something is done after this step; `every` 0 is never."""
+    return every > 0 and (last or step % every == 0)
+
+
+def _progress(name: str, start: int, steps: int) -> tqdm:
+    return tqdm(
+        total=steps,
+        initial=start,
+        unit="step",
+        desc=name,
+        smoothing=0.1,
+        disable=jax.process_index() > 0,
+    )
 
 
 def _say(line: str) -> None:

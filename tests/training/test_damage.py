@@ -125,4 +125,4 @@ def test_odd_lines_of_metrics_are_set_aside(tmp_path: Path, capsys: pytest.Captu
     fit(STAGE, params(), loss_fn, batches, tmp_path)
     assert [line["step"] for line in training.metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert (tmp_path / "metrics.damaged.jsonl").read_bytes() == damaged
-    assert f"{path}: line 1 is none of metrics (9 are not); it is metrics.damaged.jsonl now" in capsys.readouterr().err
+    assert f"{path}: 9 lines hold no metrics, line 1 first; renamed to metrics.damaged.jsonl" in capsys.readouterr().err

@@ -16,8 +16,6 @@ from jaxspec.training.conversations import ConversationBatch, ConversationBatche
 from jaxspec.training.objectives import (
     Distillation,
     _taught,
-    answered,
-    encode,
     score,
     simulated,
     teacher_params,
@@ -121,40 +119,7 @@ def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
     assert 1 <= alone["simulated_tokens_per_block"] <= 6
 
 
-def test_on_policy_rows_are_what_the_draft_says() -> None:
-    """Each token is drawn from the logits that the finished row has before it; both forms of the row hold it."""
-    made = batch()
-    view = parse_views(("M",))[0]
-    new = jax.jit(lambda: answered(MODEL.model, TEACHER, made, encode(MODEL.model, TEACHER, made.images), view, 7))()
-    logits = score(MODEL.model, TEACHER, new)
-    begin, lengths = made.mask.argmax(1), new.mask.sum(1)
-    assert lengths.min() >= 1
-    for row in range(4):
-        np.testing.assert_array_equal(new.tokens[row, : begin[row]], made.tokens[row, : begin[row]])
-        for i in range(lengths[row]):
-            key = jax.random.fold_in(jax.random.key(made.numbers[row]), i)
-            drawn = jax.random.categorical(key, logits[row, begin[row] + i - 1])
-            assert new.tokens[row, begin[row] + i] == drawn
-        last = new.tokens[row, begin[row] + lengths[row] - 1]
-        assert lengths[row] == 7 or last == ENCODER.eos
-    text = parse_views(("T",))[0]
-    made = batch("T", model=TEXT)
-    new = jax.jit(lambda: answered(TEXT.model, STUDENT, made, None, text, 7))()
-    for row, place in np.argwhere(new.mask):
-        there = new.teacher.before[row, place - 1] + 1
-        assert new.tokens[row, place] == new.teacher.rows.tokens[row, there]
-        assert there < new.teacher.rows.length[row]
-
-
-def test_on_policy_a_teacher_agrees_with_itself() -> None:
-    distillation = Distillation("reverse_kl", on_policy=5)
-    loss_fn = tuning_loss(MODEL.model, teacher=MODEL.model, distillation=distillation)
-    _, metrics = jax.jit(loss_fn)(TEACHER | {"teacher": TEACHER}, batch())
-    assert float(metrics["loss"]) == pytest.approx(0, abs=1e-5)
-    assert 4 <= metrics["tokens"] <= 20
-
-
-@pytest.mark.parametrize("wrong", [{"on_policy": 4, "share": 0.5}, {"share": 0.0}, {"share": 1.5}, {"top_k": 0}])
+@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"top_k": 0}])
 def test_distillation_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="distillation"):
         replace(Distillation(), **wrong)

@@ -1,17 +1,15 @@
-"""Plans of training: what a step would hold on devices that are not there, and how its operations are counted."""
+"""Plans of training: what a step would hold on devices that are not there, and the peaks of chips."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import pytest
 from configs.latency.llava7b_68m import config as pair
 from jaxspec.cli import main
 from jaxspec.decoding.plan import chip_of
 from jaxspec.sharding import on_mesh
-from jaxspec.training.measured import matmul_flops
 from jaxspec.training.plan import abstract_step, mesh_for
 
 from tests import tiny
@@ -34,8 +32,8 @@ def test_a_7b_target_teaches_a_68m_draft(devices: int, batch: int) -> None:
     assert held["optimizer"] == pytest.approx(2 * held["trained"], rel=1e-4)
     # Of a row's slot, for each model: its token and its source; the mask, and where the teacher reads it.
     assert held["batch"] == batch // 16 * (1024 * (2 * 8 + 1 + 4) + 2 * 4 + 4 + 336 * 336 * 3 * 4)
-    # Two operations a parameter and token of the teacher's decoder, and what attention and towers take.
-    assert 1 < found.flops / (2 * 6.7e9 * batch * 1024) < 1.3
+    # Two operations a weight and token of the teacher, six of the draft.
+    assert found.flops == pytest.approx((2 * 6.93e9 + 6 * 0.045e9) * batch * 1024, rel=0.02)
 
 
 def test_the_command_tells_the_mesh_of_a_training(
@@ -51,28 +49,6 @@ def test_the_command_tells_the_mesh_of_a_training(
         "2 v5e": "--tune.mesh.fsdp 2",
         "4 v5e": "--tune.mesh.fsdp 2 --tune.mesh.model 2",
     }
-
-
-def test_operations_are_counted():
-    x, w = jnp.zeros((8, 3)), jnp.zeros((3, 5))
-    product = 2 * 8 * 3 * 5
-
-    def layers(x, w):
-        unread = x @ w
-        turned, _ = jax.lax.scan(lambda carry, _: (carry @ w @ w.T, None), x, None, length=4)
-        del unread
-        return jax.lax.cond(x[0, 0] > 0, lambda: turned @ w, lambda: jnp.zeros((8, 5)))
-
-    assert matmul_flops(layers, x, w) == (8 + 1) * product
-    assert matmul_flops(jax.grad(lambda w, x: (x @ w).sum()), w, x) == product  # of the weights; the sum is not read
-    assert matmul_flops(jax.jit(lambda x, w: x @ w), x, w) == product
-    kernel, pages = jnp.zeros((4, 4, 3, 6)), jnp.zeros((2, 8, 8, 3))
-
-    def convolve(pages, kernel):
-        numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(pages, kernel, (4, 4), "VALID", dimension_numbers=numbers)
-
-    assert matmul_flops(convolve, pages, kernel) == 2 * (2 * 2 * 2 * 6) * (4 * 4 * 3)
 
 
 def test_peaks():

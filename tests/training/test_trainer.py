@@ -255,8 +255,8 @@ def test_reports(tmp_path):
         assert line.keys() == always | speeds  # no `mfu` of a CPU
         assert 0 <= line["data_wait"] <= 1
         assert line["samples_per_second"] == pytest.approx(8e3 / line["step_ms"])
-        # A product of [8,3] and [3,1], and its gradient by the latter.
-        assert line["model_flops_per_second"] == pytest.approx(2 * 2 * 8 * 3 * 1e3 / line["step_ms"])
+        # 8 rows, 3 trained weights and 4 frozen ones.
+        assert line["model_flops_per_second"] == pytest.approx(8 * (6 * 3 + 2 * 4) * 1e3 / line["step_ms"])
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()]
 
 
