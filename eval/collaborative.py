@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from eval.lib.command_line import parse_command
-from eval.lib.config import CollaborativeEvalConfig, data_places
 from eval.lib.page import COLOURS, pyplot, save, stacked_axes
 from eval.lib.pairings import GROUP, SWEEP, measure
 from eval.lib.quality import MEASURES, quality, rouge_scorer
 from eval.lib.report import Run
 from eval.lib.tables import Label, Record, Table, failures, number, percent, pivot
+from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.command import input_errors, script_name
 
 
@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )
-    for name in set(config.sets) & set(data_places(config.data)):
+    for name in set(config.sets) & set(config.places):
         config.samples(name, config.limit)  # what cannot be read is told before models load
     if "ROUGE-L" in map(MEASURES.get, config.sets):
         rouge_scorer()  # likewise, where it is not installed

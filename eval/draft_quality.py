@@ -21,7 +21,8 @@ from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt
-from eval.lib.config import EvalConfig, load_model, load_models, named, shown
+from eval.lib.config import EvalConfig
+from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.quality import accuracy, meteor, references, rouge_l, rouge_scorer
 from eval.lib.replay import engine_of
 from eval.lib.report import Run

@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import each_turn, engine_fields, first_prompt
-from eval.lib.config import EvalConfig, load_models
+from eval.lib.config import EvalConfig
+from eval.lib.loading import load_models
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
 from eval.lib.simulation import whole_row

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import GROUP, Group, compare, row_engines
-from eval.lib.config import EvalConfig, Variant, load_model, load_models, named, shown
+from eval.lib.config import EvalConfig, Variant
+from eval.lib.loading import load_model, load_models, named, shown
 from eval.lib.report import Run
 from eval.lib.sets import remarks
 from eval.lib.simulation import predict_heads

@@ -29,7 +29,8 @@ from tqdm import tqdm
 
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt, next_prompt, row_engines
-from eval.lib.config import EvalConfig, load_models
+from eval.lib.config import EvalConfig
+from eval.lib.loading import load_models
 from eval.lib.replay import RecordedTarget, engine_of
 from eval.lib.report import Run
 from eval.lib.sets import MMSPEC

@@ -10,8 +10,8 @@ released code's.
 
 from __future__ import annotations
 
-from eval.lib.config import CollaborativeEvalConfig, Pairing
 from eval.lib.published import Published, read_numbers
+from eval.lib.together import CollaborativeEvalConfig, Pairing
 
 _QWEN = "Qwen/Qwen2.5-{}{}-Instruct"
 _ENSEMBLES = {

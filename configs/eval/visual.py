@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.lib.config import CollaborativeEvalConfig, Pairing
+from eval.lib.together import CollaborativeEvalConfig, Pairing
 from jaxspec.files import ASSETS
 
 TARGET, DRAFT = str(ASSETS / "mini" / "target"), str(ASSETS / "mini" / "draft")

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from eval.lib.config import EvalConfig, measurable, set_places
+from eval.lib.config import EvalConfig, set_places
+from eval.lib.loading import measurable
 from eval.lib.report import results_folder
 from eval.lib.sets import SETS, check_names
 from jaxspec.cluster import join_cluster

@@ -28,9 +28,10 @@ from eval.lib.collaborative_theory import (
     speedup,
 )
 from eval.lib.comparison import Group, first_prompt, told
-from eval.lib.config import CollaborativeEvalConfig, Pairing, load_model
+from eval.lib.loading import load_model
 from eval.lib.tables import Record, mean
 from eval.lib.timing import interleaved, time_members
+from eval.lib.together import CollaborativeEvalConfig, Pairing
 from jaxspec.cache import KVCache
 from jaxspec.cluster import process
 from jaxspec.data.samples import Sample

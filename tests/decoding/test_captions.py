@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from eval.lib.config import EvalConfig, Variant, load_models
+from eval.lib.config import EvalConfig, Variant
+from eval.lib.loading import load_models
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.data.images import image_hash
 from jaxspec.decoding.captioners import CachedCaptions, CaptionFile, load_captioner

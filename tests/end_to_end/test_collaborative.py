@@ -11,8 +11,8 @@ import pytest
 from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
-from eval.lib.config import Pairing
 from eval.lib.tables import Table, failures
+from eval.lib.together import Pairing
 from jaxspec.errors import InputError
 from train import text
 

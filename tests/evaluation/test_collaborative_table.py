@@ -11,9 +11,9 @@ from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt
-from eval.lib.config import CollaborativeEvalConfig, Point
 from eval.lib.pairings import METHODS, methods_of
 from eval.lib.tables import Record
+from eval.lib.together import CollaborativeEvalConfig, Point
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import PromptEncoder
@@ -142,8 +142,8 @@ def test_points_of_a_sweep() -> None:
     ("words", "message"),
     [
         ("--sweep lambada:0.1", "unknown dial 'lambada'; did you mean 'lambda'"),
-        ("--sweep mu", "'' are no numbers; give such as mu:"),
-        ("--sweep gamma:1,1.5", "gamma 1.5 is no draft length; give whole numbers, 1 or more"),
+        ("--sweep mu", "'' are not numbers; give mu:"),
+        ("--sweep gamma:1,1.5", "gamma 1.5 is not a draft length; give whole numbers, 1 or more"),
         ("--sweep lambda:0.1", "lambda is of two models, and 'Qwen 1.5B, three' has 3"),
         ("--timed 0", "timed: 0; give a whole number"),
     ],

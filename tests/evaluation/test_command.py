@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from configs.eval.mini import config as MINI
 from eval.lib.command_line import parse_command
-from eval.lib.config import CollaborativeEvalConfig, load_models
+from eval.lib.loading import load_models
+from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.command import input_errors, load_preset, preset_names
 from jaxspec.errors import InputError
 from tqdm import tqdm

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from configs.eval.aasd import config
 from eval.kv_head import ablations, draft_table
-from eval.lib.config import named, shown
+from eval.lib.loading import named, shown
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead

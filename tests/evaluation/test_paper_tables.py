@@ -14,10 +14,11 @@ import tyro
 from configs import tables
 from configs.tables import PAPERS, commands, list_of_tables
 from eval import block_efficiency, collaborative, draft_quality, kv_head, latency
-from eval.lib import config as evaluation_config
+from eval.lib import loading
 from eval.lib.command_line import parse_command
-from eval.lib.config import CollaborativeEvalConfig, EvalConfig
+from eval.lib.config import EvalConfig
 from eval.lib.tables import put_between
+from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.command import load_preset
 from jaxspec.errors import InputError
 from train import distill_data, recipe
@@ -76,7 +77,7 @@ SCRIPTS: dict[str, Callable[[list[str]], object]] = {
 @pytest.mark.parametrize("command", commands())
 def test_every_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Presets, rows, options and sets are there, and what one command reads another has written."""
-    monkeypatch.setattr(evaluation_config, "captioner_lack", lambda text: None)
+    monkeypatch.setattr(loading, "captioner_lack", lambda text: None)
     python, flag, script, *words = shlex.split(command)
     assert (python, flag) == ("python", "-m")
     SCRIPTS[script](words)
@@ -98,7 +99,7 @@ def test_every_command_writes_to_a_place_of_its_own() -> None:
 
 
 def test_a_wrong_command_would_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation_config, "captioner_lack", lambda text: None)
+    monkeypatch.setattr(loading, "captioner_lack", lambda text: None)
     for words in (["llava16"], ["llava15", "--rows", "X"], ["llava15", "--gama", "3"], ["llava15", "--sets", "pop"]):
         with pytest.raises(InputError):
             SCRIPTS["eval.block_efficiency"](words)

@@ -232,5 +232,5 @@ def test_a_stopped_table_goes_on_behind_its_last_follow_up(monkeypatch: pytest.M
 
 
 def test_turns_that_no_set_has_are_refused() -> None:
-    with pytest.raises(InputError, match="turns: of vist the first alone is asked"):
+    with pytest.raises(InputError, match="turns: only the first turn of vist is asked"):
         replace(LLAVA15, sets=("vist",), turns=(2,))

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tyro
 from eval.lib.command_line import parse_command
-from eval.lib.config import CollaborativeEvalConfig, EvalConfig
+from eval.lib.config import EvalConfig
+from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.cli import collaborate, demo, export, generate, inspect, main, plan
 from jaxspec.command import load_preset
 from PIL import Image

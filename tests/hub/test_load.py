@@ -9,7 +9,8 @@ from typing import Any
 
 import configs
 import pytest
-from eval.lib.config import CollaborativeEvalConfig, EvalConfig
+from eval.lib.config import EvalConfig
+from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.loading import check_pair, check_vocabulary

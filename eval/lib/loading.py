@@ -1,0 +1,164 @@
+"""Loading an evaluation's models, and which of its rows can be measured here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from eval.lib.config import EvalConfig, Variant
+from eval.lib.replay import PREFIX as REPLAY
+from eval.lib.replay import RecordedTarget
+from eval.lib.sets import MMSPEC
+from eval.lib.synthetic import PREFIX as SYNTHETIC
+from eval.lib.synthetic import parse_synthetic, synthetic_model
+from jaxspec.checkpoints.directories import read_config
+from jaxspec.checkpoints.kv_head import is_kv_head
+from jaxspec.checkpoints.locating import locate
+from jaxspec.cluster import process
+from jaxspec.data.rows import local_rows
+from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_captioner
+from jaxspec.decoding.weighting import parse_weighting
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedModel
+from jaxspec.prompts.captions import Captioner
+from jaxspec.sharding import shardings
+
+
+def measurable(
+    rows: tuple[Variant, ...], target: str, draft: str, captioner: str | None
+) -> tuple[tuple[Variant, ...], dict[str, str]]:
+    """Return the rows that can be measured here, and of each other one why not; a line a reason is printed.
+
+    Raises InputError where no row is left.
+    """
+    wanted = captioner if any("C" in row.views for row in rows) else None
+    no_captions = None if wanted is None else captioner_lack(wanted)
+    lacks: dict[str, str] = {}
+    for row in rows:
+        why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
+        if not (why or draft or set(row.views) <= {"kv"}):
+            why = "no draft is named; give one as --draft"
+        if why:
+            lacks[row.name] = why
+    if len(lacks) == len(rows):
+        raise InputError(f"rows: none can be measured; {'; '.join(by_reason(lacks))}")
+    for line in by_reason(lacks):
+        print(f"rows left out: {line}", file=sys.stderr)
+    return tuple(row for row in rows if row.name not in lacks), lacks
+
+
+def by_reason(told: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason: the names that it is told of, and itself."""
+    return [
+        f"{', '.join(name for name in told if told[name] == why)}: {why}"
+        for why in dict.fromkeys(told.values())
+    ]
+
+
+def _lacks_for(row: Variant) -> str | None:
+    """Return what a row asks of its target that recorded answers lack."""
+    if "kv" in row.views:
+        return "recorded answers have no keys and values; give a model as target"
+    if not parse_weighting(row.weighting).hard_labels:
+        return "recorded answers have no probabilities to learn from; give a model as target"
+    return None
+
+
+def load_model(
+    name: str,
+    dtype: str,
+    tiles: bool = True,
+    share_tower_with: LoadedModel | None = None,
+    mesh: Mesh | None = None,
+) -> LoadedModel:
+    """Load the model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
+    if name.startswith(SYNTHETIC):
+        model = synthetic_model(name, jnp.dtype(dtype))
+        places = None if mesh is None else shardings(model.config, model.params, mesh)
+        return replace(model, params=jax.device_put(model.params, places))
+    return LoadedModel.load(
+        name, jnp.dtype(dtype), tiles=tiles, share_tower_with=share_tower_with, mesh=mesh
+    )
+
+
+def load_models(
+    config: EvalConfig, views: Sequence[str] | None = None
+) -> tuple[LoadedModel, LoadedModel | None, Captioner | None]:
+    """Load target, draft where there is one and, for views that show captions, captioner, in the preset's dtype.
+
+    Towers that are alike are held once.
+
+    A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows, or as given.
+    """
+    shown = [name for row in config.rows for name in row.views] if views is None else views
+    head = config.kv_head if "kv" in shown else None
+    captioner = config.captioner if "C" in shown else None
+    check_files(config, head, captioner)
+    draft = None
+    if config.target.startswith(REPLAY):
+        draft = load_model(config.draft, config.dtype, config.tiles)
+        target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
+    else:
+        target = load_model(
+            config.target, config.dtype, config.tiles, mesh=config.mesh(config.batch_size)
+        )
+        if config.draft:
+            draft = load_model(config.draft, config.dtype, config.tiles, target)
+    if head is not None:
+        target = target.with_head(head)
+    if process()[0] == 0:
+        print(f"target {config.target}\ndraft  {config.draft or head}", file=sys.stderr)
+    if captioner is None:
+        return target, draft, None
+    return (
+        target,
+        draft,
+        load_captioner(captioner, jnp.dtype(config.dtype), share_tower_with=target),
+    )
+
+
+def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
+    """Raise InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
+    if not config.draft and any(view != "kv" for row in config.rows for view in row.views):
+        raise InputError(
+            "draft: there is none, and not all rows draft with the KV head alone; give --draft DIR"
+        )
+    for place in filter(None, (config.target, config.draft)):
+        if place.startswith(REPLAY):
+            next(local_rows(Path(place.removeprefix(REPLAY))), None)
+        elif place.startswith(SYNTHETIC):
+            parse_synthetic(place)
+        else:
+            read_config(locate(place))
+    if head is not None and not is_kv_head(head):
+        raise InputError(f"kv_head {head}: no KV head lies there; give the directory of one")
+    if captioner is not None:
+        kind, where, _ = check_captioner(captioner)
+        if kind == "jax":
+            read_config(locate(where))
+        elif kind == "file" and not Path(captioner.removeprefix("file:")).is_file():
+            raise InputError(f"captioner {captioner}: no such file; check the path")
+    for name in config.sets:
+        if name in config.places or name == MMSPEC:
+            for turn in config.turns_of(name):
+                config.samples(name, turn)
+
+
+def shown(place: str) -> tuple[str, str]:
+    """Split DIRECTORY:VIEW in two; the view is empty where none is named."""
+    path, _, view = place.rpartition(":")
+    return (path, view) if path and "/" not in view else (place, "")
+
+
+def named(entry: str) -> tuple[str, str]:
+    """Split NAME=PLACE in two."""
+    name, _, place = entry.partition("=")
+    if not (name and place):
+        raise InputError(f"{entry!r} is not NAME=DIRECTORY")
+    return name, place
