@@ -14,7 +14,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.encoder import Prompt
-from jaxspec.prompts.rows import PromptRow
+from jaxspec.prompts.rows import PromptRow, same_slots
 
 
 class Session:
@@ -35,8 +35,8 @@ class Session:
         self._prompt: Prompt | None = None
         self._answer: tuple[int, ...] = ()
         self._cache: KVCache | None = None
-        self._cached = np.zeros(0, np.int32)
-        """The tokens that the cache holds."""
+        self._cached: PromptRow | None = None
+        """What the slots of the cache show."""
 
     def ask(self, question: str, images: Sequence[Any] = (), **options: Any) -> Result:
         """Answer the next question; `options` are those of a `Request`."""
@@ -53,18 +53,16 @@ class Session:
             batch.grow()
         (result,) = batch.results()
         cache: KVCache = batch.state.target
-        said = np.concatenate([row.tokens, np.asarray(batch.state.tokens)[0]])
         self._prompt, self._answer, self._cache = read.prompt, result.tokens, cache
-        self._cached = said[: int(np.asarray(cache.length)[0])]
+        written = row.followed_by(np.asarray(batch.state.tokens)[0].tolist())
+        self._cached = written[: int(np.asarray(cache.length)[0])]
         return result
 
     def _past(self, row: PromptRow) -> KVCache | None:
-        """Return the cache, as long as what it holds begins the row; None where the whole row has to be read."""
-        if self._cache is None:
+        """Return the cache, cut to the slots that begin the row; None where the whole row is read."""
+        if self._cache is None or self._cached is None:
             return None
-        same = min(len(self._cached), len(row) - 1)
-        differs = np.flatnonzero(self._cached[:same] != row.tokens[:same])
-        kept = int(differs[0]) if len(differs) else same
+        kept = same_slots(self._cached, row[:-1])
         fresh = row[kept:]
         if fresh.rotary is not None and fresh.sources is not None and (fresh.sources != TEXT).any():
             return None  # images shift the positions behind them (M-RoPE), and only whole prompts say by how much

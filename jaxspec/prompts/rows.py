@@ -38,6 +38,12 @@ class PromptRow:
         )
         return PromptRow(self.tokens[kept], sources, blend, rotary)
 
+    @property
+    def positions(self) -> np.ndarray:
+        """Return the rotary positions, int32 [3, L]: the slots themselves where `rotary` is None."""
+        slots = np.arange(len(self), dtype=np.int32)
+        return np.tile(slots, (3, 1)) if self.rotary is None else self.rotary
+
     def followed_by(self, tokens: Sequence[int]) -> PromptRow:
         """Return the row with more text behind it."""
         return _concatenated([self, PromptRow(np.asarray(tokens, np.int32))])
@@ -66,17 +72,30 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
     if any(part.rotary is not None for part in parts):
         places, start = [], 0
         for part in parts:
-            own = (
-                np.tile(np.arange(len(part), dtype=np.int32), (3, 1))
-                if part.rotary is None
-                else part.rotary
-            )
-            places.append(start + own)
-            start += int(own.max(initial=-1)) + 1
+            places.append(start + part.positions)
+            start += int(part.positions.max(initial=-1)) + 1
         rotary = np.concatenate(places, axis=1)
     sources = column("sources", np.full((1, width), TEXT, np.int32))
     blend = column("blend", np.eye(1, width, dtype=np.float32))
     return PromptRow(np.concatenate([part.tokens for part in parts]), sources, blend, rotary)
+
+
+def same_slots(one: PromptRow, other: PromptRow) -> int:
+    """Return how many slots at the start of two rows show the same tokens and images.
+
+    An image counts as a whole: its tower may read it differently where only its last slots differ.
+    """
+    count = min(len(one), len(other))
+    one, other = one[:count], other[:count]
+    same = (one.tokens == other.tokens) & (one.positions == other.positions).all(0)
+    both = _concatenated([one, other])
+    for part in (both.sources, both.blend):
+        if part is not None:
+            same &= (part[:count] == part[count:]).all(1)
+    kept = count if same.all() else int(np.argmin(same))
+    while 0 < kept < count and both.sources is not None and both.sources[kept - 1, 0] != TEXT:
+        kept -= 1
+    return kept
 
 
 def rewrite(

@@ -18,6 +18,7 @@ from jaxspec.models import LanguageModel
 from PIL import Image
 
 from tests import tiny
+from tests.tiny.families import FAMILIES
 
 NEW = 24
 CONFIG = EngineConfig(
@@ -133,6 +134,28 @@ def test_a_session_answers_as_whole_prompts_do(
     kept = [None if past is None else int(past.length[0]) for past in read[::2]]
     assert kept[0] is None
     assert 0 < kept[1] < kept[2]
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_next", "llava_onevision", "qwen2_5_vl"])
+def test_a_session_reads_images_of_later_turns(family: str) -> None:
+    """OneVision reads one image as many tiles and several as one tile each: a second image changes the first."""
+    config, processor = FAMILIES[family]()
+    params = tiny.random_params(config, scale=0.5)
+    target = LoadedModel(config, jax.device_put(params), tiny.tokenizer(), processor)
+    draft = replace(target, params=jax.device_put(tiny.noisy(params, 0.1)))
+    sizes = EngineConfig(gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,), grow=False)
+    pages = [tiny.page(0, 40, 28)], [tiny.page(1, 28, 40)], [tiny.page(2, 28, 28)], []
+    for engine in (Engine(target, config=sizes), Engine(target, draft, sizes)):
+        session, prompt, answer = Session(engine), None, ()
+        for question, images in zip(("What?", "This?", "So?", "Why?"), pages):
+            said = session.ask(question, images, max_new_tokens=8).tokens
+            prompt = (
+                engine.encoder.follow_up(prompt, answer, question, images)
+                if prompt
+                else engine.encoder.prompt(question, images)
+            )
+            answer = engine.generate(Request(prompt, 8)).tokens
+            assert said == answer
 
 
 def test_models_and_configurations_belong_together(target: LoadedModel, draft: LoadedModel) -> None:
