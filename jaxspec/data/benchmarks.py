@@ -20,7 +20,8 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from jaxspec.data.rows import DataRow, hub_rows, local_rows
+from jaxspec.data.hub import hub_rows
+from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import Sample, stored_image, text_of
 from jaxspec.errors import InputError, nearest
 from jaxspec.prompts.placeholders import place_images

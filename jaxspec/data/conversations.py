@@ -29,8 +29,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from jaxspec.data.hub import on_disk
 from jaxspec.data.images import StoredImage
-from jaxspec.data.rows import DataRow, json_list, on_disk, rows_and_errors
+from jaxspec.data.rows import DataRow, json_list, rows_and_errors
 from jaxspec.data.samples import Sample, stored_image
 from jaxspec.errors import InputError, check_counts
 from jaxspec.files import writing

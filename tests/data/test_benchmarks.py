@@ -316,7 +316,7 @@ def latin(folder: Path) -> Path:
         (other, "not a .parquet or .jsonl or .jsonl.gz file"),
         (torn, r"a\.parquet: cannot be read as parquet"),
         (half, r"holds 1 of the 2 files train-\*-of-00002\.parquet; fetch the others"),
-        (latin, "not UTF-8"),
+        (latin, "can't decode byte 0xe9"),
     ],
 )
 def test_bad_places_are_one_line(make: Callable[[Path], Path], message: str, tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from jaxspec.data.conversations import Skipped, readable
-from jaxspec.data.rows import local_rows
+from jaxspec.data.rows import LONGEST, local_rows, rows_and_errors
 from jaxspec.data.samples import own_samples
 from jaxspec.errors import InputError
 from PIL import Image
@@ -16,8 +18,8 @@ from train.prepare import Llava, Text, main
 
 GOOD = '{"id": "good", "question": "Is it?", "answer": "It is."}'
 BAD = {
-    "half a character": (r'{"question": "\ud83d", "answer": "It is."}', "half of a character"),
-    "half a name": (r'{"question": "Is it?", "\ud83d": 1}', "half of a character"),
+    "half a character": (r'{"question": "\ud83d", "answer": "It is."}', "surrogates not allowed"),
+    "half a name": (r'{"question": "Is it?", "\ud83d": 1}', "surrogates not allowed"),
     "a data URL": (
         '{"question": "Is it?", "answer": "It is.", "image": "data:image/png;base64,' + "A" * 5000 + '"}',
         "no such image file 'data:image/png",
@@ -26,16 +28,20 @@ BAD = {
         '{"question": "Is it?", "answer": "It is.", "video": "data:video/mp4;base64,' + "A" * 5000 + '"}',
         "no folder of frames",
     ),
-    "nesting": ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested over 100 deep"),
-    "less nesting": ('{"question": ' + "[" * 300 + "]" * 300 + "}", "nested over 100 deep"),
-    "digits": ('{"question": ' + "7" * 5000 + "}", "thousands of digits"),
+    "less nesting": ('{"question": ' + "[" * 300 + "]" * 300 + "}", "hold no conversation"),
     "no row": ("7", "a JSON int, not an object"),
+}
+"""Rows that are JSON."""
+NO_JSON = {
+    "nesting": ('{"question": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON .*recursion"),
+    "digits": ('{"question": ' + "7" * 5000 + "}", "not JSON .*4300 digits"),
     "no JSON": ('{"question": }', "not JSON"),
+    "no UTF-8": ('{"question": "\udcff"}', "not JSON .*can't decode byte 0xff"),
 }
 
 
 def as_lines(folder: Path, rows: list[str]) -> Path:
-    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "rows.jsonl").write_bytes("\n".join([*rows, ""]).encode(errors="surrogateescape"))
     return folder / "rows.jsonl"
 
 
@@ -53,24 +59,35 @@ def as_a_folder(folder: Path, rows: list[str]) -> Path:
 def test_bad_rows_are_skipped_and_those_behind_them_are_read(
     write: Callable[[Path, list[str]], Path], tmp_path: Path
 ) -> None:
-    rows = [line for bad, _ in BAD.values() for line in (bad, GOOD)]
+    wrong = BAD if write is as_a_list else BAD | NO_JSON
+    rows = [line for bad, _ in wrong.values() for line in (bad, GOOD)]
     (tmp_path / "data").mkdir()
-    skipped = Skipped(len(BAD), tmp_path / "skipped.jsonl")
+    skipped = Skipped(len(wrong), tmp_path / "skipped.jsonl")
     samples = list(readable(write(tmp_path / "data", rows), skipped))
-    assert [sample.id for sample in samples] == ["good"] * len(BAD)
+    assert [sample.id for sample in samples] == ["good"] * len(wrong)
     log = [json.loads(line) for line in skipped.log.read_text().split("\n")[:-1]]
     reasons = {entry["id"]: entry["reason"] for entry in log}
-    assert len(reasons) == len(log) == len(BAD)
-    for i, (_, reason) in enumerate(BAD.values()):
-        assert reason in reasons[str(2 * i)]
-        assert len(reasons[str(2 * i)]) < 300
+    assert len(reasons) == len(log) == len(wrong)
+    for i, (_, reason) in enumerate(wrong.values()):
+        assert re.search(reason, reasons[str(2 * i)])
+        assert len(reasons[str(2 * i)]) < 350
 
 
-@pytest.mark.parametrize("kind", ["half a character", "nesting", "digits"])
+@pytest.mark.parametrize("kind", ["half a character", *NO_JSON])
 def test_where_rows_are_not_skipped_they_are_one_line(kind: str, tmp_path: Path) -> None:
-    path = as_lines(tmp_path, [GOOD, BAD[kind][0]])
-    with pytest.raises(InputError, match=rf"rows.jsonl line 2: .*{BAD[kind][1]}"):
-        list(local_rows(path))
+    line, reason = (BAD | NO_JSON)[kind]
+    with pytest.raises(InputError, match=rf"rows.jsonl line 2: .*{reason}"):
+        list(local_rows(as_lines(tmp_path, [GOOD, line])))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_a_line_without_end_is_one_line(suffix: str, tmp_path: Path) -> None:
+    path, content = tmp_path / f"rows{suffix}", f"{GOOD}\n".encode() + b" " * LONGEST
+    path.write_bytes(gzip.compress(content, mtime=0) if suffix.endswith("gz") else content)
+    rows = rows_and_errors(path)
+    next(rows)
+    with pytest.raises(InputError, match=f"line 2: {LONGEST} bytes or more; split the row"):
+        next(rows)
 
 
 def test_marks_and_odd_ends_of_lines_are_no_ends_of_rows(tmp_path: Path) -> None:
@@ -87,12 +104,12 @@ def test_marks_and_odd_ends_of_lines_are_no_ends_of_rows(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"text": "a"}', "not a list of rows"),
-        ("", "not a list of rows"),
-        ('[{"text": "a"}, {"text": ', "row 2: the list ends in the middle"),
-        ('[{"text": "a"}', "row 1: the list ends in the middle"),
-        ('[{"text": "a"}]\n[{"text": "a"}]', "more stands behind"),
-        ("[\udcff]", "not UTF-8"),
+        ('{"text": "a"}', "a JSON dict, not a list of rows"),
+        ("", "not JSON .*line 1 column 1"),
+        ('[{"text": "a"},\n{"text": ', "not JSON .*line 2 column 10"),
+        ('[{"text": "a"}]\n[{"text": "a"}]', "not JSON .*line 2 column 1"),
+        ("[\udcff]", "not JSON .*can't decode byte 0xff"),
+        *NO_JSON.values(),
     ],
 )
 def test_a_file_that_is_no_list_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
@@ -115,7 +132,7 @@ def test_a_parquet_row_that_is_not_utf8_is_skipped(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"text": column}), tmp_path / "a.parquet")
     skipped = Skipped(1, tmp_path / "skipped.jsonl")
     assert [sample.turns[0][1] for sample in readable(tmp_path, skipped)] == ["one", "three"]
-    assert "a.parquet row 2: a value of it cannot be read" in skipped.log.read_text()
+    assert "a.parquet row 2: a value cannot be read" in skipped.log.read_text()
 
 
 def test_images_outside_of_their_folder_are_taken_where_that_is_allowed(tmp_path: Path) -> None:
@@ -144,5 +161,5 @@ def test_images_outside_of_their_folder_are_taken_where_that_is_allowed(tmp_path
 
 
 def test_the_command_skips_them(tmp_path: Path) -> None:
-    folder = main(Text(as_lines(tmp_path, [bad for bad, _ in BAD.values()] + [GOOD]), "odd", out=tmp_path))
-    assert json.loads((folder / "metadata.json").read_text())["skipped"] == len(BAD)
+    folder = main(Text(as_lines(tmp_path, [bad for bad, _ in (BAD | NO_JSON).values()] + [GOOD]), "odd", out=tmp_path))
+    assert json.loads((folder / "metadata.json").read_text())["skipped"] == len(BAD | NO_JSON)

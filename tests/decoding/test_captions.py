@@ -130,7 +130,7 @@ def test_captions_of_a_file(tmp_path: Path) -> None:
         ('{"caption": 1, "sha256": "0"}', "is wrong"),
         ('{"caption": "x", "image": "data:image/png;base64,' + "A" * 5000 + '"}', "no such file"),
         ('{"caption": "x", "image": 7}', "is wrong"),
-        ('{"caption": "\\ud83d", "sha256": "1"}', "half of a character"),
+        ('{"caption": "\\ud83d", "sha256": "1"}', "surrogates not allowed"),
     ],
 )
 def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
         ([{"sample": "a", "token_ids": []}], "line 1: token_ids is no list of ids"),
         ([{"sample": "a", "token_ids": [True]}], "line 1: token_ids is no list of ids"),
         ([{"sample": "a", "text": "So", "turn": [1]}], r"line 1: turn \[1\]; give a whole number"),
-        ([{"sample": "a", "text": "\ud83d"}], "line 1: half of a character"),
+        ([{"sample": "a", "text": "\ud83d"}], "line 1: .*surrogates not allowed"),
         ([{"question_id": "m", "choices": []}], "line 1: 'choices' holds no list"),
         ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [2]}]}], "line 1: new_tokens 2, and"),
         ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [9]}]}], "line 1: new_tokens 9, and"),

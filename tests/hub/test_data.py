@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from eval.lib.sets import evaluation_set
 from jaxspec.data.benchmarks import BENCHMARKS, benchmark_samples, few_shot_samples
-from jaxspec.data.rows import local_rows, on_disk
+from jaxspec.data.hub import on_disk
+from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
 
 from tests.hub import build

@@ -1,0 +1,133 @@
+"""Data sets of the Hugging Face hub, from its parquet copies or its local cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.data.rows import SUFFIXES, DataRow, kept, lacking_files, parquet_rows, raised
+from jaxspec.errors import InputError, first_line
+
+HUB = "hub:"
+_PARQUET = "refs/convert/parquet"
+"""The branch of the hub's own parquet copies."""
+
+
+def on_disk(path: Path) -> Path:
+    """Return where data lie: `path` itself, or that of `hub:OWNER/NAME/FILE`, a file of a data set on the hub.
+
+    `hub:OWNER/NAME` is the folder of all its files that have rows, and FILE may be a folder too. They are fetched as
+    their repository holds them, and kept in the hub's cache, from which they are read where there is no network.
+    """
+    place = str(path)
+    if not place.startswith(HUB):
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    owner, name, file = (*place.removeprefix(HUB).split("/", 2), "", "")[:3]
+    fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset"
+    wanted = [file, f"{file}/*"] if file else [f"*{suffix}" for suffix in SUFFIXES]
+    unreachable: Any = (OSError, ValueError, *HfHubHTTPError.__bases__)
+    try:
+        folder = Path(
+            snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted)
+        )
+    except unreachable as error:
+        told = f"not to be had from the hub ({first_line(error)}); check the id, or fetch it elsewhere ({fetch})"
+        raise InputError(f"data {place}: {told}") from error
+    if not (folder / file).exists():
+        raise InputError(
+            f"data {place}: there is no such file; check its name, or fetch it elsewhere ({fetch})"
+        )
+    return folder / file
+
+
+def hub_rows(
+    repository: str,
+    config: str,
+    split: str,
+    columns: re.Pattern[str],
+    only: tuple[str, str] | None,
+) -> Iterator[DataRow]:
+    """Yield rows of a public data set, from the parquet copy that the hub keeps of every one.
+
+    Of each file only the columns and row groups that are needed come over the network. Where the hub is not to be had,
+    or HF_HUB_OFFLINE says so, they come from its local cache (`hf download OWNER/NAME --repo-type dataset`).
+    """
+    from fsspec.implementations.local import LocalFileSystem
+    from huggingface_hub import HfFileSystem
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # The bases are the error types of whichever HTTP client the hub's library uses.
+    unreachable: Any = (OSError, *HfHubHTTPError.__bases__)
+    files: Any = HfFileSystem()
+    root = f"datasets/{repository}@{_PARQUET}/{config}"
+    try:
+        try:
+            # The hub copies only the beginning of very large splits, under the second name.
+            shards = files.glob(f"{root}/{split}/*.parquet") or files.glob(
+                f"{root}/partial-{split}/*.parquet"
+            )
+            if not shards:
+                raise FileNotFoundError("it has no such split")
+        except unreachable:
+            shards, files = _cached_shards(repository, config, split), LocalFileSystem()
+            if not shards:
+                raise
+        for shard in sorted(shards):
+            with files.open(shard, "rb") as handle:
+                yield from raised(kept(parquet_rows(handle, shard, None, columns, only), only))
+    except unreachable as error:
+        raise InputError(
+            f"hub data set {repository}, config {config}, split {split}: cannot be read ({first_line(error)}); "
+            f"fetch it where there is a network (hf download {repository} --repo-type dataset), or give a local copy "
+            "with --data NAME=PATH (of worked examples, with --shots)"
+        ) from error
+
+
+def _cached_shards(repository: str, config: str, split: str) -> list[str]:
+    """Return the files of a split in the hub's local cache, if there are any: of the parquet copy, or those that the
+    data set's card names. Raises FileNotFoundError where only some of them are there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def cached(revision: str | None, *patterns: str) -> list[Path]:
+        where: Any = {"repo_type": "dataset", "revision": revision, "local_files_only": True}
+        try:
+            folder = Path(snapshot_download(repository, allow_patterns=list(patterns), **where))
+        except LocalEntryNotFoundError as error:
+            if (
+                type(error) is not LocalEntryNotFoundError
+            ):  # a download that was stopped, where it is known
+                raise
+            return []
+        return sorted(file for pattern in patterns for file in folder.glob(pattern))
+
+    files = cached(_PARQUET, f"{config}/{split}/*.parquet", f"{config}/partial-{split}/*.parquet")
+    if not files and (card := cached(None, "README.md")):
+        files = cached(None, *_named_by(card[0], config, split))
+    if lacking := lacking_files(files):
+        raise FileNotFoundError(f"the hub's cache holds {lacking}")
+    return [str(file) for file in files]
+
+
+def _named_by(card: Path, config: str, split: str) -> list[str]:
+    """Return the patterns of the parquet files of a split, as the card of a data set names them."""
+    from huggingface_hub import metadata_load
+
+    try:
+        configs = (metadata_load(card) or {})["configs"]
+        parts = [
+            part
+            for entry in configs
+            if entry["config_name"] == config
+            for part in entry["data_files"]
+        ]
+        told = [part["path"] for part in parts if part["split"] == split]
+    except Exception as error:  # whatever a stranger's YAML holds
+        raise FileNotFoundError(f"{card} names no files of it") from error
+    patterns = [pattern for path in told for pattern in ([path] if isinstance(path, str) else path)]
+    return [pattern for pattern in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", str(pattern))]

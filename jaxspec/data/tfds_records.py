@@ -1,0 +1,71 @@
+"""Records of prepared TFDS data sets, as rows of JSON and of the hub have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxspec.data.images import as_png
+from jaxspec.errors import InputError, first_line, nearest
+
+TFDS = "tfds:"
+_NAME_AND_SPLIT = re.compile(r"(.*?)(?:@([^@/]+))?")
+
+
+def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the records of a TFDS data set by their features; those of `train.prepare` as your own sets have them."""
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise InputError(
+            f"data {place}: TFDS is not installed; pip install -e '.[train]'"
+        ) from error
+    name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore[union-attr]
+    folders = [
+        file.parent
+        for version in ("", "*.*.*/")
+        for file in sorted(Path(name).glob(f"{version}features.json"))
+    ]
+    try:
+        read: Any = tfds.builder_from_directory if folders else tfds.builder
+        builder = read(str(folders[-1]) if folders else name)
+        splits = list(builder.info.splits)
+        if not splits:
+            raise InputError(
+                f"data {place}: is not prepared; tfds build {name} --file_format array_record"
+            )
+        if split not in splits and (split or len(splits) > 1):
+            mend = nearest(split, splits)
+            raise InputError(
+                f"data {place}: name its split, such as {TFDS}{name}@{splits[0]}; {mend}"
+            )
+        records: Any = builder.as_data_source(split or splits[0])
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds
+        raise InputError(
+            f"data {place}: TFDS cannot read it ({first_line(error)}); check name or folder"
+        ) from error
+    for number in range(len(records)):
+        values = {key: _plain(value) for key, value in records[number].items()}
+        if isinstance(turns := values.get("turns"), dict):
+            values |= {"turns": turns["question"], "reference": turns["answer"]}
+        yield f"{place} record {number + 1}", values
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of TFDS as JSON and the hub have it: bytes are text, or an image's; pixels are a PNG."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"bytes": value}
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if getattr(value, "ndim", 0) == 3 and value.dtype == "uint8":
+        return {"bytes": as_png(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
