@@ -1,30 +1,30 @@
-"""Training batches from conversations, as a pure function of the step; and a checkpointable iterator over them.
+"""Training batches of conversations, a pure function of the step.
 
-Samples of a group of steps are sorted by length, so that a batch is padded to the bucket of its own longest row and
-not to that of the longest row there is. Every process tokenises the rows of a whole group and so agrees on the shapes
-with all others without a word; it decodes the images of its own rows alone.
+The samples of a group of steps are sorted by length, so a batch is padded to the bucket of its own
+longest row. Every process tokenises all rows of a group, which makes shapes equal everywhere, and
+decodes the images of its own rows alone.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
-from absl import flags
 from flax import struct
 
 from jaxspec.data.images import StoredImage, to_rgb
 from jaxspec.data.samples import Sample
+from jaxspec.decoding.memory import prompt_zeros
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs, prompt_encoder, same_images
+from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import TEXT, PromptRows, Slots
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
@@ -34,8 +34,6 @@ from jaxspec.typing import Bool, Int, UInt
 
 GROUP = 8
 """Steps whose samples are sorted together."""
-SURE = 512
-"""Rows to read before their share that teaches nothing is believed."""
 
 
 class TeacherRows(struct.PyTreeNode):
@@ -43,74 +41,96 @@ class TeacherRows(struct.PyTreeNode):
 
     rows: PromptRows
     images: dict[str, Any] | None
-    """As of the batch; None: the teacher's tower reads the draft's."""
+    """The teacher's image inputs; None where it reads the draft's."""
     before: Int[Any, "B L"]
-    """The slot of its row at which the teacher tells what comes after slot t of the draft's."""
+    """The teacher's slot that predicts what follows the draft's slot t."""
 
 
 class ConversationBatch(struct.PyTreeNode):
-    """Conversations of one step: numpy arrays where they are made, JAX arrays in the step."""
+    """Conversations of one step: numpy arrays when made, JAX arrays in the step."""
 
     rows: PromptRows
-    """As the draft's view shows them, cut at the largest bucket."""
+    """Rows in the draft's view, cut at the largest bucket."""
     mask: Bool[Any, "B L"]
-    """What the assistant wrote."""
+    """The assistant's tokens."""
     images: dict[str, Any]
-    """The tower's inputs [B,U,...], as in `ImageInputs`; empty where no row of the batch has an image."""
+    """The tower's inputs [B,U,...], as in `ImageInputs`; empty for a batch without images."""
     numbers: UInt[Any, " B"]
-    """Which rows of the whole training these are: seeds of what is drawn in the step."""
+    """Numbers of the rows in the whole training, to seed draws."""
     teacher: TeacherRows | None = None
 
     @property
     def tokens(self) -> Int[Any, "B L"]:
         return self.rows.tokens
 
+    @classmethod
+    def zeros(
+        cls, draft: LanguageModel, target: LanguageModel, batch: int, length: int, shared: bool
+    ) -> ConversationBatch:
+        """Return blank rows of one image each for a draft that a target teaches, for `eval_shape`.
+
+        Args:
+          shared: target and draft read the same image inputs.
+        """
+        rows, read = (
+            prompt_zeros(m, None, batch, length, m.has_vision, m.has_vision and m.mrope)
+            for m in (draft, target)
+        )
+        own = not shared and target.has_vision
+        images = image_zeros(target.config, batch, 1) if own else None
+        return cls(
+            rows,
+            rows.tokens > 0,
+            image_zeros(draft.config, batch, 1),
+            rows.length.astype(jnp.uint32),
+            TeacherRows(read, images, rows.tokens),
+        )
+
 
 class Unlearned(NamedTuple):
-    """A row without an answer within the buckets, or with more image tiles than theirs."""
+    """A row that teaches nothing: no answer, or too many image tiles, within the buckets."""
 
     dataset: str
     id: str
     tokens: int
-    """That it takes for the first token of an answer to be within them."""
+    """Tokens up to the first one of an answer."""
     tiles: int
 
 
 @dataclass(frozen=True, eq=False)
 class ConversationBatches:
-    """Calling it with a step gives this process's rows of that step's batch.
+    """A function of the step: this process's rows of the step's batch.
 
-    A row that has no answer left within the largest bucket, or more image tiles than their largest, counts nothing
-    and is one of the step's `unlearned`. Raises InputError for a sample without answers, and for a batch of which the
-    buckets leave none.
+    Rows that teach nothing are masked, and listed by `unlearned`. Raises InputError for a sample
+    without answers, and for a batch without any answer within the buckets.
     """
 
     samples: Any
-    """Random access: sample i of the endless training order, as `mixture` gives it."""
+    """Samples by their index in the endless training order, as from `mixture`."""
     encoder: PromptEncoder
-    """The target's: a text draft reads its prompts too."""
+    """Encoder of the target, also for text drafts."""
     model: LoadedModel
-    """Whose images are read; its parameters are not."""
+    """Model that reads the images; its parameters are not used."""
     batch: int
-    """Rows of a step, over all processes."""
+    """Rows of a step in all processes."""
     buckets: tuple[int, ...]
     """Buckets of row lengths."""
     tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
-    """Buckets of the most image tiles of one row."""
+    """Buckets of the most image tiles of a row."""
     view: View = VIEWS["M"]
-    """How conversations are shown: as drafting will show them."""
+    """View in which drafting will show prompts."""
     plain: bool = False
-    """Without questions and roles, images and what is said of them alone (LLaVA's first stage)."""
+    """Leave out questions and roles: images and captions alone (LLaVA's first stage)."""
     teacher: LoadedModel | None = None
-    """Whose distributions are to be learned. It reads view M."""
+    """Model whose distributions are learned. It reads view M."""
     seed: int = 0
     process: tuple[int, int] = (0, 1)
-    """(i, n): the i-th of n equal parts of the rows are this process's."""
+    """(i, n): this process takes the i-th of n equal parts of the rows."""
 
     def __post_init__(self) -> None:
         if self.batch % self.process[1]:
             raise InputError(
-                f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple of these"
+                f"batch: {self.batch} rows over {self.process[1]} processes; give a multiple"
             )
 
     def __call__(self, step: int) -> ConversationBatch:
@@ -123,30 +143,27 @@ class ConversationBatches:
         if not mask.any():
             limit = max(self.buckets)
             raise InputError(
-                f"training step {step}: no row has an answer within {limit} tokens; give longer --buckets"
+                f"training step {step}: no row has an answer within {limit} tokens; "
+                "give longer --buckets"
             )
-        return ConversationBatch(
-            shown,
-            mask[own],
-            image_inputs(self.model, pictures, tiles) or {},
-            np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)[own],
-            None
-            if self.teacher is None
-            else self._taught(self.teacher, rows, shown.tokens.shape[1], pictures),
-        )
+        images = image_inputs(self.model, pictures, tiles) or {}
+        numbers = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.uint32)
+        width = shown.tokens.shape[1]
+        taught = self.teacher and self._taught(self.teacher, rows, width, pictures)
+        return ConversationBatch(shown, mask[own], images, numbers[own], taught)
 
     def shown(self, step: int) -> list[np.ndarray]:
-        """Return, for this process's rows of a step, not padded, which of its images each slot shows, -1 for text."""
+        """Return which image each slot of this process's rows shows, -1 for text, not padded."""
         return [row.forms[0].shown for row in self._rows(step)[self._own]]
 
     def unlearned(self, step: int) -> list[Unlearned]:
-        """Return the rows of a step, of all processes, of which nothing is learned."""
+        """Return the rows of a step, in all processes, that teach nothing."""
         return [row.name for row in self._rows(step) if not len(row.learned)]
 
     def _rows(self, step: int) -> list[_TrainingRow]:
         """Return the rows of a step, of all processes."""
         group, place = divmod(step, GROUP)
-        with _GROUPING:  # threads that ask for the same group make it once
+        with _GROUPING:  # so that threads make a group once
             rows = _group(self, group)
         order = np.random.default_rng((self.seed, group)).permutation(GROUP)
         return rows[order[place] * self.batch :][: self.batch]
@@ -171,7 +188,7 @@ class ConversationBatches:
         )
 
     def _stack(self, forms: list[_Form], model: LoadedModel, view: View) -> tuple[PromptRows, int]:
-        """This process's rows, in shapes that are those of all rows; and the bucket of image tiles."""
+        """Return this process's rows, in the shapes of all rows, and the bucket of image tiles."""
         width = bucket(max(len(form.row) for form in forms), self.buckets, "training row")
         most = max(form.tiles for form in forms)
         tiles = (
@@ -180,7 +197,7 @@ class ConversationBatches:
             else 0
         )
         (rows,) = stack_rows([[form.row] for form in forms], width)
-        if tiles and rows.sources is None:  # a batch without images is no program of its own
+        if tiles and rows.sources is None:  # so that rows without images share the program
             blended = model.model.blended(view.pool)
             sources = np.full((len(forms), width, blended), TEXT, np.int32)
             rows = rows.replace(
@@ -195,21 +212,21 @@ class _Form:
 
     row: PromptRow
     shown: np.ndarray
-    """Which image each slot shows, -1 for text."""
+    """Image of each slot, -1 for text."""
     places: np.ndarray
-    """int32: the (first) slot of each of the conversation's tokens."""
+    """First slot of each of the conversation's tokens, int32."""
     tiles: int
 
 
 @dataclass(frozen=True)
 class _TrainingRow:
     forms: tuple[_Form, ...]
-    """The draft's, and the teacher's if there is one."""
+    """The draft's form, and the teacher's if there is one."""
     learned: np.ndarray
-    """The conversation's tokens that the assistant wrote and that lie within the buckets."""
+    """Tokens of the assistant within the buckets."""
     images: tuple[Any, ...]
     name: Unlearned
-    """Who it is where nothing is learned."""
+    """Name to report if nothing is learned."""
 
 
 _GROUPING = threading.Lock()
@@ -280,7 +297,7 @@ def _form(
 
 
 def _size(image: Any) -> tuple[int, int]:
-    """Height and width of an image."""
+    """Return height and width of an image."""
     if isinstance(image, StoredImage) and image.size is not None:
         return image.size
     picture = to_rgb(image)
@@ -288,7 +305,7 @@ def _size(image: Any) -> tuple[int, int]:
 
 
 def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]]:
-    """(tokens that it takes to the first of an answer, tokens in all) of each conversation, as the model reads it."""
+    """Return (tokens up to an answer's first, tokens in all) of each conversation."""
     whole = (sys.maxsize,)
     batches = ConversationBatches(samples, prompt_encoder(model), model, len(samples), whole, whole)
     return [(row.name.tokens, len(row.forms[0].row)) for row in _read(batches, samples)]
@@ -297,9 +314,9 @@ def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]
 def frequent_tokens(
     encoder: PromptEncoder, samples: Any, count: int, ends: Sequence[int]
 ) -> Int[np.ndarray, " V"]:
-    """Return all tokens, those first that the assistant wrote most often in the first `count` samples, equals by id.
+    """Return all tokens, the assistant's most frequent ones in `count` samples first, ties by id.
 
-    Before all come those that end its answers.
+    Tokens that end its answers come before all others.
     """
     written = np.zeros(len(encoder.tokenizer), np.int64)
     for start in range(0, count, GROUP):
@@ -310,96 +327,3 @@ def frequent_tokens(
             written[: len(found)] += found
     written[[*ends]] = np.iinfo(np.int64).max
     return np.argsort(-written, kind="stable")
-
-
-@dataclass
-class CountedBatches:
-    """An iterator over batches that Grain makes with their unlearned rows; closing it tells of these.
-
-    Its state, Grain's, is the next step. Raises InputError once more than the share `limit` of what was read has taught
-    nothing, over at least `SURE` rows.
-    """
-
-    made: Any
-    rows: ConversationBatches
-    limit: float
-    _seen: set[Unlearned] = field(default_factory=set)
-    _lost: int = 0
-    _read: int = 0
-
-    def __next__(self) -> Any:
-        batch, lost = next(self.made)
-        self._seen.update(Unlearned(*row) for row in lost)
-        self._lost += len(lost)
-        self._read += self.rows.batch
-        if self._read >= SURE and self._lost > self.limit * self._read:
-            reason = self._told()
-            self._seen.clear()
-            raise InputError(f"{reason}; or let more than {self.limit:.0%} be with --unlearned")
-        return batch
-
-    def get_state(self) -> Any:
-        return self.made.get_state()
-
-    def set_state(self, state: Any) -> None:
-        self.made.set_state(state)
-
-    def close(self) -> None:
-        """Print how many rows taught nothing, each counted once, and what would mend it."""
-        if self._seen and not jax.process_index():
-            print(self._told(), file=sys.stderr)
-
-    def _told(self) -> str:
-        tokens, tiles = max(self.rows.buckets), max(self.rows.tile_buckets)
-        large = [row for row in self._seen if row.tiles > tiles]
-        late = [row for row in self._seen if row.tiles <= tiles]
-        reasons = []
-        if late:
-            reasons.append(
-                f"{len(late):,} without an answer in the first {tokens} tokens (the first {max(r.tokens for r in late)}"
-                " would do: give longer --buckets; python -m train.prepare --target tells what fits)"
-            )
-        if large:
-            most = max(row.tiles for row in large)
-            reasons.append(
-                f"{len(large):,} with over {tiles} image tiles (up to {most}: show fewer images)"
-            )
-        names, share = (
-            ", ".join(sorted({row.dataset for row in self._seen})),
-            self._lost / self._read,
-        )
-        return f"rows of {names} that taught nothing, {share:.1%} of what was read: {'; '.join(reasons)}"
-
-
-def iterate(
-    rows: ConversationBatches,
-    steps: int,
-    workers: int = 0,
-    read: Callable[[int], Any] | None = None,
-    limit: float = 1.0,
-) -> CountedBatches:
-    """An iterator over the batches of the steps [0, `steps`), of which four are made ahead.
-
-    Args:
-      workers: processes that make batches, for hosts of many cores; 0: two of this process's threads.
-      read: what makes the batch of a step from these rows; by default they themselves.
-      limit: the share of rows that may teach nothing, as `CountedBatches` has it.
-    """
-    dataset = grain.MapDataset.range(steps).map(partial(_with_unlearned, rows, read or rows))
-    made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
-    if workers:
-        flags.FLAGS.mark_as_parsed()  # Grain reads its flags, and nobody here parses any
-        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=4)
-        made = made.mp_prefetch(options, worker_init_fn=_leave_interrupts)
-    return CountedBatches(iter(made), rows, limit)
-
-
-def _leave_interrupts(worker: int, workers: int) -> None:
-    """A terminal sends Ctrl-C to all processes; the one that trains saves first, and needs its batches until then."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _with_unlearned(
-    rows: ConversationBatches, read: Callable[[int], Any], step: int
-) -> tuple[Any, list[Unlearned]]:
-    return read(step), rows.unlearned(step)

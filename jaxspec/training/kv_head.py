@@ -37,9 +37,10 @@ from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, joine
 from jaxspec.models.layers import apply
 from jaxspec.models.vocabulary import places
 from jaxspec.sharding import shardings
-from jaxspec.training.conversations import ConversationBatch, ConversationBatches, iterate
+from jaxspec.training.conversations import ConversationBatch, ConversationBatches
 from jaxspec.training.losses import draft_loss
 from jaxspec.training.objectives import encode
+from jaxspec.training.reading import iterate
 from jaxspec.training.recipes import DataSets, StagedRecipe, draft_words, open_sources, stage_data
 from jaxspec.training.signatures import model_signature
 from jaxspec.training.step import LossFn

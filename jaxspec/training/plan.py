@@ -9,16 +9,15 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.memory import at_place, bytes_held, prompt_zeros
-from jaxspec.models import LanguageModel, abstract_params, image_zeros, split_tower
+from jaxspec.decoding.memory import at_place, bytes_held
+from jaxspec.models import LanguageModel, abstract_params, split_tower
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.conversations import ConversationBatch, TeacherRows
+from jaxspec.training.conversations import ConversationBatch
 from jaxspec.training.measured import model_flops
 from jaxspec.training.objectives import TEACHER, Distillation, tuning_loss
 from jaxspec.training.step import (
@@ -99,20 +98,6 @@ def abstract_step(
     def places(mesh: Any) -> Params:
         return shardings(draft, own, mesh) | {TEACHER: shardings(target, teacher, mesh)}
 
-    def make() -> ConversationBatch:
-        rows, read = (
-            prompt_zeros(
-                model, None, batch, length, model.has_vision, model.has_vision and model.mrope
-            )
-            for model in (models[1], models[0])
-        )
-        images = None if shared or not models[0].has_vision else image_zeros(target, batch, 1)
-        numbers = rows.length.astype(jnp.uint32)
-        taught = TeacherRows(read, images, rows.tokens)
-        return ConversationBatch(
-            rows, rows.tokens > 0, image_zeros(draft, batch, 1), numbers, taught
-        )
-
     params = {**own, TEACHER: teacher}
     trainable, still = partition(params, config.frozen)
     where = placed_on(mesh, params, places)
@@ -121,5 +106,6 @@ def abstract_step(
     state = at_place(state, like_parameters(state, where, mesh))
     still = jax.eval_shape(partial(in_dtype, dtype=dtype), still)
     still = at_place(still, {path: where[path] for path in still})
-    rows = at_place(jax.eval_shape(make), rows_sharding(mesh))
+    blank = partial(ConversationBatch.zeros, models[1], models[0], batch, length, shared)
+    rows = at_place(jax.eval_shape(blank), rows_sharding(mesh))
     return AbstractStep(config, loss_fn, make_step(loss_fn, optimizer, config), state, still, rows)

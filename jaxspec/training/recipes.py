@@ -34,7 +34,7 @@ from jaxspec.prompts.views import parse_view
 from jaxspec.sharding import shardings
 from jaxspec.training.batches import process_share
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.conversations import ConversationBatches, frequent_tokens, iterate
+from jaxspec.training.conversations import ConversationBatches, frequent_tokens
 from jaxspec.training.objectives import (
     TEACHER,
     Distillation,
@@ -43,6 +43,7 @@ from jaxspec.training.objectives import (
     tuning_loss,
     without_teacher,
 )
+from jaxspec.training.reading import iterate
 from jaxspec.training.signatures import data_signature, model_signature
 from jaxspec.training.trainer import fit
 from jaxspec.typing import Params

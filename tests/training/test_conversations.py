@@ -16,9 +16,10 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.views import parse_views
-from jaxspec.training import conversations
+from jaxspec.training import reading
 from jaxspec.training.config import MeshConfig, TrainConfig
-from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches, iterate
+from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
+from jaxspec.training.reading import iterate
 from jaxspec.training.trainer import fit
 from picturebook.samples import Sample
 from train import prepare
@@ -212,7 +213,7 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
     rows = [Talk()[i] for i in range(20)]
     rows[7] = replace(rows[7], turns=(("Long?" * 20, "No."),), images=())
     cut = batches(samples=mixture([(rows, 1.0)], 0), buckets=(64,))
-    monkeypatch.setattr(conversations, "SURE", 40)
+    monkeypatch.setattr(reading, "SURE", 40)
     allowed = iterate(cut, 2 * GROUP, limit=0.1)
     assert sum(1 for _ in range(2 * GROUP) if next(allowed)) == 2 * GROUP
     allowed.close()

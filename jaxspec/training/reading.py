@@ -1,0 +1,108 @@
+"""Batches of conversations made ahead by Grain, which count the rows that teach nothing."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic
+
+import grain
+import jax
+from absl import flags
+
+from jaxspec.errors import InputError
+from jaxspec.training.batches import Batch
+from jaxspec.training.conversations import ConversationBatches, Unlearned
+
+SURE = 512
+"""Rows to read before the share that teaches nothing can end a run."""
+
+
+@dataclass
+class CountedBatches(Generic[Batch]):
+    """An iterator over batches and their unlearned rows; closing it reports these rows.
+
+    Its place is Grain's, the next step. Raises InputError once more than the share `limit` of the
+    rows taught nothing.
+    """
+
+    made: Any
+    rows: ConversationBatches
+    limit: float
+    _seen: set[Unlearned] = field(default_factory=set)
+    _lost: int = 0
+    _read: int = 0
+
+    def __next__(self) -> Batch:
+        batch, lost = next(self.made)
+        self._seen.update(Unlearned(*row) for row in lost)
+        self._lost += len(lost)
+        self._read += self.rows.batch
+        if self._read >= SURE and self._lost > self.limit * self._read:
+            reason = self._report()
+            self._seen.clear()
+            raise InputError(f"{reason}; or let more than {self.limit:.0%} be with --unlearned")
+        return batch
+
+    def get_state(self) -> Any:
+        return self.made.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self.made.set_state(state)
+
+    def close(self) -> None:
+        """Print which rows taught nothing, each counted once, and the mend."""
+        if self._seen and not jax.process_index():
+            print(self._report(), file=sys.stderr)
+
+    def _report(self) -> str:
+        tokens, tiles = max(self.rows.buckets), max(self.rows.tile_buckets)
+        large = [row.tiles for row in self._seen if row.tiles > tiles]
+        late = [row.tokens for row in self._seen if row.tiles <= tiles]
+        reasons = []
+        if late:
+            reasons.append(
+                f"{len(late):,} without an answer in the first {tokens} tokens (the first {max(late)}"
+                " would do: give longer --buckets; python -m train.prepare --target tells what fits)"
+            )
+        if large:
+            reasons.append(
+                f"{len(large):,} with over {tiles} image tiles (up to {max(large)}: show fewer images)"
+            )
+        names = ", ".join(sorted({row.dataset for row in self._seen}))
+        share = f"{self._lost / self._read:.1%} of what was read"
+        return f"rows of {names} that taught nothing, {share}: {'; '.join(reasons)}"
+
+
+def iterate(
+    rows: ConversationBatches,
+    steps: int,
+    workers: int = 0,
+    read: Any = None,
+    limit: float = 1.0,
+) -> CountedBatches[Any]:
+    """Return an iterator over the batches of `steps` steps, which makes four of them ahead.
+
+    Args:
+      workers: processes that make batches, for hosts of many cores; 0 uses two threads.
+      read: function of the step that makes the batches from these rows; None takes the rows.
+      limit: share of rows that may teach nothing.
+    """
+    dataset = grain.MapDataset.range(steps).map(partial(_with_unlearned, rows, read or rows))
+    made = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
+    if workers:
+        flags.FLAGS.mark_as_parsed()  # Grain reads absl's flags, which nobody parses here
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=4)
+        made = made.mp_prefetch(options, worker_init_fn=_leave_interrupts)
+    return CountedBatches(iter(made), rows, limit)
+
+
+def _leave_interrupts(worker: int, workers: int) -> None:
+    """Ignore Ctrl-C, which a terminal sends to all processes: training saves first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _with_unlearned(rows: ConversationBatches, read: Any, step: int) -> tuple[Any, list[Unlearned]]:
+    return read(step), rows.unlearned(step)
