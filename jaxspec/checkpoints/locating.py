@@ -41,7 +41,7 @@ def locate(
             f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
     try:
         patterns = [*SMALL, "model*.safetensors"] if wanted is None else [*wanted]
@@ -49,6 +49,11 @@ def locate(
         if wanted is None and not any(found.glob("model*.safetensors")) and not without_torch():
             snapshot_download(path_or_id, revision=revision, allow_patterns=["pytorch_model*.bin"])
         return found
+    except GatedRepoError as error:
+        raise InputError(
+            f"checkpoint {path_or_id!r}: the model is gated; ask for access at "
+            f"https://huggingface.co/{path_or_id}, then run `hf auth login` on every machine"
+        ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(
             f"checkpoint {path_or_id!r}: no such directory, and not to be had from the hub "

@@ -1,49 +1,53 @@
-"""`jaxspec plan`: what decoding, or training, would take of devices, from configurations alone."""
+"""`jaxspec plan`: estimate the memory and time of decoding or training, from configs alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from textwrap import fill
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from jaxspec.checkpoints.directories import read_config, read_raw_config
 from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
+from jaxspec.cli.ask import view_names
 from jaxspec.config import KVHeadConfig, ModelConfig
-from jaxspec.decoding.plan import CHIPS, Chip, Plan, abstract_program, plan, sizes_of, usual_head
-from jaxspec.errors import InputError, check_counts, nearest
-from jaxspec.runtime import human_bytes, parse_dtype
+from jaxspec.decoding.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
+from jaxspec.errors import InputError, nearest, printable
+from jaxspec.prompts.views import parse_views
+from jaxspec.runtime import parse_dtype
 
 COUNTS = (1, 2, 4, 8, 16)
-"""Devices that a target is split over in decoding; training's are up to four times as many."""
+"""Devices that a target is split over when it decodes; training also tries 32 and 64."""
 ROOM, TRAINING_ROOM = 0.93, 0.5
-"""Share of a device's memory that programs may take, and that parameters and batches may where activations come on top.
-"""
+"""Share of a device's memory for programs, and for parameters and batches of training, which
+activations join."""
 TOKENS = (2, 3, 4)
-"""Tokens a pass whose speed-up is told."""
+"""Tokens a pass for which speed-ups are printed."""
+MOST, LONGEST, IMAGES = 2**20, 2**15, 2**12
+"""Largest batch or answer, longest prompt (longer ones take minutes to trace), and most images."""
 
 
 @dataclass(frozen=True)
 class Plans:
-    """Tells which devices hold a target with its draft, to decode or to train it, and how fast they can be; no weights
-    are read, and no device is needed.
-    """
+    """Print which devices hold a target with its draft, to decode or to train it, and the least
+    times. Only config.json is read, and no device is needed."""
 
     target: Annotated[str, tyro.conf.Positional]
-    """Directory in Hugging Face layout, or hub id; only its config.json is read."""
+    """Directory in Hugging Face layout, or hub id, of the target."""
     draft: str | None = None
-    """The draft's, likewise."""
+    """Directory or hub id of the draft."""
     kv_head: str | None = None
-    """Directory of a KV head, or `new` for one as `train.recipe kv_llava15_7b` makes it."""
-    views: str = "M"
-    """How the draft is shown prompts, comma-separated."""
+    """Directory of a KV head, or `new` for the head that `train.recipe kv_llava15_7b` makes."""
+    views: str | None = None
+    """Views of the prompt that the draft sees, comma-separated; by default M."""
     gamma: int = 5
     """Drafted tokens a block."""
     batch_size: int = 1
+    """Requests that decode together."""
     prompt: int = 1024
     """Prompt tokens, those of images included."""
     images: int = 1
@@ -51,71 +55,97 @@ class Plans:
     new: int = 256
     """New tokens."""
     train: int | None = None
-    """Plan a training step of so many samples instead, in which the target teaches the draft (logit distillation): of
-    `prompt` tokens each."""
+    """Plan a training step of this many samples instead, each of `prompt` tokens, in which the
+    target teaches the draft (logit distillation)."""
     dtype: str = "bfloat16"
+    """Data type of weights and caches."""
     chips: tuple[str, ...] = ("v5e", "v6e", "v5p", "h100")
-    """Kinds of devices; of each, the fewest that hold it all, and those that do not."""
+    """Kinds of devices. For each, 1, 2, 4, ... devices are tried until one number holds it all."""
 
 
 def run(args: Plans) -> None:
-    """Print a line per number of devices."""
-    check_counts(gamma=args.gamma, batch_size=args.batch_size, prompt=args.prompt, new=args.new)
-    for kind in args.chips:
-        if kind not in CHIPS:
-            raise InputError(f"chips: {kind!r} is none that is known; {nearest(kind, list(CHIPS))}")
+    """Print a table for each kind of device: a column for each number of devices."""
+    _check(args)
     target = _config(args.target)
     draft = None if args.draft is None else _config(args.draft)
-    if args.train is not None:
-        _print(*_training(args, target, draft))
+    if args.train is not None and draft is not None:
+        _plan_training(args, target, draft)
         return
     head = None if args.kv_head is None else _head(args.kv_head, target)
-    views = (*(args.views.split(",") if args.draft else ()), *(("kv",) if head else ()))
-    program, params = abstract_program(
-        target, draft, views, args.gamma, parse_dtype(args.dtype), head=head
-    )
+    views = () if draft is None else view_names(args.views or "M")
+    if head is not None and "kv" not in views:
+        views = (*views, "kv")
+    dtype = parse_dtype(args.dtype)
+    program, params = abstract_program(target, draft, views, args.gamma, dtype, head=head)
     sizes = sizes_of(program, args.prompt, args.images, args.new)
-    drafted = bool(views)
-    columns = ["weights", "caches", "working", "together", "of", "fits", "ms a token"]
-    columns += ["ms a block", *(f"x at {n}" for n in TOKENS)] if drafted else []
-    table = _table(
-        f"{args.target}, batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}",
-        columns,
-    )
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
-    for kind in args.chips:
-        for count in COUNTS:
-            found = planned(count)
-            fits = found.memory.total <= ROOM * CHIPS[kind].gib * 2**30
-            table.add_row(f"{count} {kind}", *_cells(found, CHIPS[kind], fits, drafted))
-            if fits:
-                break
+
+    def column(chip: Chip, count: int) -> tuple[dict[str, str], bool]:
+        found = planned(count)
+        report = found.memory
+        caches = report.target_cache + report.draft_cache
+        weights = report.target_weights + report.draft_weights
+        held = {
+            "weights": weights,
+            "caches": caches,
+            "working": report.total - weights - caches,
+            "together": report.total,
+        }
+        fits = report.total <= ROOM * chip.gib * 2**30
+        cells = _gib(held)
+        cells |= {"fits": "yes" if fits else "no", "ms a token": _ms(found.plain, chip)}
+        if views:
+            cells["ms a block"] = _ms(found.block, chip)
+            cells |= {f"speed-up at {n}": f"{found.speedup(n):.2f}" for n in TOKENS}
+        return cells, fits
+
+    size = f"batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}"
+    _print(f"{args.target}: {size}", args.chips, COUNTS, column)
     notes = (
-        "Each device's. Weights and caches are exact, working memory is what one device would need alone. Times are "
-        "the least: those of reading weights and caches at the device's full bandwidth."
+        "Memory is that of each device. Weights and caches are exact; working memory is that "
+        "of one device alone. Times are lower bounds: to read weights and caches at full "
+        "bandwidth."
     )
-    _print(
-        table,
-        notes
-        + f" x at {TOKENS[0]}: speed-up over plain decoding at {TOKENS[0]} tokens a pass."
-        * drafted,
-    )
+    drafted = f" speed-up at {TOKENS[0]}: over plain decoding, at {TOKENS[0]} tokens a target pass."
+    print(fill(notes + drafted * bool(views), 80))
 
 
-def _training(args: Plans, target: ModelConfig, draft: ModelConfig | None) -> tuple[Table, str]:
-    """Return a line per number of devices of a training step, and what is to be known of it."""
-    check_counts(train=args.train)
-    if draft is None or args.kv_head is not None:
-        raise InputError(
-            f"train: {args.train} samples; give --draft, and no --kv-head: it is a draft that is taught"
-        )
+def _check(args: Plans) -> None:
+    """Raise InputError for options out of range, or that nothing reads."""
+    for kind in args.chips:
+        if kind not in CHIPS:
+            raise InputError(f"--chips: unknown chip {kind!r}; {nearest(kind, list(CHIPS))}")
+    ranges = {
+        "gamma": (args.gamma, 1, MOST),
+        "batch-size": (args.batch_size, 1, MOST),
+        "prompt": (args.prompt, 1, LONGEST),
+        "new": (args.new, 1, MOST),
+        "images": (args.images, 0, IMAGES),
+        "train": (1 if args.train is None else args.train, 1, MOST),
+    }
+    for name, (value, least, most) in ranges.items():
+        if not least <= value <= most:
+            raise InputError(f"--{name}: {value}; give {least} to {most}")
+    if args.train is not None and (args.draft is None or args.kv_head is not None):
+        raise InputError(f"--train: {args.train} samples teach a draft; give --draft, no --kv-head")
+    if args.views is not None:
+        views = parse_views(view_names(args.views))
+        if args.draft is None:
+            raise InputError(f"--views: {args.views}: views need a draft; give --draft")
+        if args.kv_head is None and any(view.reads_target for view in views):
+            raise InputError(f"--views: {args.views}: view kv needs a KV head; give --kv-head")
+        if all(view.reads_target for view in views):
+            raise InputError("--draft: no view of kv reads it; leave it out, or add a view")
+
+
+def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None:
+    """Print the memory and least time of a training step, and the mesh of each number of devices."""
     try:
         from jaxspec.training.plan import abstract_step, mesh_for
     except ImportError as error:
         raise InputError(
-            f"train: {error.name} is not installed; pip install -e '.[train]'"
+            f"--train: {error.name} is not installed; pip install -e '.[train]'"
         ) from error
-
     batch = int(args.train or 0)
 
     @cache
@@ -123,61 +153,60 @@ def _training(args: Plans, target: ModelConfig, draft: ModelConfig | None) -> tu
         mesh = mesh_for(count, batch)
         return mesh, abstract_step(target, draft, mesh, batch, args.prompt, args.dtype)
 
-    first = planned(1)[1]
-    title = (
-        f"{args.target} teaches {args.draft}: {batch} samples of {args.prompt} tokens, {args.dtype}"
+    def column(chip: Chip, count: int) -> tuple[dict[str, str], bool]:
+        mesh, step = planned(count)
+        total = sum(step.held.values())
+        fits = total <= TRAINING_ROOM * chip.gib * 2**30
+        cells = _gib(step.held | {"together": total})
+        cells |= {
+            "fits": "yes" if fits else "no",
+            "s a step": f"{step.flops / count / chip.tflops / 1e12:.3g}",
+        }
+        cells |= {f"mesh.{axis}": f"{size}" for axis, size in mesh.shape.items()}
+        return cells, fits
+
+    size = f"{batch} samples of {args.prompt} tokens, {args.dtype}"
+    _print(f"{args.target} teaches {args.draft}: {size}", args.chips, (*COUNTS, 32, 64), column)
+    notes = (
+        f"Memory is that of each device, without activations: what fits leaves "
+        f"{1 - TRAINING_ROOM:.0%} free for them, and --tune.accumulate and --tune.remat make them "
+        "fewer. Times are lower bounds, at the device's peak. mesh.NAME: train.recipe's option "
+        "--tune.mesh.NAME."
     )
-    table, flops = (
-        _table(title, [*first.held, "together", "of", "fits", "s a step", "mesh"]),
-        first.flops,
-    )
-    for kind in args.chips:
-        for count in (*COUNTS, 32, 64):
-            mesh, step = planned(count)
-            held, chip = step.held, CHIPS[kind]
-            total = sum(held.values())
-            fits = total <= TRAINING_ROOM * chip.gib * 2**30
-            axes = " ".join(
-                f"--tune.mesh.{axis} {size}" for axis, size in mesh.shape.items() if size > 1
-            )
-            told = [
-                *map(human_bytes, (*held.values(), total)),
-                f"{chip.gib:g} GiB",
-                "yes" if fits else "no",
-            ]
-            table.add_row(
-                f"{count} {kind}", *told, f"{flops / count / chip.tflops / 1e12:.3g}", axes or "-"
-            )
+    print(fill(notes, 80))
+
+
+def _print(
+    title: str,
+    kinds: tuple[str, ...],
+    counts: tuple[int, ...],
+    column: Callable[[Chip, int], tuple[dict[str, str], bool]],
+) -> None:
+    """Print a table for each kind of device, a line per quantity, at most 80 columns wide.
+
+    Args:
+      column: The cells of a number of devices, and whether it holds everything.
+    """
+    print(printable(title))
+    for kind in kinds:
+        columns: dict[int, dict[str, str]] = {}
+        for count in counts:
+            columns[count], fits = column(CHIPS[kind], count)
             if fits:
                 break
-    return table, (
-        f"Each device's. Activations come on top, so what fits leaves {1 - TRAINING_ROOM:.0%} free for them; "
-        "--tune.accumulate and --tune.remat make them fewer. Times are the least, at all operations that a device can "
-        "do. mesh: options of train.recipe."
-    )
+        print(f"\n{f'{kind}, {CHIPS[kind].gib:g} GiB':<17}" + "".join(f"{n:>9}" for n in columns))
+        for name in next(iter(columns.values())):
+            print(f"{name:<17}" + "".join(f" {cells[name]:>8}" for cells in columns.values()))
+    print()
 
 
-def _table(title: str, columns: list[str]) -> Table:
-    table = Table("devices", title=title)
-    for name in columns:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
+def _gib(held: Mapping[str, int]) -> dict[str, str]:
+    return {f"{name}, GiB": f"{size / 2**30:.2f}" for name, size in held.items()}
 
 
-def _print(table: Table, notes: str) -> None:
-    console = Console()
-    console.print(table)
-    console.print(notes)
-
-
-def _cells(found: Plan, chip: Chip, fits: bool, drafted: bool) -> list[str]:
-    report = found.memory
-    caches = report.target_cache + report.draft_cache
-    weights = report.target_weights + report.draft_weights
-    held = map(human_bytes, (weights, caches, report.total - weights - caches, report.total))
-    plain, block = (f"{read / chip.gbps / 1e6:.2f}" for read in (found.plain, found.block))
-    cells = [*held, f"{chip.gib:g} GiB", "yes" if fits else "no", plain]
-    return [*cells, block, *(f"{found.speedup(n):.2f}" for n in TOKENS)] if drafted else cells
+def _ms(read: float, chip: Chip) -> str:
+    """Return the milliseconds to read bytes at a chip's bandwidth."""
+    return f"{read / chip.gbps / 1e6:.2f}"
 
 
 def _config(name: str) -> ModelConfig:
@@ -188,7 +217,5 @@ def _head(name: str, target: ModelConfig) -> KVHeadConfig:
     if name == "new":
         return usual_head(target)
     if not is_kv_head(name):
-        raise InputError(
-            f"kv_head {name}: no KV head lies there; give the directory of one, or new"
-        )
+        raise InputError(f"--kv-head: {name} is not the directory of a KV head; give one, or `new`")
     return KVHeadConfig.from_dict(read_raw_config(locate(name)))

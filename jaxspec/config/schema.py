@@ -70,8 +70,8 @@ _TOKENS = (
     "vision_start_token_id"
 )
 _WIDTHS = (
-    "ffn_dim hidden_size in_channels intermediate_size num_attention_heads num_channels num_heads out_hidden_size "
-    "projection_dim vocab_size"
+    "ffn_dim hidden_size in_channels intermediate_size num_channels out_hidden_size projection_dim "
+    "vocab_size"
 )
 RULES: dict[str, Rule] = {
     **_rules(Rule(dict), "rope_parameters rope_scaling text_config vision_config"),
@@ -91,7 +91,8 @@ RULES: dict[str, Rule] = {
     **_rules(Rule(int, 0, 1 << 30), "max_window_layers sliding_window tokens_per_second"),
     **_rules(
         Rule(int, 1, 4096),
-        "image_size patch_size spatial_merge_size temporal_patch_size window_size",
+        "image_size num_attention_heads num_heads patch_size spatial_merge_size "
+        "temporal_patch_size window_size",
     ),
     **_rules(Rule(int, 0, 1 << 16), "image_slots image_tokens"),
     **_rules(Rule(int, -1024, 1024), "vision_feature_layer"),

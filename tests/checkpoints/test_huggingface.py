@@ -6,6 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.locating import locate
 from jaxspec.config import LlamaConfig
@@ -339,17 +341,23 @@ def test_no_such_checkpoint(tmp_path):
     refused(tmp_path / "absent", "absent/config.json: no such file; give a directory in Hugging Face layout")
 
 
-def test_unknown_hub_id(monkeypatch):
-    from huggingface_hub.errors import LocalEntryNotFoundError
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot"), r".* from the hub \(LocalEntry"),
+        (
+            GatedRepoError("403 Client Error", response=SimpleNamespace(headers={}, request=None)),  # type: ignore[arg-type]
+            "the model is gated; ask for access at https://huggingface.co/some/model, then run `hf auth login`",
+        ),
+    ],
+)
+def test_a_hub_id_that_cannot_be_fetched(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
 
-    def offline(*_: Any, **__: Any) -> None:
-        raise LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(
-        InputError, match=r"'nobody/nothing': .* not to be had from the hub \(LocalEntryNotFoundError\)"
-    ):
-        locate("nobody/nothing")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(InputError, match=f"^checkpoint 'some/model': {said}"):
+        locate("some/model")
 
 
 def test_hub_id(monkeypatch, hub):

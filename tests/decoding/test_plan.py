@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,47 @@ def test_it_is_the_engines_own_report(pair: tuple[Path, Path], devices: int, vie
 def test_the_command_tells_which_devices_hold_a_target(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    main(["plan", str(pair[0]), "--draft", str(pair[1]), "--views", "M,T", "--chips", "h100"])
-    line = next(line for line in capsys.readouterr().out.splitlines() if "1 h100" in line)
-    assert [cell.strip() for cell in line.split("│")][6:8] == ["80 GiB", "yes"]
-    with pytest.raises(SystemExit):
-        main(["plan", str(pair[0]), "--chips", "h1000"])
-    assert "chips: 'h1000' is none that is known; did you mean 'h100'?" in capsys.readouterr().err
+    """A line for each quantity, which eighty columns hold, and a column for each number of devices."""
+    monkeypatch.setattr("jaxspec.cli.plan.ROOM", 3e-4)
+    main(["plan", str(pair[0]), "--draft", str(pair[1]), "--views", "m, T", "--chips", "v3", "h100"])
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines()[1:])) <= 80
+    assert re.findall(r"^(v3|h100), (\d+) GiB +1(?: +2 +4 +8 +16)?$", told, re.M) == [("v3", "16"), ("h100", "80")]
+    assert re.findall(r"^fits +(.+)$", told, re.M)[1] == "yes"
+    assert len(re.findall(r"^(weights|caches|together), GiB +[\d.]+|^(speed-up at 2) +[\d.]+", told, re.M)) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--chips", "h1000"], "--chips: unknown chip 'h1000'; did you mean 'h100'?"),
+        (["--images", "-1"], "--images: -1; give 0 to 4096"),
+        *((["--prompt", str(n)], f"--prompt: {n}; give 1 to 32768") for n in (0, 10**12)),
+        (["--new", str(10**12)], "--new: 1000000000000; give 1 to"),
+        (["--batch-size", str(10**12)], "--batch-size: 1000000000000; give 1 to"),
+        (["--gamma", str(10**12), "--draft", "{}"], "--gamma: 1000000000000; give 1 to"),
+        (["--train", str(10**12), "--draft", "{}"], "--train: 1000000000000; give 1 to"),
+        (["--train", "8"], "--train: 8 samples teach a draft; give --draft"),
+        (["--views", "kv", "--draft", "{}"], "--views: kv: view kv needs a KV head; give --kv-head"),
+        (["--views", "kv", "--draft", "{}", "--kv-head", "new"], "--draft: no view of kv reads it"),
+        (["--views", "M"], "--views: M: views need a draft; give --draft"),
+        (["--views", "Q", "--draft", "{}"], "views: 'Q' is unknown"),
+        (["--kv-head", "{}"], "is not the directory of a KV head"),
+    ],
+)
+def test_a_plan_of_what_nobody_has_is_refused(
+    options: list[str], words: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", str(pair[0]), *(option.format(pair[1]) for option in options)])
+    assert stop.value.code == 2
+    line = capsys.readouterr().err
+    assert words in line
+    assert line.count("\n") == 1
+
+
+def test_the_largest_plan_that_is_taken_ends(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    most = ("--new", "--batch-size", "--gamma")
+    sizes = [word for option in most for word in (option, str(2**20))]
+    main(["plan", str(pair[0]), "--draft", str(pair[1]), "--images", "4096", *sizes, "--chips", "v5e"])
+    assert re.search(r"^fits( +no){5}$", capsys.readouterr().out, re.M)
