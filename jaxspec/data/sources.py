@@ -1,8 +1,8 @@
 """Training samples: prepared data and weighted mixtures of them, at random access.
 
-A folder of prepared data is `OUT/NAME/1.0.0`, a TFDS data set of one split, `train`, in ArrayRecord shards that are
-read back at random, here and by `tfds.data_source`. Images are kept in the encoding of their files, each checked once.
-TensorFlow is not needed, neither to write nor to read.
+A folder of prepared data is `OUT/NAME/2.0.0`, a TFDS data set of one split, `train`. Its ArrayRecord
+shards are read at random, here and by `tfds.data_source`. Images keep their files' encoding, and one
+that several rows show is written once. Neither writing nor reading needs TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from tqdm import tqdm
 
 from jaxspec.data.images import StoredImage, as_png
 from jaxspec.data.samples import Sample
+from jaxspec.data.tfds_records import images_of
 from jaxspec.errors import InputError
 from jaxspec.files import sole, writing
 
@@ -54,14 +56,19 @@ class Prepared(Sequence[Sample]):
     """Prepared data as samples, read one by one from their shards; may be sent to other processes.
 
     Args:
-      path: `OUT/NAME/1.0.0`, or `OUT/NAME`.
+      path: `OUT/NAME/2.0.0`, or `OUT/NAME`.
 
     Raises InputError where there is none.
     """
 
     def __init__(self, path: Path) -> None:
         folder = next(
-            (place for place in (path, path / str(Conversations.VERSION)) if _prepared(place)), None
+            (
+                place
+                for place in (path, path / str(Conversations.VERSION), path / "1.0.0")
+                if _prepared(place)
+            ),
+            None,
         )
         if folder is None:
             raise InputError(
@@ -86,8 +93,8 @@ class Prepared(Sequence[Sample]):
             name,
             self.path.name,
             tuple(
-                StoredImage(bytes(image), place, size)
-                for image, size in zip(record["images"], sizes)
+                StoredImage(image, place, size)
+                for image, size in zip(images_of(self._records, index, record), sizes)
             ),
             tuple(
                 (asked.decode(), told.decode())
@@ -99,7 +106,7 @@ class Prepared(Sequence[Sample]):
 class Conversations(tfds.core.GeneratorBasedBuilder):
     """Writes samples in their order; `metadata` is asked for at the end, and is kept with the data."""
 
-    VERSION = tfds.core.Version("1.0.0")
+    VERSION = tfds.core.Version("2.0.0")
 
     def __init__(
         self,
@@ -119,7 +126,8 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         encoded = kinds.Tensor(shape=(), dtype=np.object_)  # type: ignore[arg-type]
         features = {
             "id": kinds.Text(),
-            "images": kinds.Sequence(encoded),
+            "images": kinds.Sequence(encoded),  # those that no earlier row shows
+            "shown": kinds.Sequence(kinds.Tensor(shape=(2,), dtype=np.int64)),  # type: ignore[arg-type]
             "sizes": kinds.Sequence(kinds.Tensor(shape=(2,), dtype=np.int32)),  # type: ignore[arg-type]
             "turns": kinds.Sequence({"question": kinds.Text(), "answer": kinds.Text()}),
         }
@@ -134,6 +142,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         return {SPLIT: self._generate_examples()}
 
     def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        places: dict[bytes, tuple[int, int]] = {}  # an image's row, and its place among that row's
         for number, sample in enumerate(self._samples):
             images = [
                 image
@@ -141,11 +150,18 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
                 else StoredImage(as_png(image), "in memory", image.shape[:2])
                 for image in sample.images
             ]
+            new, shown = [], []
+            for image in images:
+                place = places.setdefault(sha256(image.content).digest(), (number, len(new)))
+                if place == (number, len(new)):
+                    new.append(image.content)
+                shown.append(place)
             yield (
                 number,
                 {
                     "id": sample.id,
-                    "images": [image.content for image in images],
+                    "images": new,
+                    "shown": shown,
                     "sizes": [image.size for image in images],
                     "turns": [
                         {"question": question, "answer": answer}
@@ -174,7 +190,7 @@ def prepare(
     metadata: Callable[[], dict[str, Any]] = dict,
     file_format: FileFormat = "array_record",
 ) -> Path:
-    """Write the samples to `out/name/1.0.0`, in shards of 64 MB to 1 GB, and return that folder.
+    """Write the samples to `out/name/2.0.0`, in shards of 64 MB to 1 GB, and return that folder.
 
     A run that failed or was stopped leaves nothing, nor folders; what one that was killed left is removed.
 

@@ -11,6 +11,8 @@ from jaxspec.data.images import as_png
 from jaxspec.errors import InputError, first_line, nearest
 
 TFDS = "tfds:"
+_PREPARED = {"images", "sizes", "turns"}
+"""Columns by which prepared training data are known."""
 _NAME_AND_SPLIT = re.compile(r"(.*?)(?:@([^@/]+))?")
 
 
@@ -49,10 +51,26 @@ def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
             f"data {place}: TFDS cannot read it ({first_line(error)}); check name or folder"
         ) from error
     for number in range(len(records)):
-        values = {key: _plain(value) for key, value in records[number].items()}
-        if isinstance(turns := values.get("turns"), dict):
-            values |= {"turns": turns["question"], "reference": turns["answer"]}
+        record = records[number]
+        values = {key: _plain(value) for key, value in record.items()}
+        if values.keys() >= _PREPARED:
+            turns = values["turns"]
+            images = [{"bytes": image} for image in images_of(records, number, record)]
+            values |= {"turns": turns["question"], "reference": turns["answer"], "images": images}
         yield f"{place} record {number + 1}", values
+
+
+def images_of(records: Any, index: int, record: Mapping[str, Any]) -> list[bytes]:
+    """Return the images of a prepared record, each held by the first record that shows it.
+
+    `shown` [[3, 0], [7, 0]] of record 7: the first image of record 3, then the first of its own.
+    """
+    if "shown" not in record:  # version 1.0.0
+        return [bytes(image) for image in record["images"]]
+    held = {index: record["images"]}
+    for row in {int(row) for row, _ in record["shown"]} - {index}:
+        held[row] = records[row]["images"]
+    return [bytes(held[int(row)][int(place)]) for row, place in record["shown"]]
 
 
 def _plain(value: Any) -> Any:

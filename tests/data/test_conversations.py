@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from jaxspec.data.conversations import Skipped, conversation, readable
 from jaxspec.data.rows import DataRow
 from jaxspec.data.samples import Sample
@@ -166,15 +167,21 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
     assert sample.turns == (("<image>\n<image>\nQ5 é?", "A5"),)
     assert [image.size for image in sample.images] == [(3, 4), (3, 5)]
     assert sample.images[1].content == (photos / "1.png").read_bytes()
+    written = [
+        image
+        for record in tfds.data_source("my_mix", data_dir=str(tmp_path), split="train")
+        for image in record["images"]
+    ]
+    assert sorted(written) == sorted((photos / f"{k}.png").read_bytes() for k in range(2))  # once, not once a row
     with pytest.raises(InputError, match="holds prepared data already"):
         main(Llava(tmp_path / "mix.json", "my_mix", photos, out=tmp_path))
     assert "r7" in (tmp_path / "my_mix.skipped.jsonl").read_text()
 
 
 def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
-    (tmp_path / "pages" / "incomplete.ABCDEF_1.0.0").mkdir(parents=True)  # of a run that was killed
+    (tmp_path / "pages" / "incomplete.ABCDEF_2.0.0").mkdir(parents=True)  # of a run that was killed
     main(Book(6, "pages", seed=3, kinds=("edit", "facts"), out=tmp_path))
-    assert [path.name for path in (tmp_path / "pages").iterdir()] == ["1.0.0"]
+    assert [path.name for path in (tmp_path / "pages").iterdir()] == ["2.0.0"]
     prepared, drawn = Prepared(tmp_path / "pages"), Picturebook(3, ("edit", "facts"))
     assert len(prepared) == len(list(prepared)) == 6
     for i in range(6):
@@ -222,7 +229,7 @@ def test_errors_of_folders(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     """The shards are the ArrayRecord writer's, and the log of what is skipped is this library's."""
-    with full_disk(1 << 12), pytest.raises(InputError, match=r"pages/1\.0\.0: cannot be written: File too large; "):
+    with full_disk(1 << 12), pytest.raises(InputError, match=r"pages/2\.0\.0: cannot be written: File too large; "):
         main(Book(2, "pages", out=tmp_path))
     assert not list(tmp_path.iterdir())
     (tmp_path / "mix.skipped.jsonl").mkdir()

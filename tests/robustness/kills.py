@@ -71,7 +71,7 @@ def kill_preparations(count: int, seed: int, folder: Path) -> Killed:
     """Kills the preparation of sixty samples; no half of them is ever there, and no folder of a killed one stays."""
 
     def look(run: Path) -> None:
-        if (run / "pages/1.0.0").exists():
+        if (run / "pages/2.0.0").exists():
             assert len(Prepared(run / "pages")) == SAMPLES, f"{run}: half of the samples"
 
     return _kill(count, seed, folder, _prepare, lambda run: _files(run / "pages"), look)
@@ -175,7 +175,7 @@ def _write_tables(run: str, told: Connection) -> None:
 
 def _prepare(run: str, told: Connection) -> None:
     told.send(None)
-    if not (Path(run) / "pages/1.0.0").exists():
+    if not (Path(run) / "pages/2.0.0").exists():
         prepare("pages", Path(run), Picturebook(size=SAMPLES))
 
 

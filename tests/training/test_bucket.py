@@ -70,7 +70,7 @@ def test_the_command_answers_in_a_bucket_and_prepares_on_disk(place: str, tmp_pa
     one = options(tmp_path, answers=f"{place}/talk_t1")
     assert main(replace(one, shard="1/2")) is None
     folder = main(one)
-    assert folder == tmp_path / "talk_t1" / "1.0.0"
+    assert folder == tmp_path / "talk_t1" / "2.0.0"
     assert {name.split("/")[0] for name in names()} == {"talk_t1"}
     assert main(replace(one, out=tmp_path / "another_slice")) is not None
     assert not (tmp_path / "talk_t1.answers").exists()
