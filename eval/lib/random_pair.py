@@ -21,7 +21,8 @@ from eval.lib.tables import Record
 from eval.lib.timing import Passes, measure_roofline, pass_work, predicted_speedup, time_loops
 from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.running import run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
@@ -123,10 +124,10 @@ class Pair:
         cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
         return Passes(model.model.extend, model.params, cache, batch)
 
-    def drafter(self, views: int) -> ChainDrafter:
+    def drafter(self, views: int) -> Drafter:
         """Return a drafter of so many views, which all show the same."""
         shown = (VIEWS["T"],) * views
-        return ChainDrafter(
+        return make_drafter(
             self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size
         )
 

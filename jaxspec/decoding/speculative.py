@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, keep_path
-from jaxspec.decoding.drafters import Drafter
+from jaxspec.decoding.drafter import BlockInputs, Drafter
 from jaxspec.decoding.state import (
     DecodeState,
     DecodeStats,
@@ -153,9 +153,8 @@ class Speculator:
         weights = self.drafter.within_context(state.drafter, weights)
         with jax.named_scope("draft"):
             recent = jnp.stack([previous, last], axis=1)
-            draft, drafter = self.drafter.draft(
-                params, state.drafter, recent, state.count, weights, options
-            )
+            inputs = BlockInputs(params, recent, state.count, weights, options)
+            draft, drafter = self.drafter.draft(inputs, state.drafter)
         with jax.named_scope("extend"):
             fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
             mask = None if draft.tree is None else draft.tree.mask

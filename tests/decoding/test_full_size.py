@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxspec.config import LlamaConfig, LlavaConfig
-from jaxspec.decoding.drafters import ChainDrafter
+from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.memory import MemoryReport, Sizes, abstract_inputs, plan_memory
 from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.decoding.speculative import Speculator
@@ -44,7 +44,7 @@ DRAFT = LlavaConfig(
 @pytest.fixture(scope="module")
 def program() -> Speculator:
     """Views M and T, five drafted tokens, one tower for both models."""
-    drafter = ChainDrafter(LanguageModel(DRAFT), parse_views(("M", "T")), 5, TARGET.text_config.vocab_size)
+    drafter = make_drafter(LanguageModel(DRAFT), parse_views(("M", "T")), 5, TARGET.text_config.vocab_size)
     return Speculator(LanguageModel(TARGET), drafter, Static(), shares_tower=True)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.cache import KVCache
-from jaxspec.decoding.drafters import DraftState
+from jaxspec.decoding.drafter import DraftState
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.models import LanguageModel
 from jaxspec.sampling import Sampling

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.drafters import ChainDrafter, DraftState
+from jaxspec.decoding.drafter import DraftState
+from jaxspec.decoding.drafters import make_drafter
 from jaxspec.models import LanguageModel
 from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.inputs import PromptRows, in_order
@@ -77,7 +78,7 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         trained = TARGET.logits(PARAMS, hidden)
 
         prompt = head_rows(config, [image[:start] for image in shown], start, 2)
-        drafter = ChainDrafter(LanguageModel(config.text_config), (), J, TEXT.vocab_size, head=config)
+        drafter = make_drafter(LanguageModel(config.text_config), (), J, TEXT.vocab_size, head=config)
         shared = {"target": PARAMS, "head": params}
         read_so_far = target.replace(length=jnp.full(3, start))
         state = DraftState(None, None, pack(config, params, read_so_far, prompt, start + NEW + J))

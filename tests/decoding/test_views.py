@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxspec.decoding.drafter import BlockInputs
 from jaxspec.errors import InputError
 from jaxspec.models import build
 from jaxspec.models.decoder import CausalLM
@@ -43,13 +44,13 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
         state = drafter.prefill({"drafter": PARAMS}, batch, None, None, 40)
         ones = jnp.ones(B, jnp.int32)
         recent = jnp.stack([jnp.zeros(B, jnp.int32), written[:, 0]], axis=1)
-        first, state = drafter.draft({"drafter": PARAMS}, state, recent, ones, batch.weights, options)
+        first, state = drafter.draft(BlockInputs({"drafter": PARAMS}, recent, ones, batch.weights, options), state)
         state = drafter.commit(state, kept + 1, None)
         # Row by row, the newest two of: first token, accepted drafts, correction or bonus.
         told = jnp.concatenate([written[:, :1], first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
         told = told.at[jnp.arange(B), kept + 1].set(written[:, 1])
         recent = jnp.take_along_axis(told, kept[:, None] + jnp.arange(2), axis=1)
-        second, _ = drafter.draft({"drafter": PARAMS}, state, recent, kept + 2, batch.weights, options)
+        second, _ = drafter.draft(BlockInputs({"drafter": PARAMS}, recent, kept + 2, batch.weights, options), state)
         return first, second, told
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
@@ -91,7 +92,8 @@ def test_the_mixture_is_the_weighted_sum_of_what_the_views_say() -> None:
     def draft() -> jax.Array:
         state = drafter.prefill({"drafter": PARAMS}, batch, None, None, 40)
         recent, ones = jnp.full((B, 2), 7, jnp.int32), jnp.ones(B, jnp.int32)
-        return drafter.draft({"drafter": PARAMS}, state, recent, ones, batch.weights, tiny.sampling(B, 1.0))[0]
+        inputs = BlockInputs({"drafter": PARAMS}, recent, ones, batch.weights, tiny.sampling(B, 1.0))
+        return drafter.draft(inputs, state)[0]
 
     probs, (m, t) = draft().probs, draft().view_probs
     np.testing.assert_allclose(probs, 0.3 * m + 0.7 * t, atol=1e-6)

@@ -1,0 +1,271 @@
+"""What all drafters share: the views that a draft model reads as one batch, and the KV head.
+
+IbED: one small model reads R views of every prompt as one batch of R*B rows. The views'
+distributions are mixed, and all views are fed the same drawn tokens. AASD: a KV head reads the
+target's own cache. It is one more view, the last, or the only one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache import KVCache, TreeMask, hidden_before, keep_path
+from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.state import PromptBatch, rewound, step_keys
+from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import KVHead, adopt_target_kv, joined, pack
+from jaxspec.models.layers import apply
+from jaxspec.prompts.views import View
+from jaxspec.sampling import Sampling, by_place, fit_vocabulary, mix, tempered
+from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.verification import Draft
+
+ContextPolicy = Literal["extrapolate", "drop_view", "error"]
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """What a block is drafted from, apart from the draft's own state."""
+
+    params: Params
+    """{"target", "drafter", "head"}: the last two where there is one."""
+    recent: Int[Array, "B 2"]
+    """The two newest committed tokens."""
+    count: Int[Array, " B"]
+    """New tokens committed."""
+    weights: Float[Array, "B R"]
+    """The views' weights."""
+    options: Sampling
+
+    def keys(self, place: int | Array) -> Array:
+        """Return the rows' keys for the draws at a place of the block."""
+        return step_keys(self.options, self.count, place)
+
+
+class DraftState(struct.PyTreeNode):
+    """What a draft remembers from block to block."""
+
+    cache: KVCache | None
+    """The draft model's cache, view-major: row r*B + b is view r of request b. None without one.
+
+    Between blocks a row's length is two short of the committed tokens. After full acceptance the
+    draft has not read its own last proposal, so every block reads the two newest tokens again."""
+    last: Int[Array, " R*B"] | None
+    """Last token of each row's prompt, which the first block reads again."""
+    head: KVCache | None = None
+    """A KV head's cache, B rows: the target's keys and values of all committed tokens except the
+    newest, followed, within a block, by the head's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter(ABC):
+    """Drafts from a mixture of views. Static: part of the compiled program."""
+
+    model: LanguageModel
+    """The draft model, or the decoder of a KV head that drafts alone."""
+    views: tuple[View, ...]
+    """The views of the draft model; empty for a KV head alone."""
+    gamma: int
+    """J: drafted tokens on the longest path."""
+    vocabulary: int
+    """V of the target, to which the draft's logits are fitted."""
+    context: ContextPolicy = "extrapolate"
+    """Policy for a view whose row would pass the draft's trained positions. `extrapolate` drafts
+    on, as the papers did. `drop_view` gives it weight 0 (the shortest row stays if none fits).
+    `error` makes the engine refuse the request."""
+    head: KVHeadConfig | None = None
+    """A KV head, the last view. It reads as far as its target does."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> int:
+        """Tokens drafted in a block."""
+
+    @property
+    @abstractmethod
+    def reads(self) -> int:
+        """Tokens that the draft reads in a block: the newest committed one and drafted parents."""
+
+    @property
+    def width(self) -> int:
+        """R: the number of distributions in the mixture."""
+        return len(self.views) + (self.head is not None)
+
+    def prefill(
+        self,
+        params: Params,
+        batch: PromptBatch,
+        features: Float[Array, "B U P E"] | None,
+        target: KVCache,
+        room: int,
+    ) -> DraftState:
+        """Run every view of every prompt, and pack the target's cache for a KV head.
+
+        params: {"target", "drafter", "head"}: the last two where there is one.
+        features: The target's image features, if the towers are the same.
+        target: The target's cache after its prefill.
+        room: Slots behind the prompt.
+        """
+        state = DraftState(None, None)
+        if self.views:
+            state = self._prefill_views(params["drafter"], batch, features, room)
+        if self.head is None:
+            return state
+        assert batch.head is not None
+        packed = batch.head.text.shape[1] + batch.head.images.shape[1] * self.head.image_slots
+        return state.replace(
+            head=pack(self.head, params["head"], target, batch.head, packed + room)
+        )
+
+    def _prefill_views(
+        self, own: Params, batch: PromptBatch, features: Array | None, room: int
+    ) -> DraftState:
+        if features is None and batch.view_images is not None:
+            features = self.model.encode(own, batch.view_images)
+        embeds = [
+            self.model.embed(own, rows, features, view.pool)
+            for view, rows in zip(self.views, batch.views, strict=True)
+        ]
+        # Images are in the embeddings by now; without them all views' rows are one batch.
+        shown = [rows.replace(sources=None, blend=None) for rows in batch.views]
+        rows = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *shown)
+        _, cache = self.model.prefill(
+            own, jnp.concatenate(embeds), rows, rows.tokens.shape[1] + room
+        )
+        last = jnp.take_along_axis(rows.tokens, rows.length[:, None] - 1, axis=1)[:, 0]
+        return DraftState(cache.replace(length=rows.length - 1), last)
+
+    def draft(self, inputs: BlockInputs, state: DraftState) -> tuple[Draft, DraftState]:
+        """Propose a block; the state keeps its lengths until `commit`."""
+        logits, read = self._read_newest(inputs, state)
+        draft, read = self._propose(inputs, logits, read)
+        return draft, rewound(read, state)
+
+    @abstractmethod
+    def _propose(
+        self, inputs: BlockInputs, logits: Float[Array, "R B 1 V"], state: DraftState
+    ) -> tuple[Draft, DraftState]:
+        """Propose a block, given the logits of the token after the newest one."""
+
+    def commit(
+        self,
+        state: DraftState,
+        emitted: Int[Array, " B"],
+        target: KVCache,
+        kept: Int[Array, "B J"] | None = None,
+    ) -> DraftState:
+        """Keep the emitted tokens; shorter lengths drop everything behind them.
+
+        target: The target's cache, from which a KV head takes the keys of the emitted tokens.
+        kept: For a tree, the nodes on the accepted path, numbered in the order in which the draft
+          read them. If it read the root, a and b, and b is accepted, kept is [2, -1, ...] and b
+          moves to the slot behind the root. The path's last node may be unread (-1): the next
+          block reads it, as the second newest token.
+        """
+        cache, head = state.cache, state.head
+        if cache is not None:
+            if kept is not None:
+                cache = keep_path(cache, cache.length + 1, self._feed(jnp.maximum(kept, 0)))
+            cache = cache.replace(length=cache.length + jnp.tile(emitted, len(self.views)))
+        if head is not None:
+            assert self.head is not None
+            head = adopt_target_kv(self.head, head, target, emitted, self.gamma + 1)
+        return state.replace(cache=cache, head=head)
+
+    def extend(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        state: DraftState,
+        mask: TreeMask | None = None,
+    ) -> tuple[Float[Array, "R B T V"], DraftState]:
+        """Return the logits after each of T more tokens, or tree nodes, that all views read."""
+        return self._read(params, self._feed(tokens), tokens, state, mask)
+
+    def _read_newest(
+        self, inputs: BlockInputs, state: DraftState
+    ) -> tuple[Float[Array, "R B 1 V"], DraftState]:
+        """Return the logits after the newest committed token; all views read the two newest.
+
+        While `count` is 1, the first of the two is the last token of each view's own prompt. A KV
+        head reads the newest alone, since the target has read the others.
+        """
+        recent, fed = inputs.recent, self._feed(inputs.recent)
+        if state.last is not None:
+            first = jnp.where(self._feed(inputs.count) == 1, state.last, fed[:, 0])
+            fed = fed.at[:, 0].set(first)
+        return self._read(inputs.params, fed, recent[:, 1:], state)
+
+    def _read(
+        self,
+        params: Params,
+        fed: Array,
+        tokens: Int[Array, "B T"],
+        state: DraftState,
+        mask: TreeMask | None = None,
+    ) -> tuple[Float[Array, "R B T V"], DraftState]:
+        """Return the logits after each of `tokens`, fitted to the target's vocabulary.
+
+        fed: The draft model's tokens, which end in `tokens`. A KV head reads `tokens` alone.
+        """
+        parts, width = [], tokens.shape[1]
+        if state.cache is not None:
+            tiled = mask
+            if mask is not None and len(mask.seen) > 1:  # a mask per row; else one for all rows
+                tiled = mask.replace(seen=self._feed(mask.seen))
+            logits, cache = self.model.extend(params["drafter"], fed, state.cache, tiled)
+            logits = fit_vocabulary(logits[:, -width:], self.vocabulary)
+            parts.append(logits.reshape(len(self.views), -1, *logits.shape[1:]))
+            state = state.replace(cache=cache)
+        if state.head is not None:
+            logits, cache = self._read_head(params, tokens, state.head, mask)
+            parts.append(fit_vocabulary(logits, self.vocabulary)[None])
+            state = state.replace(head=cache)
+        return jnp.concatenate(parts), state
+
+    def _read_head(
+        self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, mask: TreeMask | None
+    ) -> tuple[Float[Array, "B T V"], KVCache]:
+        assert self.head is not None
+        model = LanguageModel(self.head.text_config)
+        own = joined(params["head"], params["target"], model.text.draft_vocabulary)
+        if not self.head.reads_hidden:
+            return model.extend(own, tokens, cache, mask)
+        embeds = model.embed(own, PromptRows(tokens, cache.length), None)
+        before = hidden_before(cache, tokens.shape[1], mask)
+        fused = apply(KVHead(self.head), params["head"], embeds, before, method="fuse")
+        return model.advance(own, fused, cache, mask)
+
+    def _feed(self, tokens: Int[Array, "B ..."]) -> Int[Array, "R*B ..."]:
+        """Repeat the rows for each view: [a, b] becomes [a, b, a, b] with the views M and T."""
+        return jnp.tile(tokens, (len(self.views), *[1] * (tokens.ndim - 1)))
+
+    def _distributions(
+        self, inputs: BlockInputs, logits: Float[Array, "R B T V"]
+    ) -> tuple[Float[Array, "B T V"], Float[Array, "R B T V"]]:
+        """Return the mixture of the views at T places, and each view's own distributions."""
+        temperature, weights = inputs.options.temperature, inputs.weights
+        view_probs = by_place(lambda place: tempered(place, temperature))(logits)
+        return by_place(lambda place: mix(place, weights))(view_probs), view_probs
+
+    def within_context(
+        self, state: DraftState, weights: Float[Array, "B R"]
+    ) -> Float[Array, "B R"]:
+        """Return the weights for the next block, 0 for views that `context` drops."""
+        if self.context != "drop_view" or state.cache is None:
+            return weights
+        length = state.cache.length.reshape(len(self.views), -1).T
+        if self.head is not None:
+            length = jnp.pad(length, ((0, 0), (0, 1)))
+        fits = length + 1 + self.gamma <= self.model.text.max_position_embeddings
+        kept = jnp.where(fits, weights, 0.0)
+        total = kept.sum(-1, keepdims=True)
+        shortest = jax.nn.one_hot(jnp.argmin(length, axis=-1), self.width)
+        return jnp.where(total > 0, kept / jnp.where(total > 0, total, 1.0), shortest)
