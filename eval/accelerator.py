@@ -198,7 +198,7 @@ def told(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
         share = f"{row['target_ms']:.3g} ms, {percent(row['read_share'])} of bandwidth"
         return [what, share, expected("plain", row["slots"] == SLOTS)]
     if row["kind"] == "forced":
-        what = f"{row['forced_acceptance_length']:g} tokens a block, B={row['batch']}, {row['views']} views"
+        what = f"{row['forced_tokens_per_pass']:g} tokens a block, B={row['batch']}, {row['views']} views"
         speed = f"{row['speedup_measured']:.2f} x plain, {row['block_ms']:.3g} ms a block"
         return [what, speed, expected("chain", row["views"] == 2)]
     if row["kind"] == "images":

@@ -42,7 +42,7 @@ from eval.lib.tables import (
 )
 from jaxspec.command import input_errors, script_name
 
-TAU = "mean_acceptance_length"
+TAU = "tokens_per_pass"
 Cell = Callable[[float | None], str]
 Column = Callable[[Sequence[Record]], str]
 
@@ -56,7 +56,7 @@ class Options:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Measures block efficiency of the preset's rows."""
+    """Measures tokens a pass (block efficiency) of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
     timed = f"the median of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:

@@ -87,7 +87,7 @@ def main(args: Sequence[str] | None = None) -> None:
                 for group in compare(part, plain, engines, run.rows):
                     for row in group.rows:
                         found = predicted.get((*map(row.get, GROUP), row["row"]))
-                        row["predicted_acceptance_length"] = found
+                        row["predicted_tokens_per_pass"] = found
                     yield group
 
         run.restore(GROUP)
@@ -98,7 +98,7 @@ FIELDS = {
     "omega": "speedup_call",
     "omega, loop": "speedup_measured",
     "alpha": "draft_acceptance_rate",
-    "tau": "mean_acceptance_length",
+    "tau": "tokens_per_pass",
     "delta": "call_tokens_per_second",
     "delta, loop": "decode_tokens_per_second",
 }
@@ -162,9 +162,9 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
         )
     notes += [f"paper: {paper.source}." for paper in papers]
     ratios = [
-        row["mean_acceptance_length"] / row["predicted_acceptance_length"]
+        row["tokens_per_pass"] / row["predicted_tokens_per_pass"]
         for row in rows
-        if row.get("predicted_acceptance_length")
+        if row.get("predicted_tokens_per_pass")
     ]
     if ratios:
         most = 100 * max(abs(ratio - 1) for ratio in ratios)

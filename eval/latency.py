@@ -343,7 +343,7 @@ def forced_table(name: str, rows: Sequence[Record]) -> Table:
             *(
                 str(row["batch"]),
                 str(row["views"]),
-                f"{row['forced_acceptance_length']:g}",
+                f"{row['forced_tokens_per_pass']:g}",
                 str(row["gamma"]),
             ),
             *(number(row[field], 1) for field in ("plain_tokens_per_second", "tokens_per_second")),

@@ -200,7 +200,7 @@ def summary_rows(
     """Return MMSpec's summary: each method over all samples and each topic. Cells that were not measured are empty.
 
     MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1), with prefill's
-    token among the new ones: a little above `mean_acceptance_length`. speedup_paired is the mean over turns of the
+    token among the new ones: a little above `tokens_per_pass`. speedup_paired is the mean over turns of the
     ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
     """
     plain = {

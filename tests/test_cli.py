@@ -29,7 +29,7 @@ from tqdm import tqdm
 from tests import tiny
 
 STATS = {
-    *("mean_acceptance_length", "draft_acceptance_rate"),
+    *("tokens_per_pass", "draft_acceptance_rate"),
     *("acceptance_rate_per_position", "conditional_acceptance_rate_per_position", "acceptance_histogram"),
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
     *("caption_ms", "compile_ms", "prefill_ms", "decode_tokens_per_second"),
@@ -184,7 +184,7 @@ def test_json_without_a_draft_has_the_same_names(world: Path, capsys: pytest.Cap
     stats = run(capsys, world, draft=None)["stats"]
     assert stats.keys() == STATS
     assert (stats["drafter"], stats["views"], stats["gamma"]) == (None, None, 0)
-    assert stats["mean_acceptance_length"] == 1.0
+    assert stats["tokens_per_pass"] == 1.0
     assert stats["num_spec_steps"] == NEW - 1
 
 
@@ -216,7 +216,7 @@ def test_captions_for_the_draft(world: Path, tmp_path: Path, capsys: pytest.Capt
 def test_one_token_needs_no_target_pass(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run(capsys, world, "--max-new-tokens", "1")
     assert len(answer["tokens"]) == 1
-    assert answer["stats"]["mean_acceptance_length"] is None
+    assert answer["stats"]["tokens_per_pass"] is None
 
 
 def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

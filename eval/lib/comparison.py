@@ -120,7 +120,7 @@ def _group(
             images = sum(len(prompt.images) for prompt in prompts)
             row["caption_ms_per_image"] = sum(r.caption_ms for r in results) / max(images, 1)
         if name in passes:
-            row |= _times(engine.config, row["mean_acceptance_length"], results, passes[name])
+            row |= _times(engine.config, row["tokens_per_pass"], results, passes[name])
             row |= {
                 "decode_tokens_per_second": float(np.median(rates.loop[i])),
                 "plain_tokens_per_second": float(np.median(rates.loop[0])),

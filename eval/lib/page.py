@@ -29,7 +29,7 @@ WIDTH = 11.0
 """Inches of bars beside each other, before a panel is broken in two."""
 
 TITLES = {
-    "block_efficiency": "Tokens per target pass (dotted: plain decoding)",
+    "block_efficiency": "Tokens a pass of the target (dotted: plain decoding)",
     "acceptance_by_position": "How far into a block drafts hold: accepted at each place, given that all before were",
     "stage_times": "Where the time of one block goes: all draft passes, and the target's pass that verifies them",
     "weight_trajectory": "Weights of the views, each row along the answer over which its weights move most",
@@ -63,7 +63,7 @@ def draw_all(
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
-    """Draw grouped bars: tokens per target pass of every row, by set; a panel a turn, or more where sets are many."""
+    """Draw bars of tokens a pass, grouped by set: a panel for each turn, or more if sets are many."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
     wide = max(0.75, 0.17 * len(names) + 0.1)  # inches that a set takes
@@ -79,11 +79,11 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
             found = [row for row in rows if row["row"] == name and row["turn"] == turn]
             places = [x - 0.4 + bar * (i + 0.5) for x in range(len(group))]
             cells = ([row for row in found if row["dataset"] == dataset] for dataset in group)
-            heights = [mean(cell, "mean_acceptance_length") or 0.0 for cell in cells]
+            heights = [mean(cell, "tokens_per_pass") or 0.0 for cell in cells]
             axis.bar(places, heights, 0.92 * bar, label=name, **_style(i))
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axis.set_xlim(-0.5, shown - 0.5)
-        axis.set_ylabel("tokens per target pass")
+        axis.set_ylabel("tokens a pass")
         if group[0] == sets[0]:
             axis.set_title(f"turn {turn}", loc="left", fontsize=10)
         axis.set_xticks(range(len(group)), group)
@@ -395,7 +395,7 @@ def _samples(
             )
             for i, (piece, place) in enumerate(zip(trace["pieces"], trace["place"]))
         ]
-        length = record["mean_acceptance_length"]
+        length = record["tokens_per_pass"]
         out[key]["rows"].append(
             {"name": record["row"], "views": record["views"], "tokens": tokens, "length": length}
         )

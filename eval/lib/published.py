@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """Tokens per target pass as one or more tables of a paper print them."""
+    """Tokens a pass as one or more tables of a paper print them."""
 
     source: str
     """The tables, for the line below ours."""

@@ -303,10 +303,10 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
                 "batch": batch,
                 "views": views,
                 "gamma": gamma,
-                "forced_acceptance_length": tau,
+                "forced_tokens_per_pass": tau,
             }
             | {
-                "mean_acceptance_length": reached,
+                "tokens_per_pass": reached,
                 "plain_tokens_per_second": batch * 1e3 * config.new / ms["plain"],
             }
             | {

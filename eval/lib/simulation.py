@@ -150,7 +150,7 @@ def _per_token(sums: dict[str, float]) -> Record:
     tokens = max(sums["tokens"], 1)
     return (
         {"tokens": int(sums["tokens"]), "num_spec_steps": int(sums["blocks"])}
-        | {"mean_acceptance_length": sums["tokens"] / sums["blocks"] if sums["blocks"] else None}
+        | {"tokens_per_pass": sums["tokens"] / sums["blocks"] if sums["blocks"] else None}
         | {loss: sums[loss] / tokens for loss in LOSSES}
         | {f"regret_{loss}": (sums[loss] - sums[f"best_{loss}"]) / tokens for loss in LOSSES}
     )

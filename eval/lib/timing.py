@@ -188,7 +188,7 @@ def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> P
 
 
 def predicted_speedup(
-    mean_acceptance_length: float,
+    tokens_per_pass: float,
     gamma: int,
     draft_ms: float,
     target_ms: float,
@@ -202,7 +202,7 @@ def predicted_speedup(
       verify_ms: T_p(J+1), the pass over a block; the papers take it as T_p, which None does too.
     """
     verify_ms = target_ms if verify_ms is None else verify_ms
-    return mean_acceptance_length / (gamma * draft_ms / target_ms + verify_ms / target_ms)
+    return tokens_per_pass / (gamma * draft_ms / target_ms + verify_ms / target_ms)
 
 
 def time_members(

@@ -125,7 +125,7 @@ def run(args: Generate) -> None:
         stats = acceptance_metrics([result.stats]) | (
             block if drafts else dict.fromkeys(block) | {"gamma": 0}
         )
-        length = stats["mean_acceptance_length"]
+        length = stats["tokens_per_pass"]
         return stats | {
             "views": list(views) if drafts else None,
             "weighting": str(parse_weighting(config.weighting)) if drafts else None,

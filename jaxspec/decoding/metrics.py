@@ -1,9 +1,10 @@
-"""Acceptance metrics in vLLM's names, pooled over all blocks of all rows.
+"""Acceptance metrics, pooled over all blocks of all rows; but for `tokens_per_pass` in vLLM's names.
 
-`mean_acceptance_length` (block efficiency, tau) is tokens per target pass of the loop, the correction or bonus token
-counted, the token that prefill gives not. A block cut short by EOS or the row's limit counts what it emitted; places
-of the block that had no room left are in no rate. The places of a tree are its depths: a block counts as having
-drafted at a depth however many nodes it had there, none included.
+`tokens_per_pass` (the papers' block efficiency or tau, vLLM's `mean_acceptance_length`) counts the
+correction or bonus token of each of the loop's target passes, and not the token that prefill gives.
+A block cut short by EOS or the row's limit counts what it emitted; no rate counts places of the
+block without room. The places of a tree are its depths: a block counts as having drafted at a depth
+however many nodes it had there, none included.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def acceptance_metrics(rows: Sequence[DecodeStats]) -> dict[str, Any]:
     accepted = np.sum([row.accepted_at for row in rows], axis=0)
     reached = np.concatenate([drafted[:1], np.minimum(accepted[:-1], drafted[1:])])
     return {
-        "mean_acceptance_length": _ratio(emitted, steps),
+        "tokens_per_pass": _ratio(emitted, steps),
         "draft_acceptance_rate": _ratio(accepted.sum(), drafted.sum()),
         "acceptance_rate_per_position": [
             _ratio(a, d) for a, d in zip(accepted, drafted, strict=True)

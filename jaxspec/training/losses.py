@@ -178,7 +178,7 @@ def count_blocks(
     accepted the draft has seen exactly that row, so that a block is a run of agreements, cut at gamma, and the token
     that the target adds to it. Example, gamma 2 and `agree` 1 1 1 0 1: blocks 1 1 1 | 0 | 1, so 5 tokens in 3 blocks.
     The sum over rows is exact where the answers are the target's own greedy ones: `tokens / blocks` is then
-    `mean_acceptance_length` of the engine, up to near-ties of the draft's logits.
+    `tokens_per_pass` of the engine, up to near-ties of the draft's logits.
 
     The first token of every answer comes from prefill and belongs to no block; a last block may be cut short.
     """

@@ -47,7 +47,7 @@ def test_estimates_stand_beside_what_was_measured(tmp_path: Path) -> None:
         run = {"device": device, "preset": Path(folder).name}
         (tmp_path / folder / "results.json").write_text(json.dumps({"run": run, "rows": rows}))
 
-    forced = {"kind": "forced", "batch": 1, "forced_acceptance_length": 2.29, "speedup_measured": 1.5, "block_ms": 20.0}
+    forced = {"kind": "forced", "batch": 1, "forced_tokens_per_pass": 2.29, "speedup_measured": 1.5, "block_ms": 20.0}
     passes = {"kind": "passes", "batch": 1, "slots": 1024, "target_ms": 18.0, "read_share": 0.9}
     rows = [passes, passes | {"slots": 512}, passes | {"batch": 8}, forced | {"views": 2}, forced | {"views": 4}]
     write("llava7b_68m", "TPU v5 lite (tpu)", rows)

@@ -49,7 +49,7 @@ def test_script_writes_records_and_table(
     assert [(row["dataset"], row["turn"], row["samples"]) for row in rows] == [("facts", 1, 3), ("facts", 2, 3)]
     assert all(row["token_identity_rate"] == 1.0 for row in rows)
     assert all(row["first_divergence"] is row["largest_logit_gap"] is None for row in rows)
-    assert all(row["mean_acceptance_length"] > 1 for row in rows)
+    assert all(row["tokens_per_pass"] > 1 for row in rows)
     for row, options in ((whole, (1.0, 1.0)), (warm, (2.0, 1.0)), (nucleus, (2.0, 0.9))):
         assert (row["dataset"], row["samples"]) == ("sampling", 100)
         assert (row["temperature"], row["top_p"]) == options

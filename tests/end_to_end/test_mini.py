@@ -152,7 +152,7 @@ def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.Capt
     assert {(r["dataset"], r["turn"], r["row"]) for r in results["rows"]} == {("read", 1, row) for row in rows}
     for row in results["rows"]:
         assert row["token_identity_rate"] == 1
-        assert row["mean_acceptance_length"] == pytest.approx(
+        assert row["tokens_per_pass"] == pytest.approx(
             1 + row["num_accepted_draft_tokens"] / row["num_spec_steps"], abs=0.5
         )
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]

@@ -19,7 +19,7 @@ from tests import tiny
 
 SETS = ("one", "two")
 PLACE = ("dataset", "turn", "row")
-MEASURED = (*PLACE, "samples", "mean_acceptance_length", "acceptance_histogram", "token_identity_rate")
+MEASURED = (*PLACE, "samples", "tokens_per_pass", "acceptance_histogram", "token_identity_rate")
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_failing_row_costs_only_itself(
     table = (tmp_path / "out" / "table.md").read_text()
     assert "\nT failed on two (turn 1): no room for it\n" in table
     (line,) = (line for line in table.splitlines() if line.startswith("| T |"))
-    number = f"{found['rows'][1]['mean_acceptance_length']:.2f}"
+    number = f"{found['rows'][1]['tokens_per_pass']:.2f}"
     assert line == f"| T | 1 | {number} | - | - | - | - | - |"
 
 

@@ -23,7 +23,7 @@ def row(dataset: str, draft: str, gamma: int, tau: float, **fields: Any) -> dict
         "gamma": gamma,
         "speedup_measured": tau / 2,
         "draft_acceptance_rate": (tau - 1) / gamma,
-        "mean_acceptance_length": tau,
+        "tokens_per_pass": tau,
         "decode_tokens_per_second": 50 * tau,
         "plain_tokens_per_second": 100.0,
         "speedup_call": tau / 4,
@@ -40,12 +40,12 @@ def test_a_line_holds_whole_calls_and_loops_of_each_draft_length() -> None:
     rows = [
         row("describe", "T", 3, 2.5),
         row("describe", "T", 5, 3.0),
-        row("describe", "KV head", 3, 3.0, predicted_acceptance_length=3.0),
-        row("describe", "KV head", 5, 4.0, predicted_acceptance_length=3.9),
+        row("describe", "KV head", 3, 3.0, predicted_tokens_per_pass=3.0),
+        row("describe", "KV head", 5, 4.0, predicted_tokens_per_pass=3.9),
         row("reason", "T", 3, 1.3),
         row("reason", "T", 5, 2.0),
-        row("reason", "KV head", 3, 2.0, predicted_acceptance_length=2.0),
-        row("reason", "KV head", 5, 3.0, predicted_acceptance_length=3.0, token_identity_rate=0.9),
+        row("reason", "KV head", 3, 2.0, predicted_tokens_per_pass=2.0),
+        row("reason", "KV head", 5, 3.0, predicted_tokens_per_pass=3.0, token_identity_rate=0.9),
     ]
     _, header, cells, notes = draft_table(config, rows)
     names = ("omega", "omega, loop", "alpha", "tau", "delta", "delta, loop")

@@ -107,7 +107,7 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     )  # fmt: skip
     pair = Pair(tiny)
     (forced,) = measure_forced(pair)
-    assert forced["mean_acceptance_length"] == 2.0  # (9 - 1) tokens of 4 blocks
+    assert forced["tokens_per_pass"] == 2.0  # (9 - 1) tokens of 4 blocks
     mixtures = measure_mixtures(Pair(replace(tiny, views=(1, 2))), ["inverse_error_power:window=4"])
     assert [row["state_bytes"] for row in mixtures] == [4, 8, 4 * (2 + 2 + 1 + 4 * 2)]  # weights; and seen and a ring
     rows = [*measure_passes(pair), *measure_images(pair), forced, *mixtures]

@@ -24,7 +24,7 @@ def test_pools_over_blocks_not_over_rows():
     # Row 1: blocks accept 2, 0 of two drafts. Row 2: one block accepts 1, its last place had no room.
     rows = [row(2, 4, [2, 2], [1, 1], [1, 0, 1]), row(1, 1, [1, 0], [1, 0], [0, 1, 0])]
     metrics = acceptance_metrics(rows)
-    assert metrics["mean_acceptance_length"] == pytest.approx(5 / 3)
+    assert metrics["tokens_per_pass"] == pytest.approx(5 / 3)
     assert metrics["draft_acceptance_rate"] == pytest.approx(3 / 5)
     assert metrics["acceptance_rate_per_position"] == pytest.approx([2 / 3, 1 / 2])
     assert metrics["conditional_acceptance_rate_per_position"] == pytest.approx([2 / 3, 1 / 2])
@@ -39,7 +39,7 @@ def test_conditional_rate_is_given_that_all_before_were_accepted():
 
 def test_nothing_drafted_gives_no_rate():
     metrics = acceptance_metrics([row(0, 0, [0], [0], [0, 0])])
-    assert metrics["mean_acceptance_length"] is None
+    assert metrics["tokens_per_pass"] is None
     assert metrics["draft_acceptance_rate"] is None
 
 

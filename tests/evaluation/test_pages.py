@@ -27,7 +27,7 @@ def made_up(trace: bool = True) -> tuple[list[dict[str, Any]], list[dict[str, An
                 views = len(row.views)
                 place = {"dataset": dataset, "turn": turn, "row": row.name, "views": list(row.views)}
                 times = {"gamma": 2, "draft_ms": 1.0, "verify_ms": 3.0, "target_ms": 2.0}
-                rates = {"mean_acceptance_length": 2.0, "conditional_acceptance_rate_per_position": [0.5, None]}
+                rates = {"tokens_per_pass": 2.0, "conditional_acceptance_rate_per_position": [0.5, None]}
                 rows.append(place | times | rates)
                 weights = np.linspace(0, 1, 5 * views).reshape(5, views).tolist()
                 agree = [None, [True] * views, [False] * views, [True] + [False] * (views - 1), None]

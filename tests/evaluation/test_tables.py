@@ -25,7 +25,7 @@ from jaxspec.errors import InputError
 def made_up(config: EvalConfig) -> list[Record]:
     return [
         {"dataset": name, "turn": turn, "row": row.name, "samples": samples, "device": "cpu"}
-        | {"mean_acceptance_length": 2.0, "token_identity_rate": 1.0}
+        | {"tokens_per_pass": 2.0, "token_identity_rate": 1.0}
         for name, samples in zip(config.sets, (3, *[7] * len(config.sets)))
         for turn in config.turns
         for row in config.rows
@@ -109,7 +109,7 @@ def test_the_paper_s_own_numbers_give_the_paper_s_lines(config: EvalConfig) -> N
     }
     assert papers
     rows = [
-        row | {"mean_acceptance_length": printed[row["dataset"]]}
+        row | {"tokens_per_pass": printed[row["dataset"]]}
         for row in made_up(config)
         if row["dataset"] in (printed := told.get((row["turn"], row["row"]), ({},))[0])
     ]
@@ -200,7 +200,7 @@ def test_second_turns_are_the_mean_over_what_follows() -> None:
             "dataset": name,
             "turn": turn,
             "follow_up": kind,
-            "mean_acceptance_length": 1.0 + kinds.index(kind or "question"),
+            "tokens_per_pass": 1.0 + kinds.index(kind or "question"),
         }
         for name, turn, kind in asked
         for row in made_up(replace(config, sets=("pope",), turns=(1,)))

@@ -47,7 +47,7 @@ TABLE = (
     *("--batch-size", "2", "--prompt-buckets", "128", "--image-buckets", "2", "--sets"),
 )
 PLACE = ("dataset", "turn", "row")
-SAME = (*PLACE, "samples", "mean_acceptance_length", "acceptance_histogram", "token_identity_rate")
+SAME = (*PLACE, "samples", "tokens_per_pass", "acceptance_histogram", "token_identity_rate")
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def test_engine_gives_what_was_simulated() -> None:
     samples = [sample for name in ("describe", "exist") for sample in picturebook_set(name, 4)]
     prompts = [engine.encoder.prompt(sample.turns[0][0], sample.images) for sample in samples]
     results = engine.generate([Request(prompt, 32) for prompt in prompts])
-    measured = acceptance_metrics([result.stats for result in results])["mean_acceptance_length"]
+    measured = acceptance_metrics([result.stats for result in results])["tokens_per_pass"]
 
     assert draft.images is not None
     shown = draft.images.slots((48, 48), None)
