@@ -1,4 +1,4 @@
-"""The errors of the library's edge: input that its user can mend."""
+"""Errors for users: bad input that they can mend, in one line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from numbers import Integral
 
 _LONGEST = 200
-"""Characters of another library's message that are passed on."""
+"""Characters kept of another library's message."""
 
 
 class InputError(ValueError):
-    """Bad input, told in one line: what is wrong, where, the value found, and how to mend it.
+    """Bad input, in one line: what is wrong, where, the value found, and how to mend it.
 
     Example: `gamma: 0; give a whole number, 1 or more`. Commands print the message to
     standard error and exit with code 2; programs catch it as a ValueError.
@@ -20,38 +20,38 @@ class InputError(ValueError):
 
 
 class Diverged(InputError):
-    """A training run whose loss or gradient is no longer a number."""
+    """The loss or gradient of a training run is no longer a number."""
 
 
 def check_counts(**counts: object) -> None:
-    """Raise InputError for the first of these that is no whole number from 1 on, by its name."""
+    """Raise InputError, by its name, for the first count that is not a whole number from 1 on."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the mend for an unknown name: the known one that it resembles, or all of them."""
+    """Return the mend for an unknown name: the most similar known one, or all of them."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"
 
 
 def printable(text: str) -> str:
-    """Return the text with what a terminal would obey, and what no encoding has, written as escapes."""
+    """Return the text with escapes for terminal control characters and characters without an encoding."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, cut and printable; its type's name where it says nothing."""
+    """Return an error's first line, cut and printable, or its type's name where it has no message."""
     line = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in line[:_LONGEST])
 
 
 @contextmanager
 def reading(what: str, mend: str = "save it again with save_pretrained") -> Iterator[None]:
-    """Raise InputError for whatever another library raises within: "`what` (the error's first line); `mend`"."""
+    """Raise InputError for any error of another library: "`what` (the error's first line); `mend`"."""
     try:
         yield
     except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -60,3 +60,12 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
         if "trust_remote_code" in str(error):
             mend = "a checkpoint's own code is never run: use a class that transformers has"
         raise InputError(f"{what} ({first_line(error)}); {mend}") from error
+
+
+@contextmanager
+def collected(problems: list[str]) -> Iterator[None]:
+    """Append an InputError's line to `problems` instead of raising it."""
+    try:
+        yield
+    except InputError as error:
+        problems.append(str(error))

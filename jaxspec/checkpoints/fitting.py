@@ -1,15 +1,14 @@
-"""How parameters lie in files, and whether a directory's tensors are the parameters of its configuration."""
+"""How files store parameters, and whether a directory's tensors fit its configuration."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -17,72 +16,56 @@ import numpy as np
 from jaxspec.checkpoints.directories import check_files, parse_config, quantised, read_raw_config
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, collected
 from jaxspec.models import abstract_params, family_of
 from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
-"""What old transformers stored besides parameters; computed here."""
+"""Buffers that old versions of transformers stored; this library computes them."""
 _STACK = re.compile(r"(.*?\b(?:layers|blocks))\.(\d+)\.(.*)")
 """A tensor of a stack of layers: the stack, the layer's number, the tensor's name in it."""
 _ROWS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
-"""Tensors with a row a token."""
-_DEPTHS = ("num_hidden_layers", "depth")
-_WIDTHS = (
-    *(
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    ),
-    *(
-        "word_embed_proj_dim",
-        "num_heads",
-        "out_hidden_size",
-        "num_channels",
-        "in_channels",
-        "image_size",
-    ),
-)
+"""Tensors with one row for each token."""
+_SHOWN = 4
+"""Problems that an error spells out."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a directory holds, known without reading a tensor, and everything that keeps it from being loaded."""
+    """A directory's configuration and tensors, unread, and every problem that keeps it from being loaded.
+
+    Fields:
+      config: None where config.json is missing, unreadable or of an unsupported family.
+      tensors: By their names in the hub's layout.
+    """
 
     config: ModelConfig | None
-    """None where config.json is missing, unreadable or of an unsupported family."""
     tensors: dict[str, StoredTensor]
-    """By their names in the hub's layout."""
     problems: list[str]
 
 
 def survey(path: Path) -> Survey:
-    """Look at a local directory without reading its tensors; never raises for what is wrong in it."""
+    """Look at a local directory without reading its tensors; problems are returned and not raised."""
     problems: list[str] = []
     config = None
-    try:
+    with collected(problems):
         check_files(path)
-    except InputError as error:
-        return Survey(None, {}, [str(error)])
-    try:
+    if problems:
+        return Survey(None, {}, problems)
+    with collected(problems):
         raw = read_raw_config(path)
         problems += quantised(path, raw)
         config = parse_config(path, raw)
-    except InputError as error:
-        problems.append(str(error))
-        if not (path / "config.json").is_file():
-            return Survey(None, {}, problems)
+    if config is None and not (path / "config.json").is_file():
+        return Survey(None, {}, problems)
     tensors = list_directory(path, problems)
     if config is None:
         return Survey(None, {tensor.name: tensor for tensor in tensors}, problems)
     whole = not problems
     stored = in_hub_layout(tensors, family_of(config.model_type).layouts, problems)
     if stored or whole:
-        found = oversized(config, stored) or misfits(config, slots_of(config)[0], stored)
-        # With a shard unread, what is missing was told already.
+        found = unfit(config, lambda: slots_of(config)[0], stored)
+        # The tensors of an unreadable shard are not listed once more.
         problems += [problem for problem in found if whole or not problem.endswith(" is missing")]
     return Survey(config, stored, problems)
 
@@ -134,7 +117,7 @@ def hub_name(name: str, layouts: tuple[tuple[str, str], ...]) -> str:
 def in_hub_layout(
     tensors: Iterable[StoredTensor], layouts: tuple[tuple[str, str], ...], problems: list[str]
 ) -> dict[str, StoredTensor]:
-    """Return the tensors by their names in the hub's layout, without buffers; tell `problems` what is there twice."""
+    """Return the tensors by their names in the hub's layout, without buffers; duplicates go to `problems`."""
     stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
         name = hub_name(tensor.name, layouts)
@@ -148,24 +131,36 @@ def in_hub_layout(
     return stored
 
 
-def oversized(config: Any, stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Return what config.json asks for and the files cannot hold; asked before parameters are made up from it."""
-    most = max((math.prod(tensor.shape) for tensor in stored.values()), default=0)
-    limits = dict.fromkeys(_DEPTHS, len(stored)) | dict.fromkeys(_WIDTHS, most)
+def refuse(path: Path, problems: Sequence[str]) -> NoReturn:
+    """Raise InputError with the first few problems, in one line, and the number of all."""
+    shown, more = problems[:_SHOWN], len(problems) - _SHOWN
+    line = "; ".join(shown) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
+    raise InputError(line if line.startswith(str(path)) else f"{path}: {line}")
+
+
+def unfit(
+    config: Any, slots: Callable[[], Mapping[str, Slot]], stored: dict[str, StoredTensor]
+) -> list[str]:
+    """Return how the tensors contradict config.json, as `misfits`.
+
+    Args:
+      slots: Builds the slots, after the depth was checked: tracing a layer takes time.
+    """
     parts = [config, *(getattr(config, name, None) for name in ("text_config", "vision_config"))]
-    return [
-        f"config.json says {name} {getattr(part, name)}, and the files hold {len(stored)} tensors, of {most} numbers "
-        "at most; fetch both again"
-        for part in parts
-        for name, limit in limits.items()
-        if getattr(part, name, 0) > limit
-    ]
+    for part in parts:
+        for name in ("num_hidden_layers", "depth"):
+            if getattr(part, name, 0) > len(stored):
+                return [
+                    f"config.json says {name} {getattr(part, name)}, and the files hold "
+                    f"{len(stored)} tensors; fetch both again"
+                ]
+    return misfits(config, slots(), stored)
 
 
 def misfits(
     config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    """Return all in which the tensors contradict config.json. Drops from `stored` a head that is the embedding."""
+    """Return how the tensors contradict config.json; drop an output head from `stored` that is the embedding."""
     problems = _drop_tied_head(config, slots, stored) + _depths(slots, stored)
     deep = {problem.split(":")[0] for problem in problems}
     for name, slot in slots.items():
@@ -210,15 +205,15 @@ def _drop_tied_head(
 
 
 def _depths(slots: Mapping[str, Slot], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Return one problem for each stack of layers of which the files hold more or fewer, all of them whole."""
+    """Return one problem for each stack whose files hold more or fewer layers, all of them complete."""
     expected, found = _stacks(slots), _stacks(stored)
     problems = []
     for stem, layers in expected.items():
         sizes = {len(leaves) for leaves in [*layers.values(), *found[stem].values()]}
         if len(sizes) == 1 and found[stem] and len(found[stem]) != len(layers):
             problems.append(
-                f"{stem}: the files hold {len(found[stem])} layers and config.json says {len(layers)}; "
-                "set the depth (num_hidden_layers) to the files', or fetch all shards"
+                f"{stem}: the files hold {len(found[stem])} layers and config.json says "
+                f"{len(layers)}; set num_hidden_layers to the files' depth, or fetch all shards"
             )
     return problems
 

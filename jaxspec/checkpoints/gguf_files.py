@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from filelock import FileLock
 
-from jaxspec.checkpoints.fitting import Slot, in_hub_layout, misfits, oversized, slots_of
+from jaxspec.checkpoints.fitting import Slot, in_hub_layout, refuse, slots_of, unfit
 from jaxspec.checkpoints.gguf_reader import GGUFTensor, read_gguf
 from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.huggingface import SaveOptions, save
@@ -157,13 +157,8 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
         problems: list[str] = []
         stored = in_hub_layout(listed, _LAYOUT, problems)
         config = _config(file, entries, stored, factors and factors.data)
-        problems = (
-            problems or oversized(config, stored) or misfits(config, slots_of(config)[0], stored)
-        )
-        if problems:
-            raise InputError(
-                f"{file}: {len(problems)} problems, first: {problems[0]}; fetch it again"
-            )
+        if problems := problems or unfit(config, lambda: slots_of(config)[0], stored):
+            refuse(file, problems)
         ids = special_ids(str(file), entries, config.vocab_size)
         tokenizer = gguf_tokenizer(str(file), entries, config.vocab_size)
     slots, tree = slots_of(config)

@@ -21,22 +21,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from jaxspec.checkpoints.directories import INDEX, SINGLE, write_json, written_whole
-from jaxspec.checkpoints.fitting import Slot, slots_of, survey, tensor_name
+from jaxspec.checkpoints.fitting import Slot, refuse, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import Box, StoredTensor, check_finite
+from jaxspec.checkpoints.tensor_files import Box, StoredTensor, check_finite, write_tensors
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.errors import InputError
 from jaxspec.runtime import human_bytes
 from jaxspec.typing import Params
 
 _LARGE = 1 << 20
-"""Bytes of a tensor from which on a second thread looks at its numbers: to hand it over takes as long as so many."""
-_TOLD = 4
-"""Problems that an error spells out; of the others it gives the count."""
+"""Bytes from which on a second thread checks a tensor's numbers: a hand-over takes as long as so many."""
 _NOT_KEPT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("quantization_config", "compression_config", "vocab_size", "draft_vocabulary", "use_cache"),
@@ -95,7 +91,7 @@ def load(
     start, before = time.perf_counter(), _peak_memory()
     found = survey(path)
     if found.problems or found.config is None:
-        raise InputError(_line(path, found.problems))
+        refuse(path, found.problems)
     config = found.config
     slots, tree = slots_of(config)
     targets = tree.flatten_up_to(shardings) if shardings is not None else [None] * len(slots)
@@ -180,9 +176,7 @@ def save(
         if name not in slots or name not in leaves or slots[name].shape != leaves[name].shape
     )
     if wrong:
-        raise InputError(
-            _line(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
-        )
+        refuse(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
     with written_whole(path, options.overwrite) as fresh:
         _write_configs(fresh, config, options.dtype or jnp.result_type(*leaves.values()), options)
         _write_tensors(fresh, slots, leaves, options)
@@ -196,13 +190,6 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
-
-
-def _line(path: Path, problems: list[str]) -> str:
-    """Return the problems as one line; each names its file, or is about what config.json and the tensors say."""
-    told, more = problems[:_TOLD], len(problems) - _TOLD
-    line = "; ".join(told) + (f"; and {more} more ({len(problems)} in all)" if more > 0 else "")
-    return line if line.startswith(str(path)) else f"{path}: {line}"
 
 
 def _read(
@@ -263,9 +250,7 @@ def _write_tensors(
             # "C": safetensors writes the buffer as it lies, whatever its strides.
             tensors[name] = leaf.astype(dtype or leaf.dtype, order="C")
             where[name] = file
-        save_file(tensors, path / file, metadata={"format": "pt"})
-        # safetensors makes files that only their owner may read, whatever the umask says.
-        (path / file).chmod((path / "config.json").stat().st_mode)
+        write_tensors(path / file, tensors)
     if len(shards) > 1:
         write_json(
             path / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}

@@ -29,11 +29,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.directories import SINGLE, read_raw_config, write_json, written_whole
-from jaxspec.checkpoints.fitting import misfits, oversized, slots_in, tensor_name
-from jaxspec.checkpoints.tensor_files import StoredTensor, check_finite, list_file
+from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
+from jaxspec.checkpoints.tensor_files import StoredTensor, check_finite, list_file, write_tensors
 from jaxspec.config import KVHeadConfig
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
@@ -78,8 +77,7 @@ def save_kv_head(
             name: tensor.astype(dtype or tensor.dtype)
             for name, tensor in named_tensors(params).items()
         }
-        save_file(tensors, fresh / SINGLE, metadata={"format": "pt"})
-        (fresh / SINGLE).chmod((fresh / "config.json").stat().st_mode)
+        write_tensors(fresh / SINGLE, tensors)
         if write_more is not None:
             write_more(fresh)
 
@@ -87,10 +85,7 @@ def save_kv_head(
 def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTensor], list[str]]:
     """Return the tensors of a head's file, unread, and how they do not fit its configuration."""
     stored = {tensor.name: tensor for tensor in list_file(path / SINGLE)}
-    problems = oversized(config, stored)
-    return stored, problems or misfits(
-        config.text_config, slots_in(abstract_head(config))[0], stored
-    )
+    return stored, unfit(config.text_config, lambda: slots_in(abstract_head(config))[0], stored)
 
 
 def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
@@ -103,9 +98,7 @@ def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConf
     config = KVHeadConfig.from_dict(read_raw_config(path))
     stored, wrong = list_kv_head(path, config)
     if wrong:
-        raise InputError(
-            f"{path}: {len(wrong)} tensors do not fit, first: {wrong[0]}; export it again"
-        )
+        refuse(path, wrong)
     slots, tree = slots_in(abstract_head(config))
     leaves = []
     for name, slot in slots.items():

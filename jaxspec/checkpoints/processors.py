@@ -1,7 +1,7 @@
-"""Tokenisers and image processors: transformers' own, read from and written beside a checkpoint.
+"""Tokenisers and image processors: transformers' own, read and written with a checkpoint.
 
-transformers' Pillow backend is asked for by name, so that pixels are the same with and without torchvision
-and neither torch nor torchvision is needed.
+Image processors use transformers' Pillow backend, so that pixels are the same with and without torchvision, and
+neither torch nor torchvision is needed.
 """
 
 from __future__ import annotations
@@ -27,34 +27,22 @@ from jaxspec.checkpoints.directories import (
 )
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.config.lvlm import MOST_TILES
-from jaxspec.config.schema import RULES, Rule, check_fields
 from jaxspec.errors import InputError, reading
 from jaxspec.models import family_of
 
 _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
-"""A text with letters that a tokeniser may not know."""
+"""A text with letters that a tokeniser may lack."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json and merges.txt")
-"""What a tokeniser may be of; the first that is there whole is read."""
+"""Files of a tokeniser; the first complete entry is read."""
 _IMAGE_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _TEMPLATE_FILES = ("processor_config.json", "chat_template.json")
 _SINGLE_TILE_SETTINGS = {
     *("size", "crop_size", "resample", "rescale_factor", "image_mean", "image_std"),
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"),
 }
+_QWEN_PIXELS = 1 << 25
+"""Most pixels of an image that a Qwen processor may ask for."""
 _MEND = "use the preprocessor_config.json that belongs to the model"
-_RULES = {
-    **dict.fromkeys(
-        ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"), Rule(bool)
-    ),
-    "image_mean": Rule(float, -1e3, 1e3, (0, 1)),
-    "image_std": Rule(float, 1e-6, 1e3, (0, 1)),
-    "rescale_factor": Rule(float, 1e-9, 1e3),
-    "resample": Rule(int, 0, 5),
-    **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size"), Rule(int, 1, 4096)),
-    "image_grid_pinpoints": RULES["image_grid_pinpoints"],
-}
-_QWEN_EDGES = {"shortest_edge": Rule(int, 1, 1 << 22), "longest_edge": Rule(int, 1, 1 << 25)}
-"""The names of Qwen's limits on an image's pixels."""
 
 
 def has_tokenizer(path: Path) -> bool:
@@ -63,18 +51,17 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """Return the tokeniser of a checkpoint directory, a transformers `PreTrainedTokenizerBase`, with its chat template.
+    """Return the tokeniser of a directory, a transformers `PreTrainedTokenizerBase`, with its chat template.
 
-    A processor's template counts before the tokeniser's own, as in transformers' `AutoProcessor`.
+    A processor's template replaces the tokeniser's own, as in transformers' `AutoProcessor`.
     Raises `InputError` where the directory holds none or transformers cannot read it.
     """
     from transformers import AutoTokenizer
 
-    # Asked first: given a config.json alone, transformers 5 makes an empty tokeniser and says nothing, and given a
-    # vocab.json alone it makes merges up.
+    # From a config.json alone, transformers 5 silently makes an empty tokeniser; from a vocab.json alone, merges.
     mend = "save it again with save_pretrained"
     if _require(path, _TOKENIZERS, "tokenizer") == "tokenizer.model":
-        mend = "put the model's tokenizer.json beside it"
+        mend = "put the model's tokenizer.json there too"
         if lacks := [name for name in ("sentencepiece", "protobuf") if not installed(name)]:
             raise InputError(
                 f"{path}: tokenizer.model is read with {lacks[0]}, which is not installed; "
@@ -94,9 +81,9 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def _processor_template(path: Path) -> Any | None:
-    """Return the chat template in the two files that transformers reads for processors alone, in version 5's order.
+    """Return the chat template of the two files that only processors read, in transformers 5's order.
 
-    All other places (chat_template.jinja, additional_chat_templates, tokenizer_config.json) are read by tokenisers too.
+    Tokenisers read all other places: chat_template.jinja, additional_chat_templates, tokenizer_config.json.
     """
     for name in _TEMPLATE_FILES:
         if (path / name).is_file():
@@ -112,13 +99,16 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
     """Return the image processor of a checkpoint directory, transformers' own on its Pillow backend.
 
     Called with `images=[...], return_tensors="np"`, it gives `pixel_values` [I, 3, Y, X], channels first.
-    Raises `InputError` where the directory holds none or transformers cannot read it, and where `config` is given and
-    the processor does not make what that reads.
+
+    Args:
+      config: Model whose tower reads the images; the processor is checked against it.
+
+    Raises `InputError` where the directory holds none, or transformers cannot read it, or it does not fit `config`.
     """
     import transformers
 
     _require(path, _IMAGE_PROCESSORS, "image processor")
-    # The same wish in the words of transformers 5 and of transformers 4.
+    # The Pillow backend, in transformers 5 and in transformers 4.
     wish = (
         {"backend": "pil"}
         if int(transformers.__version__.split(".")[0]) >= 5
@@ -138,49 +128,51 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
 
 
 def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) -> None:
-    """Raise InputError for settings of a directory's processor that cannot be meant, and for images that do not fit."""
+    """Raise InputError for a processor that takes gigabytes, or does not make what the tower reads.
+
+    Its sizes are compared with the tower's; all other settings show on a blank image.
+    """
     where = f"{path}: image processor"
     settings = processor.to_dict()
-    check_fields(where, settings, _RULES)
-    edges: dict[str, Rule] = _QWEN_EDGES
     if isinstance(config, QwenVLConfig):
         vision = config.vision_config
         ours = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
-        theirs = tuple(
-            settings.get(name) for name in ("patch_size", "temporal_patch_size", "merge_size")
-        )
+        names = ("patch_size", "temporal_patch_size", "merge_size")
+        theirs = tuple(settings.get(name) for name in names)
         if ours != theirs:
             raise InputError(
                 f"{where}: cuts patches {theirs}, and config.json says {ours}; {_MEND}"
             )
+        limit = pixels = _QWEN_PIXELS
     else:
         side = config.vision_config.image_size
-        names = ("size", "crop_size", "height", "width", "shortest_edge", "longest_edge")
-        edges = dict[str, Rule].fromkeys(names, Rule(int, 1, 2 * side))
-        for pinpoint in settings.get("image_grid_pinpoints") or ():
-            if len(pinpoint) != 2 or pinpoint[0] * pinpoint[1] > MOST_TILES * side**2:
-                raise InputError(
-                    f"{where}: image_grid_pinpoints {pinpoint} are over {MOST_TILES} tiles; {_MEND}"
-                )
+        limit, pixels = 2 * side, MOST_TILES * side**2
     for name in ("size", "crop_size"):
         size = settings.get(name)
-        check_fields(where, size if isinstance(size, dict) else {name: size}, edges)
-    family = family_of(config.model_type)
-    assert family.images is not None
-    try:
-        with reading("image processor: fails on a blank image", _MEND):
-            (tiles,) = family.images(config, processor).read([Image.new("RGB", (64, 48))])
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    for name, (shape, _) in family.images.shapes(config).items():
-        if tiles[name].shape[1:] != shape or not np.isfinite(tiles[name]).all():
-            raise InputError(
-                f"{where}: makes of a blank image no {name} of shape {list(shape)}, all finite; {_MEND}"
-            )
+        for edge, value in (size if isinstance(size, dict) else {name: size}).items():
+            if value is not None and not (isinstance(value, int) and 0 < value <= limit):
+                raise InputError(
+                    f"{where}: {edge} {value!r}; give a whole number from 1 to {limit}, or {_MEND}"
+                )
+    with reading(f"{where}: fails on a blank image", _MEND), np.errstate(all="ignore"):
+        for high, wide in settings.get("image_grid_pinpoints") or ():
+            if high * wide > pixels:
+                raise ValueError(f"image_grid_pinpoints {high}x{wide}, and at most {pixels} pixels")
+        images = family_of(config.model_type).images
+        assert images is not None
+        try:
+            (tiles,) = images(config, processor).read([Image.new("RGB", (64, 48))])
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        for name, (shape, _) in images.shapes(config).items():
+            if tiles[name].shape[1:] != shape:
+                raise ValueError(f"{name} is {tiles[name].shape[1:]} and the tower reads {shape}")
+            if not np.isfinite(tiles[name]).all():
+                raise ValueError(f"{name} is not finite")
 
 
 def _check_torchvision() -> None:
-    """Raise InputError where torchvision breaks on import; transformers tells it as if its own class were missing."""
+    """Raise InputError where torchvision breaks on import; transformers reports its own class as missing."""
     if find_spec("torchvision") is None:
         return
     mend = "install the one made for the torch that is there, or uninstall it"
@@ -189,11 +181,11 @@ def _check_torchvision() -> None:
 
 
 def single_tile_processor(tiled: Any) -> Any:
-    """Return LLaVA-1.5's image processor with sizes and colours of a LLaVA-NeXT one: one tile an image, cropped."""
+    """Return LLaVA-1.5's processor, one cropped tile per image, with a LLaVA-NeXT one's sizes and colours."""
     import transformers
 
     known = {key: value for key, value in tiled.to_dict().items() if key in _SINGLE_TILE_SETTINGS}
-    # transformers 5 calls its Pillow backend so; transformers 4 has no other class of that name.
+    # transformers 5's Pillow backend, else transformers 4's only class.
     maker = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
     return maker(**known)
 
@@ -215,7 +207,7 @@ def save_processors(
 
 
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
-    """Return what transformers' processor class of the family counts an image's placeholders by."""
+    """Return the settings by which the family's processor class in transformers counts placeholders."""
     if isinstance(config, QwenVLConfig):
         return {"processor_class": "Qwen2_5_VLProcessor"}
     shared = {
@@ -230,7 +222,7 @@ def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
             "vision_aspect_ratio": config.vision_aspect_ratio,
         }
     return shared | {
-        # The class token, which "default" drops again.
+        # The class token, which the strategy "default" drops.
         "num_additional_image_tokens": int(config.vision_config.class_token),
         "patch_size": config.vision_config.patch_size,
     }
@@ -241,8 +233,10 @@ def copy_processors(
 ) -> None:
     """Copy tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
 
-    The loaded tokeniser's chat templates, a dictionary, are written where tokenisers and processors of both versions
-    look, and nowhere else. With `add_bos` its copy puts BOS in front of texts.
+    Args:
+      tokenizer: Tokeniser whose dictionary of chat templates is written to the files that both versions read, and to
+        no others.
+      add_bos: Make the copy put BOS in front of texts.
     """
     for name in (*TOKENIZER_FILES, *(() if isinstance(config, TextConfig) else IMAGE_FILES)):
         if (source / name).is_file():
@@ -252,14 +246,14 @@ def copy_processors(
     whole, images = path / "processor_config.json", path / "preprocessor_config.json"
     if whole.is_file() and not images.is_file():
         nested = read_json(whole).get("image_processor")
-        if nested:  # where transformers 5 keeps it, and transformers 4 does not look
+        if nested:  # transformers 5 keeps it here, where transformers 4 does not read it
             nested["image_processor_type"] = (
                 nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
             )
             write_json(images, nested)
     if tokenizer is None:
         return
-    # Where nothing is said, transformers 4 makes token types too, which none of these models takes.
+    # Without this entry, transformers 4 makes token types too, which these models do not take.
     changes: dict[str, Any] = {"model_input_names": ["input_ids", "attention_mask"]}
     _rewrite(path / "tokenizer_config.json", changes | ({"add_bos_token": True} if add_bos else {}))
     if add_bos:
@@ -269,7 +263,7 @@ def copy_processors(
     for name, text in tokenizer.chat_template.items():
         if Path(name).name != name:
             raise InputError(
-                f"{source}: a chat template is called {name!r}; give it a name that a file can have"
+                f"{source}: chat template {name!r}; give it a name that a file can have"
             )
         file = path / (
             "chat_template.jinja"
@@ -283,14 +277,14 @@ def copy_processors(
 def _rewrite(
     file: Path, entries: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Change entries of a JSON file, which may be missing, and take its chat template out."""
+    """Change entries of a JSON file, which may be missing, and remove its chat template."""
     given = read_json(file) if file.is_file() else {}
     given.pop("chat_template", None)
     write_json(file, {**defaults, **given, **entries})
 
 
 def _begin_with_bos(file: Path, tokenizer: Any) -> None:
-    """Make the tokeniser of a file put BOS in front of texts: transformers 4 goes by nothing else."""
+    """Make a tokenizer.json put BOS in front of texts: transformers 4 reads nothing else."""
     from tokenizers import Tokenizer, processors
 
     if not file.is_file() or tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
@@ -306,7 +300,7 @@ def _begin_with_bos(file: Path, tokenizer: Any) -> None:
 
 
 def _speak_both_versions(file: Path) -> None:
-    """Rename what transformers 5 writes and transformers 4 refuses; version 5 reads either."""
+    """Rename entries of transformers 5 that transformers 4 refuses; version 5 reads both."""
     raw = read_json(file)
     if raw.get("tokenizer_class") == "TokenizersBackend":
         raw["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -317,18 +311,19 @@ def _speak_both_versions(file: Path) -> None:
 
 
 def _require(path: str | Path, files: tuple[str, ...], what: str) -> str:
-    """Return the first of these that a directory holds. Raises InputError where there is none."""
+    """Return the first of these files that a directory holds; InputError where there is none."""
     check_files(Path(path))
     found = _first(Path(path), files)
     if found is None:
         raise InputError(
-            f"{path}: no {what} (neither {' nor '.join(files)}); copy it there from the model it belongs to"
+            f"{path}: no {what} (neither {' nor '.join(files)}); "
+            "copy it there from the model it belongs to"
         )
     return found
 
 
 def _first(path: Path, files: tuple[str, ...]) -> str | None:
-    """Return the first file that is there; of "a and b" both must be."""
+    """Return the first existing file; "a and b" needs both."""
     return next(
         (name for name in files if all((path / part).is_file() for part in name.split(" and "))),
         None,

@@ -1,10 +1,9 @@
-"""Reading files of weights: which tensors a directory's files hold, and any box of one without the rest.
+"""Weight files: the list of a directory's tensors, and any box of a tensor without the rest.
 
-The bytes of a box are read by position into an array of that box's size. Nothing is mapped into memory: a mapped
-file counts against the host for as long as it is open, and a slice of columns maps all of it. What a process does
-not ask for, it does not read.
+The bytes of a box are read by position into an array of its size. Nothing is mapped into memory: a mapped file counts
+against the host while it is open, and a slice of columns maps all of it.
 
-Safetensors and PyTorch's .bin are both read so; they differ in how a file's tensors are listed.
+Safetensors and PyTorch's .bin differ only in how a file's tensors are listed.
 """
 
 from __future__ import annotations
@@ -20,26 +19,28 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from jaxspec.checkpoints.directories import (
     BIN,
     BIN_INDEX,
     INDEX,
     SINGLE,
-    what_lies_in,
+    other_weights,
+    read_json,
     without_torch,
 )
 from jaxspec.checkpoints.torch_files import list_torch_file
-from jaxspec.errors import InputError, first_line
+from jaxspec.errors import InputError, collected, reading
 
 FLOATS = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-"""What parameters may be stored as. Other dtypes are those of quantised models."""
+"""Supported dtypes of stored parameters; quantised models have others."""
 _CHUNK = 1 << 19
-"""Numbers looked at together, so that they stay in the processor's cache."""
+"""Numbers that are checked at a time, so that they stay in the processor's cache."""
 
 Box = Sequence[slice]
 """A slice of step 1 along every axis."""
@@ -47,25 +48,28 @@ Box = Sequence[slice]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file, not read yet."""
+    """A tensor in a file, not read yet.
+
+    Fields:
+      dtype: The file format's name, such as BF16.
+      offset: Position of its first byte in the file.
+    """
 
     name: str
     file: Path
     dtype: str
-    """The format's name of it, such as BF16."""
     shape: tuple[int, ...]
     offset: int
-    """Place of its first byte in the file."""
     nbytes: int
 
     def read(self, box: Box | None = None) -> np.ndarray:
-        """Return the tensor, or a box of it, reading no other bytes. Raises InputError if the file ends early."""
+        """Return the tensor, or a box of it, without reading other bytes; InputError if the file ends early."""
         spans = [
             part.indices(size)[:2]
             for part, size in zip(box or [slice(None)] * len(self.shape), self.shape)
         ]
         out = np.empty([stop - start for start, stop in spans], FLOATS[self.dtype])
-        # Up to the last axis that is not whole, the box lies in runs; they are what is read.
+        # The box consists of contiguous runs behind its last partial axis.
         cut = max([i for i, size in enumerate(self.shape) if out.shape[i] != size], default=0)
         strides = [math.prod(self.shape[i + 1 :]) * out.itemsize for i in range(len(self.shape))]
         first = self.offset + sum(start * stride for (start, _), stride in zip(spans, strides))
@@ -84,8 +88,8 @@ class StoredTensor:
 def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
     """Raise InputError where a tensor holds infinity or NaN.
 
-    Infinity is the least number, unsigned or signed, whose exponent's bits are all set, and NaN is above it. numpy
-    compares integers at the speed of memory, and bfloat16 ten times slower.
+    As integers, unsigned or signed, infinity is the least number whose exponent bits are all set, and NaN is above it.
+    numpy compares integers at the speed of memory, and bfloat16 ten times slower.
     """
     bits = numbers.reshape(-1).view(f"u{numbers.itemsize}")
     above, below = (np.array(end, numbers.dtype).view(bits.dtype) for end in (np.inf, -np.inf))
@@ -107,27 +111,22 @@ def _read_fully(file: Any, buffer: memoryview, at: int) -> None:
 
 
 def list_file(file: Path) -> list[StoredTensor]:
-    """Return the tensors of one file of weights, in name order. Raises InputError where it is cut short or corrupt."""
-    try:
+    """Return the tensors of a weight file, in name order; InputError where it is cut short or corrupt."""
+    if not file.exists():
+        raise InputError(f"{file}: named by the index and not there; fetch it")
+    with reading(f"{file}: unreadable", "fetch it again"):
         if file.suffix == ".bin":
-            tensors = [
-                StoredTensor(name, file, *place) for name, place in list_torch_file(file).items()
-            ]
+            listed = list_torch_file(file)
+            tensors = [StoredTensor(name, file, *place) for name, place in listed.items()]
         else:
             tensors = _in_safetensors(file)
         if strange := [tensor.name for tensor in tensors if not tensor.name.isprintable()]:
             raise ValueError(f"a tensor is called {strange[0][:60]!r}")
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{file}: named by the index and not there; fetch it") from None
-    except Exception as error:
-        raise InputError(f"{file}: unreadable ({first_line(error)}); fetch it again") from error
     return sorted(tensors, key=lambda tensor: tensor.name)
 
 
 def _in_safetensors(file: Path) -> list[StoredTensor]:
-    with safe_open(file, "np"):  # which holds the header against itself and the file's length
+    with safe_open(file, "np"):  # checks the header against itself and the file's length
         pass
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -143,66 +142,52 @@ def _in_safetensors(file: Path) -> list[StoredTensor]:
 
 
 def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
-    """Return the tensors of one file, or of the shards of an index; tell `problems` what is wrong.
+    """Return the tensors of one file, or of the shards of an index; append to `problems` what is wrong.
 
-    Where there are safetensors and .bin, the first are read.
+    Safetensors are read before .bin.
     """
-    index: dict[str, str] | None = None
-    found = next(
-        (path / name for name in (SINGLE, INDEX, BIN, BIN_INDEX) if (path / name).is_file()), None
-    )
+    names = (SINGLE, INDEX, BIN, BIN_INDEX)
+    found = next((path / name for name in names if (path / name).is_file()), None)
     if found is None:
-        mend = what_lies_in(path) or without_torch() or "save the model as safetensors"
+        mend = other_weights(path) or without_torch() or "save the model as safetensors"
         problems.append(f"{path}: no {SINGLE} and no {INDEX}; {mend}")
         return []
     if found.name in (BIN, BIN_INDEX) and (lack := without_torch()):
         problems.append(f"{found}: {lack}")
         return []
+    index: dict[str, str] = {}
     files = [found]
     if found.suffix == ".json":
-        try:
+        with collected(problems):
             index = read_index(found)
-        except InputError as error:
-            problems.append(str(error))
-            return []
         files = [path / name for name in sorted(set(index.values()))]
     tensors: list[StoredTensor] = []
     readable = set()
     for file in files:
-        try:
+        with collected(problems):
             tensors += list_file(file)
             readable.add(file.name)
-        except InputError as error:
-            problems.append(str(error))
-    if index is not None:
-        held = {(tensor.name, tensor.file.name) for tensor in tensors}
-        problems += [
-            f"{path / shard}: lacks {name}, which the index says it holds; fetch both again"
-            for name, shard in sorted(index.items())
-            if shard in readable and (name, shard) not in held
-        ]
+    held = {(tensor.name, tensor.file.name) for tensor in tensors}
+    problems += [
+        f"{path / shard}: lacks {name}, which the index says it holds; fetch both again"
+        for name, shard in sorted(index.items())
+        if shard in readable and (name, shard) not in held
+    ]
     return tensors
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Return the file of each tensor, by an index, which may name files of its own directory only."""
-    try:
-        return _checked(
-            json.loads(file.read_text(encoding="utf-8"))["weight_map"], file.suffixes[-3]
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(
-            f"{file}: not readable as an index ({first_line(error)}); fetch it again"
-        ) from error
-
-
-def _checked(index: Any, ending: str) -> dict[str, str]:
-    """Return an index, of which every entry names a file of this ending that lies beside it."""
-    if not isinstance(index, dict):
-        raise ValueError(f"its weight_map is {str(index)[:60]!r}")
-    for shard in index.values():
-        if not isinstance(shard, str) or not re.fullmatch(r"\w[\w. -]*" + re.escape(ending), shard):
-            raise ValueError(
-                f"it names {str(shard)[:60]!r}, and no file of its directory is called so"
-            )
+    """Return the file of each tensor, by an index, which may name only files of its own directory."""
+    ending = file.suffixes[-3]
+    with reading(f"{file}: not readable as an index", "fetch it again"):
+        index = read_json(file)["weight_map"]
+        for shard in index.values():
+            if not re.fullmatch(r"\w[\w. -]*" + re.escape(ending), str(shard)):
+                raise ValueError(f"it names {str(shard)[:60]!r}, which is no file of its directory")
     return index
+
+
+def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Write a file of safetensors, which others may read as they may read its directory's config.json."""
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod((file.parent / "config.json").stat().st_mode)  # else only the owner may

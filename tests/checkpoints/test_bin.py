@@ -273,7 +273,7 @@ def damaged(vicuna: Path, case: str) -> str:
     assert case == "index elsewhere"
     index = json.loads((vicuna / INDEX).read_text())["weight_map"]
     (vicuna / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(index, "../model.safetensors")}))
-    return f"{INDEX}: not readable as an index (it names '../model.safetensors', and no file of its directory"
+    return f"{INDEX}: not readable as an index (it names '../model.safetensors', which is no file of its directory"
 
 
 CASES = (

@@ -217,7 +217,7 @@ def test_a_sentencepiece_model_that_nothing_here_reads(lacks, tmp_path, monkeypa
         load_tokenizer(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: tokenizer.model is read with {lacks}, which is not installed; "
-        "pip install -e '.[sentencepiece]', or put the model's tokenizer.json beside it"
+        "pip install -e '.[sentencepiece]', or put the model's tokenizer.json there too"
     )
 
 
@@ -225,7 +225,7 @@ def test_a_broken_sentencepiece_model(tmp_path, monkeypatch):
     words.files("llama2", tmp_path, whole=False)
     (tmp_path / "tokenizer.model").write_bytes((tmp_path / "tokenizer.model").read_bytes()[:100])
     monkeypatch.setattr(processors, "installed", lambda package: "1")
-    with pytest.raises(InputError, match=r"put the model's tokenizer\.json beside it") as caught:
+    with pytest.raises(InputError, match=r"put the model's tokenizer\.json there too") as caught:
         load_tokenizer(tmp_path)
     assert str(caught.value).isprintable()
 
