@@ -1,4 +1,4 @@
-"""Hyperparameters of one training stage, as a command line sees them."""
+"""Hyperparameters of one training stage, each an option of the command line."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from jaxspec.sharding import make_mesh
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How many devices each axis of the mesh has; see `jaxspec.sharding`."""
+    """Devices on each axis of the mesh; see `jaxspec.sharding`."""
 
     data: int | None = None
-    """Copies of the model, each of other samples; None: as many as there are devices left and the batch divides."""
+    """Copies of the model, each with samples of its own; None uses all devices that divide the batch."""
     fsdp: int = 1
-    """Devices that one copy, its gradient and its optimiser state are split over, each with samples of its own."""
+    """Devices, each with samples of its own, that share one copy, its gradient and optimiser state."""
     model: int = 1
-    """Devices that heads, MLPs and the vocabulary are split over."""
+    """Devices that share heads, MLPs and the vocabulary."""
 
     def make(self, batch: int, devices: Sequence[Any] | None = None) -> Mesh:
-        """Return the mesh for batches of so many samples, of all devices or of those given.
+        """Return the mesh of all devices, or of those given, for batches of `batch` samples.
 
         Raises InputError where the devices or the batch do not fit.
         """
@@ -46,7 +46,7 @@ class MeshConfig:
 
 
 def check_batch(batch: int, mesh: Mesh | AbstractMesh) -> None:
-    """Raise InputError for a batch that does not divide over the devices that have samples of their own."""
+    """Raise InputError for a batch that the data and fsdp devices do not divide."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     if batch % (data * fsdp):
         raise InputError(
@@ -62,46 +62,46 @@ class TrainConfig:
     steps: int
     """Optimiser steps."""
     batch: int
-    """Samples a step, over all devices."""
+    """Samples of a step, on all devices."""
     learning_rate: float = 1e-3
     """Peak rate of AdamW."""
     warmup: int = 100
     """Steps of linear warm-up; cosine decay follows."""
     final_rate: float = 0.1
-    """What the cosine decays to, as a share of the peak. A run of 1 can go on later with more steps."""
+    """Last rate as a share of the peak. With 1, a finished run can go on with more steps."""
     beta2: float = 0.98
     """AdamW's decay of squared gradients."""
     weight_decay: float = 0.01
-    """On matrices only."""
+    """AdamW's decay of matrices."""
     clip: float = 1.0
     """Largest global gradient norm."""
     frozen: tuple[str, ...] = ()
     """Regexes of parameter paths that do not train."""
     rates: tuple[tuple[str, float], ...] = ()
-    """(regex of a parameter path, factor of the learning rate); the first that matches counts."""
+    """(regex of a parameter path, factor of the learning rate); the first match counts."""
     accumulate: int = 1
-    """Parts that a batch is computed in, one after the other, to fit memory; the step is the same."""
+    """Parts in which a batch is computed, to fit memory; the step is the same."""
     dtype: str = "float32"
-    """What losses and gradients are computed in; the trained parameters and their update stay float32."""
+    """Dtype of losses and gradients. Trained parameters and their updates stay float32."""
     remat: bool = False
-    """Compute each layer's activations anew for its gradient, instead of keeping them."""
+    """Recompute each layer's activations for its gradient, instead of keeping them."""
     seed: int = 0
     """Seed of the initial parameters and of the data."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
     save_every: int = 200
     """Steps between checkpoints."""
     checkpoints: str = ""
-    """Where they go: a folder that all hosts see, or an address such as gs://bucket/run; empty: beside the metrics."""
+    """Folder that all hosts see, or address such as gs://bucket/run; empty keeps them with the metrics."""
     keep: int = 2
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints to keep."""
     log_every: int = 20
     """Steps between lines of metrics."""
     evaluate_every: int = 0
-    """Steps between evaluations of the half-trained model; 0: none."""
+    """Steps between evaluations during training; 0 never evaluates."""
     tensorboard: bool = False
-    """Write event files beside `metrics.jsonl` (the `tensorboard` extra)."""
+    """Write event files next to `metrics.jsonl` (extra `tensorboard`)."""
     wandb: str = ""
-    """Project of Weights & Biases to report to (the `wandb` extra); empty: none."""
+    """Project of Weights & Biases to report to (extra `wandb`); may be empty."""
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "accumulate", "save_every", "keep", "log_every")
@@ -125,9 +125,9 @@ class TrainConfig:
             raise InputError(f"dtype: {self.dtype!r}; use 'float32' or 'bfloat16'")
 
     def shortened(self) -> TrainConfig:
-        """Return the options of a trial: two steps of as few samples as the mesh and the parts of a batch take.
+        """Return a trial's options: two steps, of as few samples as mesh and accumulation take.
 
-        Its checkpoints lie beside the run's, to show that they can be written there; who runs it removes them.
+        Its checkpoints go next to the run's, which tests that place; the caller removes them.
         """
         few = self.accumulate * self.mesh.fsdp * (self.mesh.data or 1)
         own = self.checkpoints and f"{self.checkpoints.rstrip('/')}.debug"
@@ -150,4 +150,4 @@ RUNTIME = {
     "wandb",
     "remat",
 }
-"""Fields that may differ when a run goes on: they do not change what is computed, but for rounding."""
+"""Fields that may differ when a run goes on: they change the result by rounding at most."""

@@ -1,10 +1,9 @@
-"""Target-Draft attention training of a KV head (AASD, section 3.3): blocks of J tokens from sampled anchors.
+"""Target-Draft attention training of a KV head (AASD, section 3.3): blocks of J tokens at sampled anchors.
 
-The frozen target runs in the same program, one pass over the dialogues: its last layer's keys and values are what the
-head reads, and its distributions at the blocks' own tokens are what the head learns. Nothing of it is kept, unless
-`keep_readings` asks for it.
-Given that the tokens before were accepted, step s of a draft that starts at anchor a sees in training exactly what
-it sees in decoding.
+The frozen target runs in the same program, one pass over the dialogues. The head reads its last
+layer's keys and values, and learns its distributions at the blocks' tokens. `keep_readings` keeps
+these passes in memory. Step s of a block at anchor a reads in training exactly what it reads in
+decoding once the tokens before are accepted.
 """
 
 from __future__ import annotations
@@ -53,32 +52,31 @@ Loss = Literal["kl", "ce"]
 
 @dataclass(frozen=True)
 class Anchoring:
-    """How blocks are laid over dialogues, and what they are trained on."""
+    """Places of the blocks in dialogues, and their loss."""
 
     anchors: int
-    """A: blocks of a row, drawn from all places where one can begin. Memory grows with it."""
+    """A: sampled blocks of a row. Memory grows with it."""
     loss: Loss = "kl"
     """kl, to the target's distributions, or ce, cross entropy of the answers."""
     decay: float = 0.8
-    """Weight of step s is decay^s (EAGLE-3's)."""
+    """Step s has the weight decay^s (EAGLE-3's)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe(StagedRecipe):
-    """A head of a LLaVA-1.5, LLaVA-NeXT, LLaVA-OneVision, Llama, Mistral or Qwen2, and how it is trained."""
+    """A head for a LLaVA-1.5, LLaVA-NeXT, LLaVA-OneVision, Llama, Mistral or Qwen2 target."""
 
     head: dict[str, Any]
     """Options of `KVHeadConfig.of_target`."""
     anchoring: Anchoring
     start: str = ""
-    """Directory of a head of the same kind to go on from; empty: a fresh one."""
+    """Directory of a head of the same kind to train on; empty starts a fresh one."""
     keep_readings: bool = False
-    """Keep in memory what the target reads of each row, D + 2 K H numbers a token, so that later epochs are spared its
-    pass: for few rows and a small target."""
+    """Keep the target's pass over each row in memory, D + 2 K H numbers a token, for later epochs."""
 
 
 class Reading(struct.PyTreeNode):
-    """What a head reads of, and learns from, a target's pass over whole conversations."""
+    """The part of a target's pass over whole conversations that a head reads and learns from."""
 
     hidden: Float[Any, "B L D"]
     k: Float[Any, "B K L H"]
@@ -91,12 +89,12 @@ class HeadBatch(struct.PyTreeNode):
 
     conversations: ConversationBatch
     anchors: Int[Any, "B A"]
-    """Tokens that the assistant wrote and whose follower it wrote too; -1 fills rows that have fewer. The target's key
-    of an anchor does not exist yet when a block begins there."""
+    """Assistant tokens that another one follows; -1 fills rows with fewer. When a block begins at
+    an anchor, the target has no key of it yet."""
     slots: HeadRows
-    """What the head reads of the target's rows."""
+    """Slots of the target's rows that the head reads."""
     reading: Reading | None = None
-    """None: the step's program makes it."""
+    """The target's pass; None makes it in the step's program."""
 
     @property
     def tokens(self) -> Int[Any, "B L"]:
@@ -105,8 +103,7 @@ class HeadBatch(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class HeadBatches:
-    """Calling it with a step gives this process's rows of it, with anchors that depend on a row's number and the seed
-    alone, not on which process reads it."""
+    """A function of the step: this process's rows, with anchors drawn by the row's number and the seed."""
 
     batches: ConversationBatches
     config: KVHeadConfig
@@ -117,9 +114,8 @@ class HeadBatches:
     def __call__(self, step: int) -> HeadBatch:
         batch = self.batches(step)
         room = batch.images["pixels"].shape[1] if batch.images else 0
-        shown = [
-            np.where(row < room, row, -1) for row in self.batches.shown(step)
-        ]  # a row of more counts nothing
+        # Rows with more images than the bucket teach nothing.
+        shown = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
         slots = head_rows(self.config, shown, batch.tokens.shape[1], room)
         draws = (np.random.default_rng((self.seed, int(number))) for number in batch.numbers)
         anchors = draw_anchors(batch.mask, self.anchoring.anchors, draws)
@@ -128,21 +124,18 @@ class HeadBatches:
 
 @dataclass(frozen=True, eq=False)
 class KeptReadings:
-    """Calling it with a batch gives the target's reading of it, of which each row is made once, alone."""
+    """A function of a batch: the target's reading, each row of which is made once."""
 
     read: Callable[[ConversationBatch], Reading]
     kept: dict[bytes, Reading] = field(default_factory=dict)
-    """By the digest of a row's tokens and images: its reading [1, ...] up to its end, on the host."""
+    """Readings [1, ...] on the host, without padding, by the digest of a row's tokens and images."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, batch: ConversationBatch) -> Reading:
-        width, alone = (
-            batch.tokens.shape[1],
-            [itemgetter(slice(i, i + 1)) for i in range(len(batch.tokens))],
-        )
-        each = [self._row(jax.tree.map(row, batch)) for row in alone]
+        rows, width = batch.tokens.shape
+        each = [self._row(jax.tree.map(itemgetter(slice(i, i + 1)), batch)) for i in range(rows)]
         return jax.tree.map(
-            lambda *rows: np.concatenate([_widened(row, width) for row in rows]), *each
+            lambda *parts: np.concatenate([_widened(part, width) for part in parts]), *each
         )
 
     def _row(self, row: ConversationBatch) -> Reading:
@@ -157,15 +150,17 @@ class KeptReadings:
 
 
 def _widened(leaf: np.ndarray, width: int) -> np.ndarray:
-    """Return the slots with zeros behind them; nothing learned lies there."""
+    """Return the slots padded with zeros, which the loss never reads."""
     return np.pad(leaf, [(0, 0)] * (leaf.ndim - 2) + [(0, width - leaf.shape[-2]), (0, 0)])
 
 
 def draw_anchors(
     mask: Bool[np.ndarray, "B L"], count: int, draws: Iterable[np.random.Generator]
 ) -> Int[np.ndarray, "B A"]:
-    """`count` places of each row where a block can begin, drawn without replacement by the row's own generator, in
-    order; -1 fills up."""
+    """Return `count` places of each row where a block can begin, drawn without replacement, sorted.
+
+    -1 fills rows with fewer places.
+    """
     anchors = np.full((len(mask), count), -1, np.int32)
     for row, (starts, rng) in enumerate(zip(mask[:, :-1] & mask[:, 1:], draws, strict=True)):
         (places,) = np.nonzero(starts)
@@ -175,15 +170,12 @@ def draw_anchors(
 
 
 def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring) -> LossFn:
-    """Return the loss of {"target": frozen, "head": trainable} on a batch of `HeadBatches`, and its metrics."""
+    """Return the loss of {"target": frozen, "head": trainable} on batches of `HeadBatches`."""
     head, steps, drafts = KVHead(config), config.gamma, LanguageModel(config.text_config)
 
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
-        frozen, tokens, anchors = (
-            jax.lax.stop_gradient(params["target"]),
-            batch.tokens,
-            batch.anchors,
-        )
+        frozen = jax.lax.stop_gradient(params["target"])
+        tokens, anchors = batch.tokens, batch.anchors
         reading = batch.reading or read_target(target, frozen, batch.conversations)
         hidden, k, v = reading.hidden, reading.k, reading.v
         at = anchors[..., None] + jnp.arange(steps + 1)
@@ -212,7 +204,7 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
 
 
 def read_target(target: LanguageModel, params: Params, batch: ConversationBatch) -> Reading:
-    """Return what the target reads of whole conversations."""
+    """Return the target's reading of whole conversations."""
     rows, length = batch.tokens.shape
     prompt = batch.rows.replace(length=jnp.full(rows, length))
     embeds = target.embed(params, prompt, encode(target, params, batch.images))
@@ -223,13 +215,15 @@ def read_target(target: LanguageModel, params: Params, batch: ConversationBatch)
 def train_kv_head(
     recipe: HeadRecipe, directory: Path, data: DataSets | None = None
 ) -> tuple[KVHeadConfig, Params]:
-    """Trains all stages, each from the end of the one before; goes on where it was stopped.
+    """Train the stages one after the other, and return the head's configuration and parameters.
+
+    A stopped run goes on.
 
     Args:
       directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
-      data: Paths or samples of the data sets that are not under `runs/data`.
+      data: paths or samples of the data sets that are not under `runs/data`.
 
-    Returns the head's configuration and its own parameters. Raises InputError for targets and data that do not fit.
+    Raises InputError for targets and data that do not fit.
     """
     sources, first = open_sources(recipe.stages, data), recipe.stages[0].train
     target = LoadedModel.load(
@@ -237,8 +231,8 @@ def train_kv_head(
     )
     if target.model.mrope:
         raise InputError(
-            f"target {recipe.target}: a {target.config.model_type}, whose images take other positions than slots, and "
-            "no KV head is trained for such; give a LLaVA or a text model"
+            f"target {recipe.target}: KV heads do not support the rotary positions (M-RoPE) of a "
+            f"{target.config.model_type}; give a LLaVA or a text model"
         )
     config = KVHeadConfig.of_target(
         target.config, target_name=model_name(locate(recipe.target)), **recipe.head
@@ -259,9 +253,7 @@ def train_kv_head(
     readings = None
     if recipe.keep_readings:
         if jax.process_count() > 1:
-            raise InputError(
-                "keep_readings: a process cannot run a target of several hosts alone; leave it out"
-            )
+            raise InputError("keep_readings: works in one process alone; leave it out")
         readings = KeptReadings(partial(jax.jit(partial(read_target, target.model)), target.params))
     loss_fn = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
@@ -284,9 +276,9 @@ def train_kv_head(
 def _started(
     path: str, wanted: KVHeadConfig, words: tuple[int, ...]
 ) -> tuple[KVHeadConfig, Params]:
-    """Return a head that was trained before, with the draft vocabulary `words`, or its own; it holds none of its rows.
+    """Return a trained head, with the draft vocabulary `words` or its own.
 
-    Raises InputError where it is not of the kind that is wanted, but for J.
+    Raises InputError where it differs from `wanted` in more than J.
     """
     found, head = load_kv_head(path, jnp.float32)
     text = replace(wanted.text_config, draft_vocabulary=words or found.text_config.draft_vocabulary)

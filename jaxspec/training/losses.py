@@ -1,7 +1,8 @@
-"""Losses in float32, as masked means over the positions that count: of tokens, of a teacher's distributions, of blocks.
+"""Losses in float32, masked means over tokens, a teacher's distributions, or blocks.
 
-Forward KL is Hinton et al. 2015 (arXiv 1503.02531); reverse KL and total variation distance are compared for drafts
-by DistillSpec (arXiv 2310.08461). The probability that a drafted token is accepted is 1 - TVD (arXiv 2211.17192).
+Forward KL is Hinton et al. 2015 (arXiv 1503.02531). DistillSpec (arXiv 2310.08461) compares reverse
+KL and total variation distance for drafts. A drafted token is accepted with probability 1 - TVD
+(arXiv 2211.17192).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Metrics = dict[str, Float[Array, ""]]
 def next_token_loss(
     logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask: Bool[Array, "B L"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Cross entropy (nats) of the masked tokens, each predicted from the position before it; accuracy; `tokens`."""
+    """Return the cross entropy of masked tokens, each predicted one position before, and metrics."""
     logits, labels = logits[:, :-1], tokens[:, 1:]
     weight = mask[:, 1:].astype(jnp.float32)
     count = weight.sum()
@@ -36,9 +37,11 @@ def next_token_loss(
 def divergence(
     kind: Divergence, log_p: Float[Array, "... V"], log_q: Float[Array, "... V"]
 ) -> Array:
-    """Return how far, in nats, the student's distribution q is from the teacher's p, both given as log-probabilities.
+    """Return a divergence, in nats, of the student's distribution q from the teacher's p.
 
-    forward_kl: sum p (log p - log q); reverse_kl: sum q (log q - log p); tvd: sum |p - q| / 2.
+    forward_kl: sum p (log p - log q)
+    reverse_kl: sum q (log q - log p)
+    tvd: sum |p - q| / 2
     """
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     if kind == "tvd":
@@ -53,9 +56,9 @@ def divergence(
 
 
 def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
-    """sum w (log a - log b), where what has no weight counts nothing, however unlikely."""
+    """Return sum w (log a - log b) over the tokens with a weight."""
     counts = weight > 0
-    # The inner `where` keeps infinities out of the gradient, which the outer one would multiply by 0.
+    # The inner `where` keeps infinities out of the gradient: 0 * inf would be NaN.
     difference = jnp.where(counts, log_a, 0.0) - jnp.where(counts, log_b, 0.0)
     return jnp.where(counts, weight * difference, 0.0).sum(-1)
 
@@ -63,23 +66,22 @@ def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
 def top_k(
     log_p: Float[Array, "... V"], k: int
 ) -> tuple[Int[Array, "... top"], Float[Array, "... top+1"]]:
-    """Return a teacher's distribution in little space: its k most probable tokens, and k + 1 log-probabilities, of each
-    and of all others together."""
+    """Return a teacher's k most probable tokens, and k + 1 log-probabilities: theirs and the rest's."""
     largest, ids = jax.lax.top_k(log_p, k)
     return ids, jnp.concatenate([largest, _rest(largest)], axis=-1)
 
 
 def coarsen(log_q: Float[Array, "... V"], ids: Int[Array, "... top"]) -> Float[Array, "... top+1"]:
-    """Return the student's distribution over the teacher's k tokens and all others together.
+    """Return the student's distribution over the teacher's k tokens and the rest.
 
-    A divergence between the two is at most the exact one, and equal to it at 0.
+    A divergence of the two is at most the exact one, and 0 if the exact one is.
     """
     chosen = jnp.take_along_axis(log_q, ids, axis=-1)
     return jnp.concatenate([chosen, _rest(chosen)], axis=-1)
 
 
 def _rest(log_p: Float[Array, "... top"]) -> Float[Array, "... 1"]:
-    """Return the log of what the k leave of 1; no less than float32 resolves."""
+    """Return the log of the rest's probability, at least float32's resolution."""
     left = 1.0 - jnp.exp(log_p).sum(-1, keepdims=True)
     return jnp.log(jnp.maximum(left, jnp.finfo(jnp.float32).eps))
 
@@ -91,15 +93,13 @@ def distillation_loss(
     kind: Divergence = "forward_kl",
     k: int | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return mean divergence of what student and teacher expect at the masked tokens, each from the position before it.
+    """Return the mean divergence at the masked tokens, and metrics. The teacher gets no gradient.
 
-    Where one vocabulary is padded to be longer, only the words of both count. No gradient goes to the teacher.
+    The metric `acceptance` is the mean of 1 - TVD: the share of the student's samples that
+    verification keeps at temperature 1. Only tokens of both vocabularies count.
 
     Args:
-      k: compare over the teacher's k most probable tokens and all others together; None: over all.
-
-    Returns the loss, and with it `acceptance`, the mean of 1 - TVD: the share of tokens drawn from the student that
-    verification would keep at temperature 1.
+      k: compare the teacher's k most probable tokens and the rest; None compares all.
     """
     words = min(logits.shape[-1], teacher.shape[-1])
     log_q = jax.nn.log_softmax(logits[:, :-1, :words].astype(jnp.float32))
@@ -123,21 +123,24 @@ def draft_loss(
     soft: bool,
     decay: float,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Loss of blocks of drafted tokens: sum_s decay^s mean(loss at step s), over the sum of the weights.
+    """Return the loss of blocks, sum_s decay^s mean(loss at step s) over the sum of weights, and metrics.
 
-    The output head runs over one step of all blocks at a time, and again in the backward pass: J times fewer logits
-    exist at once.
+    The output head scores one step of all blocks at a time, also in the backward pass, so J times
+    fewer logits exist at once.
 
     Args:
-      score: the output head, hidden states to logits.
-      drafted, teacher: hidden states of draft and target at the same tokens.
-      labels: the tokens that follow; -1 where they are not scored, so that no block goes on behind them.
-      mask: which of them count; within a block, a run from its beginning.
+      score: output head, hidden states to logits.
+      drafted: the draft's hidden states.
+      teacher: the target's hidden states at the same tokens.
+      labels: following tokens; -1, a token that the draft does not score, ends a block.
+      mask: tokens that count, from the beginning of a block.
       soft: KL(target || draft) in nats; else cross entropy of the labels.
 
-    Metrics: `acceptance`, the chance that a drawn token is accepted (sum_v min(p, q)); `accuracy`, how often both have
-    the same most probable token; `tokens_per_block`, tokens per target pass that greedy blocks from these places would
-    have, the correction or bonus token counted, over the blocks that are whole.
+    Metrics:
+      acceptance: probability that a sampled token is accepted, sum_v min(p, q).
+      accuracy: share of tokens whose most probable token is the target's.
+      tokens_per_block: tokens per target pass of greedy, whole blocks from these anchors, with the
+        correction or bonus token.
     """
 
     @jax.checkpoint
@@ -172,17 +175,22 @@ def draft_loss(
 def count_blocks(
     agree: Bool[Array, "B L"], mask: Bool[Array, "B L"], gamma: int
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """(tokens, blocks) that greedy speculative decoding would take to write the masked answers, without decoding.
+    """Return the (tokens, blocks) of greedy speculative decoding of the masked answers, simulated.
 
-    `agree[b, t]` says that the draft, shown the row up to t - 1, would have drafted token t. As long as drafts are
-    accepted the draft has seen exactly that row, so that a block is a run of agreements, cut at gamma, and the token
-    that the target adds to it. Example, gamma 2 and `agree` 1 1 1 0 1: blocks 1 1 1 | 0 | 1, so 5 tokens in 3 blocks.
-    The sum over rows is exact where the answers are the target's own greedy ones: `tokens / blocks` is then
-    `tokens_per_pass` of the engine, up to near-ties of the draft's logits.
+    A block is a run of agreements, at most gamma, and the token that the target adds: while drafts
+    are accepted, the draft reads exactly this row.
 
-    The first token of every answer comes from prefill and belongs to no block; a last block may be cut short.
+    # gamma = 2, agree 1 1 1 0 1: blocks 1 1 1 | 0 | 1, so 5 tokens in 3 blocks
+
+    If the answers are the target's own greedy ones, tokens / blocks is the engine's
+    `tokens_per_pass`, up to near-ties. The first token of an answer comes from prefill and
+    is in no block. The last block may be short.
+
+    Args:
+      agree: whether the draft, after the row up to t - 1, drafts token t.
+      mask: tokens of the answers.
     """
-    # Tokens whose predecessor is of the same answer.
+    # Tokens whose predecessor is in the same answer.
     drafted = mask & jnp.pad(mask, ((0, 0), (1, 0)))[:, :-1]
 
     def step(accepted: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -197,5 +205,5 @@ def count_blocks(
 
 
 def agreement(logits: Float[Array, "B L V"], tokens: Int[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Return whether a draft with these logits would have drafted token t, greedily, after the row up to t - 1."""
+    """Return whether a greedy draft with these logits drafts token t after the row up to t - 1."""
     return jnp.pad(logits[:, :-1].argmax(-1) == tokens[:, 1:], ((0, 0), (1, 0)))

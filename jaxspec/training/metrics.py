@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,7 @@ class MetricsLog:
         if jax.process_index():
             return
         with writing(self._path):
-            kept = (line for step, line in _read(self._path) if step <= start)
-            write_text(self._path, "".join(f"{line}\n" for line in kept))
+            write_text(self._path, _kept(self._path, start))
             self._file = self._path.open("a", encoding="utf-8")
         if config.tensorboard:
             self._board = _tensorboard(directory / "tensorboard", start)
@@ -66,24 +63,13 @@ class MetricsLog:
             self._wandb.log(dict(values), step=step)
 
 
-def _read(path: Path) -> list[tuple[float, str]]:
-    """Return the lines of metrics with their steps. A file with other lines is kept under a new name."""
+def _kept(path: Path, start: int) -> str:
+    """Return the lines of metrics up to a step, without half a line that a kill may have left."""
     if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = [(_step(line), line) for line in text.split("\n")]
-    if lines[-1][0] is None:
-        lines.pop()  # empty, or half a line that a kill left
-    odd = [number for number, (step, _) in enumerate(lines, 1) if step is None]
-    if odd:
-        names = (f"metrics.damaged{number or ''}.jsonl" for number in itertools.count())
-        aside = next(name for name in names if not (path.parent / name).exists())
-        path.replace(path.with_name(aside))
-        print(
-            f"{path}: {len(odd)} lines hold no metrics, line {odd[0]} first; renamed to {aside}",
-            file=sys.stderr,
-        )
-    return [(step, line) for step, line in lines if step is not None]
+        return ""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    steps = [(_step(line), line) for line in lines]
+    return "".join(f"{line}\n" for step, line in steps if step is not None and step <= start)
 
 
 def _step(line: str) -> float | None:

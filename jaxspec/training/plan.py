@@ -1,4 +1,4 @@
-"""What a training step takes of devices that need not be there: a target teaches a draft, from configurations alone."""
+"""Memory and operations of a step in which a target teaches a draft, from configurations alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from jaxspec.typing import Params
 
 @dataclass(frozen=True)
 class AbstractStep:
-    """The step of `fit` for logit distillation, on shapes that lie on a mesh."""
+    """The step of `fit` for logit distillation, with abstract arrays on a mesh."""
 
     config: TrainConfig
     loss_fn: LossFn
@@ -45,12 +45,12 @@ class AbstractStep:
     """(state, frozen, batch) -> (state, metrics)."""
     state: TrainState
     frozen: Flat
-    """The target's parameters, and the tower that both share."""
+    """The target's parameters, with the tower that both models share."""
     batch: ConversationBatch
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of one device through a step, by use; activations come on top."""
+        """Bytes of one device during a step, by use. Activations come on top."""
         trained = self.state.params
         parts = {
             "frozen": self.frozen,
@@ -62,13 +62,12 @@ class AbstractStep:
 
     @property
     def flops(self) -> float:
-        """Operations of the model in one step, all devices together."""
+        """Estimated operations of one step on all devices; see `model_flops`."""
         return model_flops(self.state.params, self.frozen, self.batch.tokens.size)
 
 
 def mesh_for(devices: int, batch: int) -> AbstractMesh:
-    """Return a mesh of so many devices: as many as divide the batch have samples of their own and split all
-    parameters, the others split heads, MLPs and the vocabulary."""
+    """Return a mesh: fsdp devices as many as divide the batch, the others on the model axis."""
     fsdp = math.gcd(devices, batch)
     return abstract_mesh(devices // fsdp, fsdp)
 
@@ -81,9 +80,9 @@ def abstract_step(
     length: int,
     dtype: str,
 ) -> AbstractStep:
-    """Return the step over rows of `length` tokens, one image each where there are towers; nothing is allocated.
+    """Return the step over rows of `length` tokens and one image each; nothing is allocated.
 
-    A draft with a tower has the target's, which does not train.
+    A draft with a tower shares the target's, which does not train.
     """
     teacher, own = abstract_params(target), abstract_params(draft)
     models = LanguageModel(target), LanguageModel(draft)

@@ -1,4 +1,4 @@
-"""Notice that a run is to end, by the machine or at the keyboard, and the exit that follows it."""
+"""Signals that end a run, from the machine or the keyboard, and the exit after them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jaxspec.command import silence_unread
 
 
 class Preempted(SystemExit):
-    """A run was told to end (SIGTERM, Ctrl-C, SIGHUP) and has saved all; the same command goes on.
+    """A signal (SIGTERM, Ctrl-C, SIGHUP) ended a run that has saved everything.
 
-    Exits with 128 and the signal's number, as shells have it: 143, 130, 129.
+    The exit code is 128 plus the signal's number, as in shells: 143, 130, 129.
     """
 
     def __init__(self, number: int = signal.SIGTERM) -> None:
@@ -24,15 +24,16 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """Watches, as a context manager, for signals to end: to this process or, with several, to any of them.
+    """Watches for signals that end a run, to any of its processes; a context manager.
 
-    With several, JAX's coordination service agrees on the step after which all of them save; it knows SIGTERM only,
-    and other signals are handed on as that. Ignored ones stay so: `nohup` asks for it.
+    Several processes agree through JAX's coordination service on the step that all of them save. It
+    knows SIGTERM alone, so other signals are sent on as that. Ignored signals stay ignored, as
+    `nohup` wants.
     """
 
     def __enter__(self) -> Preemption:
         self.number = int(signal.SIGTERM)
-        self._told = False
+        self._came = False
         self._before: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             return self
@@ -50,18 +51,18 @@ class Preemption:
             signal.signal(number, handler or signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        silence_unread()  # the terminal may be gone, and saving is not to fail for a word about it
+        silence_unread()  # if the terminal is gone, printing must not keep the run from saving
         if number == signal.SIGINT:  # a second Ctrl-C does not wait for the step
             signal.signal(number, self._before[number] or signal.SIG_DFL)
         if jax.process_count() > 1:
             signal.raise_signal(signal.SIGTERM)
         else:
-            self._told, self.number = True, number
+            self._came, self.number = True, number
 
     def reached(self, step: int) -> bool:
-        """Return whether to save and leave after this step; every process asks after every step."""
+        """Return whether to save and exit after this step. Every process asks after each step."""
         return (
             multihost_utils.reached_preemption_sync_point(step)
             if jax.process_count() > 1
-            else self._told
+            else self._came
         )

@@ -1,11 +1,11 @@
-"""Recipes: what a draft starts as, and the stages that make it a draft for its target.
+"""Recipes: the start of a draft, and the stages that train it for its target.
 
-| start | view | the draft |
+| start | view | draft |
 |---|---|---|
-| an LVLM | any | it, trained on |
-| the configuration of a fresh LVLM | any | it, with the target's tower |
-| a text model, or the configuration of a fresh one | reads images | it, behind the tower and a fresh projector |
-| the same | reads none | it, a text model |
+| an LVLM | any | the LVLM, trained on |
+| a configuration of an LVLM | any | a fresh LVLM with the target's tower |
+| a text model or its configuration | reads images | the model behind the target's tower and a fresh projector |
+| a text model or its configuration | reads no images | the text model |
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ DataSets = Mapping[str, Path | Sequence[Sample]]
 """Data sets by name: the path of a prepared one, or samples."""
 
 PREPARED = Path("runs/data")
-"""Where data sets are looked for that no path is given for."""
+"""Folder of data sets without a path of their own."""
 COUNTED = 10_000
-"""Samples, at most, in which the words of a draft vocabulary are counted."""
+"""Most samples in which the tokens of a draft vocabulary are counted."""
 HELD_OUT = 8
-"""Batches that tokens per block are simulated on."""
+"""Batches on which tokens per block are simulated."""
 
 
 @dataclass(frozen=True)
@@ -66,35 +66,33 @@ class Stage:
     name: str
     train: TrainConfig
     data: tuple[tuple[str, float], ...]
-    """(data set, weight): a name under `runs/data`, or one whose samples the caller passes."""
+    """(data set, weight) pairs. A data set is a name under `runs/data`, or one that the caller passes."""
     plain: bool = False
-    """Images and what is said of them, without questions and roles."""
+    """Leave out questions and roles: images and captions alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedRecipe:
-    """What recipes of drafts and of KV heads share; presets under `configs/train/` are instances."""
+    """The common part of a draft's and a KV head's recipe; presets are in `configs/train/`."""
 
     target: str
-    """Directory or hub id. Its tokeniser and image processor become the draft's; in distillation it is the teacher."""
+    """Directory or hub id. The draft gets its tokeniser and image processor; it is also the teacher."""
     stages: tuple[Stage, ...]
     buckets: tuple[int, ...]
     """Buckets of row lengths; longer rows are cut at the last."""
     tile_buckets: tuple[int, ...] = (0, 1, 2, 4, 8, 16)
-    """Buckets of the most image tiles of one row."""
+    """Buckets of the most image tiles of a row."""
     unlearned: float = 0.02
-    """The share of rows that may teach nothing, because no answer of theirs is within the buckets."""
+    """Share of rows that may teach nothing, because no answer is within the buckets."""
     system: str = ""
     """System prompt before each conversation in Vicuna's form."""
     draft_vocabulary: int = 0
-    """Tokens that the draft scores: so many that the answers have most often, see `jaxspec.models.vocabulary`; 0: all,
-    or those that `start` does."""
+    """Tokens that the draft scores, the most frequent of the answers; 0 keeps those of `start`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.unlearned <= 1:
-            raise InputError(
-                f"unlearned: {self.unlearned}; give the share of rows that may teach nothing, 0 to 1"
-            )
+            what = "give the share of rows that may teach nothing, 0 to 1"
+            raise InputError(f"unlearned: {self.unlearned}; {what}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,68 +100,57 @@ class Recipe(StagedRecipe):
     """A draft for a target."""
 
     start: str | RotaryConfig | LlavaConfig
-    """Directory or hub id of what the draft starts as, or the configuration of a fresh decoder or LVLM."""
+    """Directory or hub id of a model, or the configuration of a fresh one."""
     view: str = "M"
-    """How the draft is shown prompts: as drafting will show them."""
+    """View of the prompts, the same as in drafting."""
     distillation: Distillation | None = None
     held_out: str = ""
-    """Data set of the target's own greedy answers, on which tokens per block are simulated; empty: none."""
+    """Data set of the target's greedy answers, on which tokens per block are simulated; may be empty."""
     workers: int = 0
-    """Processes that decode images, on each host; 0: two threads."""
+    """Processes of each host that decode images; 0 uses two threads."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.held_out and not any(stage.train.evaluate_every for stage in self.stages):
             names = " or ".join(f"--{stage.name}.evaluate-every" for stage in self.stages)
-            raise InputError(
-                f"held_out {self.held_out}: no stage evaluates, each has evaluate_every 0; give {names}"
-            )
+            raise InputError(f"held_out {self.held_out}: no stage evaluates; give {names}")
 
 
 def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -> LoadedModel:
-    """Trains all stages, each from the end of the one before, and returns the draft; goes on where it was stopped.
+    """Train the stages one after the other and return the draft. A stopped run goes on.
 
     Args:
       directory: stage NAME keeps checkpoints and metrics in DIRECTORY/NAME.
-      data: Paths or samples of the data sets that are not under `runs/data`.
+      data: paths or samples of the data sets that are not under `runs/data`.
 
-    Raises InputError for models and data that do not fit; see `fit` for the rest.
+    Raises InputError for models and data that do not fit, and what `fit` raises.
     """
     sources = open_sources(recipe.stages, data, recipe.held_out)
-    with jax.default_device(
-        jax.local_devices(backend="cpu")[0]
-    ):  # placed on the mesh stage by stage
-        whole = (
-            recipe.distillation is not None
-        )  # as a teacher; else a draft takes its tower at most
-        load = LoadedModel.load if whole else LoadedModel.without_weights
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):  # `fit` places it on the mesh
+        teaches = recipe.distillation is not None  # else the draft takes the tower at most
+        load = LoadedModel.load if teaches else LoadedModel.without_weights
         target = load(recipe.target)
         draft = start_draft(recipe, target)
         if words := draft_words(recipe, sources, target):
             config, params = narrowed(draft.config, draft.params, words)
             draft = replace(draft, config=config, params=params)
     for stage in recipe.stages:
-        draft = replace(
-            draft, params=_train(recipe, stage, target, draft, sources, directory / stage.name)
-        )
+        params = _train(recipe, stage, target, draft, sources, directory / stage.name)
+        draft = replace(draft, params=params)
     return draft
 
 
 def draft_words(
     recipe: StagedRecipe, sources: Mapping[str, Any], target: LoadedModel
 ) -> tuple[int, ...]:
-    """Return the draft vocabulary that a recipe asks for, counted in the data of its last stage; empty: none."""
+    """Return a recipe's draft vocabulary, counted in the data of its last stage; empty if it asks for none."""
     if not recipe.draft_vocabulary:
         return ()
-    stage, eos, size = (
-        recipe.stages[-1],
-        target.model.text.eos_token_id,
-        target.model.text.vocab_size,
-    )
+    stage, text = recipe.stages[-1], target.model.text
+    eos, size = text.eos_token_id, text.vocab_size
     if not 0 < recipe.draft_vocabulary <= size:
-        raise InputError(
-            f"draft_vocabulary: {recipe.draft_vocabulary}; give a number of the target's {size} tokens"
-        )
+        what = f"give a number of the target's {size} tokens"
+        raise InputError(f"draft_vocabulary: {recipe.draft_vocabulary}; {what}")
     samples = mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed)
     count = min(COUNTED, sum(len(sources[name]) for name, _ in stage.data))
     ends = [eos] if isinstance(eos, int) else [*(eos or ())]
@@ -172,10 +159,10 @@ def draft_words(
 
 
 def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
-    """Return what the recipe's first stage trains, float32 where it is fresh.
+    """Return the model that the first stage trains, in float32 if it is fresh.
 
     Args:
-      target: the tower of one without weights is read from its checkpoint, where the draft takes it.
+      target: may be without weights. A tower that the draft takes is then read from its files.
     """
     key = jax.random.key(recipe.stages[0].train.seed)
 
@@ -195,8 +182,8 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
         raise InputError(
-            f"start {recipe.start}: a {start.config.model_type} cannot get the tower of a {target.config.model_type}; "
-            "give a Llama-like decoder and a target of the LLaVA families"
+            f"start {recipe.start}: a {start.config.model_type} cannot get the tower of a "
+            f"{target.config.model_type}; give a Llama-like decoder and a LLaVA target"
         )
     words = text_config(target.config).vocab_size
     config: ModelConfig = replace(
@@ -216,7 +203,7 @@ def _takes_tower(recipe: Recipe, start: ModelConfig) -> bool:
 
 
 def _target_signature(recipe: StagedRecipe) -> str:
-    """Return the signature of a target: of its weights those files count that are read."""
+    """Return the signature of a target, over the files of its weights that the recipe reads."""
     if not isinstance(recipe, Recipe) or recipe.distillation is not None:
         return model_signature(recipe.target)
     start = recipe.start
@@ -236,9 +223,9 @@ def _train(
 ) -> Params:
     view = parse_view(recipe.view)
     teacher = target if recipe.distillation else None
-    untold = teacher and replace(teacher, params={})
+    reader = teacher and replace(teacher, params={})
     batches, inputs = stage_data(
-        recipe, stage, sources, target, draft, view=view, plain=stage.plain, teacher=untold
+        recipe, stage, sources, target, draft, view=view, plain=stage.plain, teacher=reader
     )
     inputs |= {
         "start": model_signature(recipe.start)
@@ -285,7 +272,7 @@ def stage_data(
     draft: LoadedModel,
     **options: Any,
 ) -> tuple[ConversationBatches, dict[str, Any]]:
-    """Return a stage's batches as the draft reads them, and what decides them, for `fit` to know the run by.
+    """Return a stage's batches, and the inputs that decide them, for `fit`.
 
     Args:
       sources: data sets by their names.
@@ -308,26 +295,24 @@ def stage_data(
         "target": _target_signature(recipe),
         "buckets": recipe.buckets,
         "units": recipe.tile_buckets,
-        "data": [dataset_signature(name, weight, sources[name]) for name, weight in stage.data],
+        "data": [
+            (name, weight, len(sources[name]), data_signature(sources[name]))
+            for name, weight in stage.data
+        ],
         "before": {stage.name: stage.train.steps for stage in earlier},
     }
-
-
-def dataset_signature(name: str, weight: float, source: Any) -> tuple[str, float, int, str]:
-    """(name, weight, samples, fingerprint) of a data set: a run goes on with the same ones only."""
-    return name, weight, len(source), data_signature(source)
 
 
 def parse_data(
     entries: Sequence[str], stages: tuple[Stage, ...], held_out: str = ""
 ) -> tuple[tuple[Stage, ...], dict[str, Path]]:
-    """Return the stages with the data that a command line's `--data` names, and where data sets lie.
+    """Return the stages with the data of a command line's `--data`, and the paths of data sets.
 
     Args:
-      entries: PATH of a prepared data set that all stages train on instead of their own, several mixed alike; or
-        NAME=PATH, where one that is read lies.
+      entries: PATH of a prepared data set for all stages, several mixed equally; or NAME=PATH, the
+        path of one that a stage names.
 
-    Raises InputError for a NAME that nothing reads.
+    Raises InputError for a NAME that no stage reads.
     """
     own = tuple((entry, 1.0) for entry in entries if "=" not in entry)
     if own:
@@ -343,7 +328,7 @@ def parse_data(
 
 
 def _names(stages: Sequence[Stage], held_out: str) -> list[str]:
-    """Return all data sets that are read, each once."""
+    """Return the names of all data sets that are read, each once."""
     names = [name for stage in stages for name, _ in stage.data]
     return list(dict.fromkeys([*names, held_out] if held_out else names))
 
@@ -351,7 +336,7 @@ def _names(stages: Sequence[Stage], held_out: str) -> list[str]:
 def open_sources(
     stages: Sequence[Stage], data: DataSets | None, held_out: str = ""
 ) -> dict[str, Sequence[Sample]]:
-    """Return every data set that the stages read, by name."""
+    """Return the data sets that the stages read, by name."""
     return {name: _open(name, data or {}) for name in _names(stages, held_out)}
 
 

@@ -1,9 +1,8 @@
-"""Sequence-level distillation: a source's answers written anew by a target (Kim and Rush, arXiv 1606.07947).
+"""Sequence-level distillation: a target answers a source's questions (Kim and Rush, arXiv 1606.07947).
 
-The work is cut into chunks, each a JSONL file that is there whole or not at all: a run that was stopped goes on with
-the first that is missing, and shards on several machines take every n-th. Answers depend on the sample, its number
-and the seed alone, not on who computes them. A conversation ends before an answer that did not reach its end, or with
-what there is of it.
+Each chunk is a JSONL file that appears whole. A stopped run goes on with the first missing chunk,
+and shards on several machines take every n-th. Answers depend on the sample, its number and the
+seed alone. A conversation ends at an answer that is too long.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ from jaxspec.training.lease import Lease, on_first_alone, write_whole
 Folder = Path | epath.Path | str
 """A local folder, or an address such as gs://bucket/answers."""
 TURNS = 64
-"""More than a conversation has: the seeds of two samples never meet."""
+"""More turns than a conversation has, so that no two samples share a seed."""
 
 
 @dataclass(frozen=True)
 class Regeneration:
-    """What decides the answers. It is kept beside them, and chunks of another are refused."""
+    """The inputs that decide the answers. A folder holds chunks of one such work."""
 
     target: str
-    """Name of the target, and fingerprint."""
+    """Name and fingerprint of the target."""
     data: str
-    """Name of the data set that is asked, and fingerprint."""
+    """Name and fingerprint of the data set."""
     samples: int
-    """The first so many of the source."""
+    """Number of samples, the source's first."""
     temperature: float = 0.0
     """0 is greedy."""
     max_new_tokens: int = 256
     seed: int = 0
     chunk: int = 256
-    """Samples of one file."""
+    """Samples of one chunk."""
 
     def __post_init__(self) -> None:
         check_counts(samples=self.samples, max_new_tokens=self.max_new_tokens, chunk=self.chunk)
@@ -107,17 +106,20 @@ def regenerate(
 def regenerated(
     source: Sequence[Sample], work: Regeneration, folder: Folder, keep_cut: bool = False
 ) -> Iterator[Sample]:
-    """Yield the source's samples with the new answers, leaving out those without any. All chunks must be there.
+    """Yield the source's samples with the new answers, without samples that have none.
 
-    With `keep_cut` the beginnings of answers that were too long are answers too. Raises InputError where the source
-    holds other samples than those that were answered.
+    Args:
+      folder: holds all chunks.
+      keep_cut: keep the beginnings of answers that were too long.
+
+    Raises InputError where the source holds other samples than were answered.
     """
     for row in _rows(work, folder):
         sample = source[row["sample"]]
         if row["id"] != sample.id:
             raise InputError(
-                f"{folder}: answers sample {row['id']!r}, and number {row['sample']} of {work.data} is "
-                f"{sample.id!r} now; give the data that was answered, or another name"
+                f"{folder}: answers sample {row['id']!r}, and number {row['sample']} of "
+                f"{work.data} is {sample.id!r} now; give the answered data, or another name"
             )
         turns = row["turns"]
         if keep_cut and row["cut"] and row["cut"][1].strip():
@@ -128,7 +130,7 @@ def regenerated(
 
 
 def losses(work: Regeneration, folder: Folder) -> dict[str, int]:
-    """Return how many conversations were refused, and how many ended before an answer that was too long."""
+    """Return how many conversations were refused, and how many ended at an answer that was too long."""
     counts = {"refused": 0, "cut": 0}
     for row in _rows(work, folder):
         counts["refused"] += row["refused"] is not None
@@ -148,8 +150,8 @@ def _claim(folder: epath.Path, work: Regeneration) -> None:
         for name, value in mine.items():
             if theirs.get(name) != value:
                 raise InputError(
-                    f"{folder}: holds answers of {name} {theirs.get(name)!r}, and now it is {value!r}; "
-                    "go on with that, or give another name"
+                    f"{folder}: holds answers of {name} {theirs.get(name)!r}, and now it is "
+                    f"{value!r}; go on with that, or give another name"
                 )
     write_whole(path, json.dumps(mine, indent=1) + "\n")
 
@@ -163,22 +165,24 @@ def _members(work: Regeneration, chunk: int) -> range:
 
 
 def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> list[dict[str, Any]]:
-    """Return one row a sample: its answered turns, all samples' first turns decoded together, then all second ones;
-    and the turn whose answer was too long, if there is one."""
+    """Return a row for each sample: its answered turns, and the turn whose answer was too long.
+
+    All samples' first turns are decoded together, then all second ones.
+    """
     eos = text_config(engine.lead.config).eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos or ())
     rows: dict[int, dict[str, Any]] = {
         i: {"sample": i, "id": sample.id, "turns": [], "cut": None, "refused": None}
         for i, sample in samples.items()
     }
-    told: dict[int, tuple[Prompt, Sequence[int]]] = {}
+    last: dict[int, tuple[Prompt, Sequence[int]]] = {}
     turn, left = 0, list(samples)
     while left:
         requests: dict[int, Request] = {}
         prompts: dict[int, Prompt] = {}
         for i in left:
             try:
-                prompts[i] = prompt = _prompt(engine, samples[i], turn, told.get(i))
+                prompts[i] = prompt = _prompt(engine, samples[i], turn, last.get(i))
                 seed = (work.seed + i * TURNS + turn) % 2**32
                 request = Request(prompt, work.max_new_tokens, work.temperature, seed=seed)
                 engine.check(request)
@@ -187,7 +191,7 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
                 rows[i]["refused"] = str(error)
         results = engine.generate(list(requests.values()))
         for i, result in zip(requests, results, strict=True):
-            told[i] = prompts[i], result.tokens
+            last[i] = prompts[i], result.tokens
             answered = samples[i].turns[turn][0], result.text
             if result.tokens[-1] in ends and result.text:
                 rows[i]["turns"].append(answered)
@@ -199,16 +203,14 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
 
 
 def _prompt(
-    engine: Engine, sample: Sample, turn: int, told: tuple[Prompt, Sequence[int]] | None
+    engine: Engine, sample: Sample, turn: int, last: tuple[Prompt, Sequence[int]] | None
 ) -> Prompt:
-    """Return the prompt of a turn, with the images that its question brings."""
+    """Return the prompt of a turn with its images. `last` is the previous prompt and its answer."""
     asked = sample.turns[turn][0]
     if not asked.replace(PLACEHOLDER, "").strip():
-        raise InputError(
-            f"sample {sample.id}: nothing is asked; text alone cannot be answered anew"
-        )
+        raise InputError(f"sample {sample.id}: no question, so there is nothing to answer")
     first = sum(question.count(PLACEHOLDER) for question, _ in sample.turns[:turn])
     images = sample.images[first : first + asked.count(PLACEHOLDER)]
-    if told is None:
+    if last is None:
         return engine.encoder.prompt(asked, images)
-    return engine.encoder.follow_up(told[0], told[1], asked, images)
+    return engine.encoder.follow_up(*last, asked, images)

@@ -1,8 +1,8 @@
-"""What decides a run: signatures of its data and models, and a run that goes on only with those that it began with.
+"""Signatures of a run's data and models: a run goes on only with those that it began with.
 
-Signatures of data and checkpoints are of samples and bytes here and there, not of all: terabytes take no time, and
-what was made anew (shuffled, cut, written by another model, trained further) differs everywhere. One row that was
-mended may go unseen.
+A signature covers some samples, or some bytes of each file, so that terabytes take no time. Data
+that was shuffled, cut or answered anew and weights that were trained further differ there. A single
+changed row may go unnoticed.
 """
 
 from __future__ import annotations
@@ -29,32 +29,29 @@ from jaxspec.training.step import make_schedule
 
 SAMPLES = 8
 BLOCKS, BLOCK = 64, 4096
-"""So many pieces of each file of weights, of so many bytes."""
+"""Pieces of each file of weights, and the bytes of each."""
 READ = (".json", ".model", ".txt", ".jinja")
-"""Files besides weights that decide what a model reads and says; they are taken whole."""
+"""Suffixes of the files, besides weights, that decide a model's inputs and outputs."""
 
 
 def data_signature(source: Sequence[Sample]) -> str:
-    """Sum up how many samples there are, the first, the last, and some between."""
+    """Return a fingerprint of the number of samples and of some, the first and the last included."""
     found, last = hashlib.sha256(), len(source) - 1
     for place in sorted({last * i // (SAMPLES - 1) for i in range(SAMPLES)}):
         sample = source[place]
         found.update(repr((last, sample.id, sample.turns)).encode())
         for image in sample.images:
-            content = (
-                image.content
-                if isinstance(image, StoredImage)
-                else image_hash(to_rgb(image)).encode()
-            )
+            stored = isinstance(image, StoredImage)
+            content = image.content if stored else image_hash(to_rgb(image)).encode()
             found.update(hashlib.sha256(content).digest())
     return f"fingerprint {found.hexdigest()[:12]}"
 
 
 def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> str:
-    """Sum up a checkpoint: its name, the sizes of its weights and pieces of them, its configuration and tokeniser.
+    """Return a checkpoint's name, and a fingerprint of its configuration, tokeniser and weights.
 
     Args:
-      weights: files of weights that count; None: all, which are fetched from the hub if need be.
+      weights: files of weights that count. None counts all, and fetches them from the hub.
     """
     found = hashlib.sha256()
     path = locate(name, wanted=None if weights is None else SMALL)
@@ -76,25 +73,23 @@ def model_signature(name: str | Path, weights: Sequence[Path] | None = None) -> 
 
 
 def run_signature(config: TrainConfig, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return all that decides a run, as JSON gives it back: the configuration, and what else `fit` is told."""
+    """Return the configuration and the other inputs of a run, as read back from JSON."""
     return json.loads(json.dumps(asdict(config) | inputs))
 
 
 def claim(
     directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None
 ) -> None:
-    """Refuse to go on with what another run saved; else write `train_config.json`, for people.
+    """Raise InputError if another run saved a step here; else write `train_config.json`, for people.
 
-    The number of steps may be another where the steps that are done would have been the same.
+    The number of steps may differ if the saved steps had the same learning rates.
 
     Args:
-      saved: the newest step that is saved, and the signature of the run that saved it.
+      saved: the newest saved step, and the signature of the run that saved it.
     """
     if saved is not None:
         done, old = saved[0], saved[1] or run
-        theirs, mine = (
-            dict[str, Any](flatten_dict(_lasting(values), sep=".")) for values in (old, run)
-        )
+        theirs, mine = _lasting(old), _lasting(run)
         if done <= config.steps and _same_rates(config, old["steps"], done):
             theirs["steps"] = config.steps
         for name in sorted(theirs.keys() | mine.keys()):
@@ -102,7 +97,7 @@ def claim(
             if before != now:
                 why = ""
                 if name == "steps" and old["steps"] < config.steps:
-                    why = ", on which its learning rates depend (behind the warm-up those of final_rate 1 do not)"
+                    why = ", on which its learning rates depend (not so with final_rate 1)"
                 raise InputError(
                     f"{directory}: holds a run with {name} {before!r}, and now it is {now!r}{why}; "
                     "go on with that, or train in another directory (--runs)"
@@ -112,12 +107,13 @@ def claim(
 
 
 def _lasting(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what may not differ when a run goes on."""
-    return {name: value for name, value in values.items() if name not in RUNTIME}
+    """Return the values that may not differ when a run goes on, by their dotted names."""
+    lasting = {name: value for name, value in values.items() if name not in RUNTIME}
+    return dict(flatten_dict(lasting, sep="."))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def _same_rates(config: TrainConfig, steps: int, done: int) -> bool:
-    """Return whether a run of so many steps has had the same learning rate at each of the first `done` of them."""
+    """Return whether a run of `steps` steps had the same learning rates in its first `done` steps."""
     at = np.arange(done)
     return np.array_equal(
         make_schedule(config)(at), make_schedule(replace(config, steps=steps))(at)

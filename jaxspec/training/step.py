@@ -1,6 +1,6 @@
-"""Training state and one optimiser step, with frozen parameters kept out of gradient and optimiser state.
+"""Training state and one optimiser step; frozen parameters have neither gradient nor moments.
 
-Parameters are by path here: 'language_model/lm_head/kernel' -> array.
+Parameters are flat here: {"language_model/lm_head/kernel": array}.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from jaxspec.typing import Array, Params
 Flat = dict[str, Any]
 """Parameters by path."""
 LossFn = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
-"""(parameters, batch) -> (mean loss, metrics). The metric `tokens` is how many positions the means are over."""
+"""(parameters, batch) -> (mean loss, metrics). The metric `tokens` counts the positions of the mean."""
 Places = Callable[[Any], Params]
-"""Mesh -> pytree like the parameters, of their shardings: `partial(shardings, config, params)` for one model."""
+"""Mesh -> the parameters' shardings, for one model `partial(shardings, config, params)`."""
 
 
 class TrainState(struct.PyTreeNode):
@@ -41,12 +41,12 @@ class TrainState(struct.PyTreeNode):
 
 
 def flatten(params: Params) -> Flat:
-    """Nested dict -> leaves by path."""
+    """Return the leaves of a nested dict by path."""
     return dict(flatten_dict(params, sep="/"))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Flat, Flat]:
-    """(trainable, frozen) parameters by path; a path is frozen if any of the regexes matches from its start."""
+    """Return (trainable, frozen) parameters by path. A regex that matches a path's start freezes it."""
     flat = flatten(params)
     _check_patterns("frozen", patterns, flat)
     frozen = {
@@ -76,7 +76,7 @@ def _check_patterns(field: str, patterns: Sequence[str], flat: Mapping[str, Any]
 
 
 def make_schedule(config: TrainConfig) -> optax.Schedule:
-    """Linear warm-up from 0 to the peak rate, then cosine decay over all remaining steps."""
+    """Return linear warm-up from 0 to the peak rate, then cosine decay over the other steps."""
     peak, warmup = config.learning_rate, min(config.warmup, config.steps // 2)
     return optax.warmup_cosine_decay_schedule(
         0.0, peak, warmup, config.steps, peak * config.final_rate
@@ -86,7 +86,7 @@ def make_schedule(config: TrainConfig) -> optax.Schedule:
 def make_optimizer(
     config: TrainConfig, trainable: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Clipping by global norm, then AdamW with decay on matrices only, then each path's factor of the rate."""
+    """Return clipping by global norm, AdamW with decay of matrices, and each path's rate factor."""
     _check_patterns("rates", [pattern for pattern, _ in config.rates], trainable)
 
     def is_matrix(params: Flat) -> dict[str, bool]:
@@ -110,7 +110,7 @@ def make_optimizer(
 
 
 def init_state(params: Flat, optimizer: optax.GradientTransformation) -> TrainState:
-    """Make a state of copies of the parameters, for it is donated, and the caller's arrays must outlive it."""
+    """Return a state of copies: the state is donated, and the caller keeps the parameters."""
     params = {path: jnp.array(leaf, jnp.float32, copy=True) for path, leaf in params.items()}
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
@@ -123,13 +123,13 @@ def in_dtype(tree: Any, dtype: Any) -> Any:
 
 
 def placed_on(mesh: Any, params: Params, places: Places | None) -> dict[str, NamedSharding]:
-    """Return the sharding of every path; without `places`, all are whole on every device."""
+    """Return the sharding of every path. Without `places` all are replicated."""
     whole = NamedSharding(mesh, PartitionSpec())
     return dict.fromkeys(flatten(params), whole) if places is None else flatten(places(mesh))
 
 
 def like_parameters(tree: Any, places: Mapping[str, NamedSharding], mesh: Any) -> Any:
-    """Shardings of a state: what is kept by path lies as that parameter does, all else is whole on every device."""
+    """Return a state's shardings: entries by path follow their parameter, others are replicated."""
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         return places.get(getattr(path[-1], "key", ""), NamedSharding(mesh, PartitionSpec()))
@@ -145,14 +145,14 @@ def place_state(
     mesh: Mesh,
     dtype: str,
 ) -> tuple[TrainState, Flat]:
-    """(first state, frozen parameters) on the mesh. Frozen ones are kept in what is computed in, and only so."""
+    """Return (first state, frozen parameters) on the mesh. Frozen ones are cast to `dtype`."""
 
     def put(path: str, leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and (
             leaf.sharding == where[path] or not leaf.is_fully_addressable
         ):
             return jax.device_put(leaf, where[path])
-        host = np.asarray(leaf)  # every process holds it whole
+        host = np.asarray(leaf)  # whole in every process
         return jax.make_array_from_callback(host.shape, where[path], lambda index: host[index])
 
     init = partial(init_state, optimizer=optimizer)
@@ -164,7 +164,7 @@ def place_state(
 
 
 def on_host(tree: Any) -> Any:
-    """Return the arrays whole in this process's memory; with several processes, all of them must call it."""
+    """Return whole arrays in this process's memory. All processes must call it."""
 
     def fetch(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not (
@@ -179,9 +179,9 @@ def on_host(tree: Any) -> Any:
 def gradient(
     loss_fn: LossFn, config: TrainConfig, trainable: Flat, frozen: Flat, batch: Any
 ) -> tuple[Flat, dict[str, Array]]:
-    """Gradient of the mean loss over a batch, and the metrics; computed in the configuration's dtype and parts.
+    """Return the gradient of a batch's mean loss and the metrics, in the config's dtype and parts.
 
-    Parts of a batch are weighted by the `tokens` that they count, so that the gradient is that of the whole.
+    Parts are weighted by their metric `tokens`, so the gradient is the whole batch's.
     """
 
     def whole(batch: Any) -> tuple[Flat, dict[str, Array]]:
@@ -201,8 +201,8 @@ def gradient(
         weight = metrics.get("tokens", jnp.ones(()))
         return weight, jax.tree.map(lambda x: x.astype(jnp.float32) * weight, (grads, metrics))
 
-    # Every n-th row, not n-ths of the rows, so that each device's own rows make up its share of every part: 6 rows in 3
-    # parts are rows 0 3, then 1 4, then 2 5.
+    # Every n-th row, so that each part takes rows of every device.
+    # 6 rows in 3 parts: rows 0 3, then 1 4, then 2 5.
     parts = jax.tree.map(
         lambda x: jnp.swapaxes(x.reshape(-1, config.accumulate, *x.shape[1:]), 0, 1), batch
     )
@@ -219,7 +219,7 @@ def gradient(
 def make_step(
     loss_fn: LossFn, optimizer: optax.GradientTransformation, config: TrainConfig
 ) -> Callable[..., Any]:
-    """(state, frozen, batch) -> (state, metrics), to be compiled with the state donated."""
+    """Return (state, frozen, batch) -> (state, metrics), to compile with the state donated."""
 
     def step(state: TrainState, frozen: Flat, batch: Any) -> tuple[TrainState, dict[str, Array]]:
         grads, metrics = gradient(loss_fn, config, state.params, frozen, batch)

@@ -115,14 +115,11 @@ def test_a_checkpoint_tells_its_run_itself(tmp_path: Path) -> None:
         fit(replace(STAGE, learning_rate=0.2), params(), loss_fn, batches, tmp_path)
 
 
-def test_odd_lines_of_metrics_are_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_odd_lines_of_metrics_are_dropped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit(STAGE, params(), loss_fn, dies_at(4), tmp_path)
     path = tmp_path / "metrics.jsonl"
     odd = [b"[1]", b"7", b'{"loss": 1}', b'{"step": "a"}', b'{"step": null}', b"[" * 100_000, b"\xff", b"", b"{"]
     path.write_bytes(b"\n".join([*odd, path.read_bytes()]))
-    damaged = path.read_bytes()
     fit(STAGE, params(), loss_fn, batches, tmp_path)
     assert [line["step"] for line in training.metrics(tmp_path)] == [1, 2, 3, 4, 5, 6]
-    assert (tmp_path / "metrics.damaged.jsonl").read_bytes() == damaged
-    assert f"{path}: 9 lines hold no metrics, line 1 first; renamed to metrics.damaged.jsonl" in capsys.readouterr().err

@@ -222,7 +222,7 @@ def test_each_row_is_read_once() -> None:
     assert len(read) == 6
 
 
-@pytest.mark.parametrize(("family", "told"), [("qwen2_5_vl", "take other positions"), ("opt", "no rotary keys")])
+@pytest.mark.parametrize(("family", "told"), [("qwen2_5_vl", "do not support"), ("opt", "no rotary keys")])
 def test_targets_without_heads_are_refused(family: str, told: str, tmp_path: Path) -> None:
     target = families.write(tmp_path, family) / "target"
     stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))

@@ -320,7 +320,7 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
 
 def test_another_run_is_not_gone_on_with(tmp_path):
     fit(replace(STAGE, steps=4), params(), loss_fn, batches, tmp_path)
-    with pytest.raises(InputError, match=r"a run with steps 4, and now it is 6, on which .* final_rate 1 .*\(--runs\)"):
+    with pytest.raises(InputError, match=r"a run with steps 4, and now it is 6, on which .* final_rate 1\).*\(--runs\)"):
         fit(STAGE, params(), loss_fn, batches, tmp_path)
 
 
