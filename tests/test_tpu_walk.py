@@ -1,0 +1,97 @@
+"""The script of docs/tpu.md, against a stub of `gcloud`: no way through it leaves an idle slice that is billed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+STEPS = re.findall(
+    r"^```sh\n(.*?)^```", (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+)
+CLOUD = r"""
+set -u
+TPU=mine ZONE=here BUCKET=gs://bucket
+git() { :; }
+sleep() { [ -e slice ] && [ ! -e session ] && echo idle >> calls; echo sleep >> calls; [ $(wc -l < calls) -lt 400 ]; }
+gcloud() {
+    echo "$*" | tr '\n' ' ' >> calls; echo >> calls
+    n=$(grep -c '^compute' calls)
+    [ $FAIL = before ] && [ $n = $AT ] && return 1
+    [ $FAIL = always ] && [[ $* = *$AT* ]] && return 1
+    [ $FAIL = taken ] && [ $n = $AT ] && { rm -f session; [ -e slice ] && echo PREEMPTED > slice; }
+    case "$*" in
+        *--command*)
+            bash -n -c "${@: -1}" || echo unreadable >> calls
+            [ "$(cat slice 2> /dev/null)" = READY ] || return 255 ;;
+    esac
+    case "$*" in
+        *"tpu-vm create"*) [ -e slice ] && return 1; echo READY > slice ;;
+        *"tpu-vm delete"*) [ -e slice ] || return 1; rm -f slice session ended ;;
+        *"tpu-vm list"*) printf 'other READY\n'; [ ! -e slice ] || echo "mine $(cat slice)" ;;
+        *new-session*) [ -e session ] || { touch session; rm -f ended; echo trained >> calls; } ;;
+        *train.exit*)
+            if [ -e session ] && [ $(tail -n 4 calls | grep -c sleep) -ge 2 ]; then    # it ends at the second look
+                rm session; sed -n 1p codes > ended; sed -i 1d codes
+            fi
+            if [ -e session ]; then echo running; else cat ended 2> /dev/null || return 1; fi ;;
+        *has-session*) [ -e session ] || return 1 ;;
+        *my-draft*) touch saved ;;
+    esac
+    [ $FAIL = after ] && [ $n = $AT ] && return 1
+    return 0
+}
+"""
+
+
+def walk(folder: Path, fail: str, at: object, codes: str = "0\n0\n") -> tuple[int, list[str]]:
+    """Run the page's script in a folder; return its exit code and what was called, with the word idle for each sleep in
+    which a slice did not train.
+
+    Args:
+      fail: `before` or `after` call number `at` takes effect; `taken`: the slice is gone at that call; `always`: every
+        call with the text `at` fails.
+      codes: Exit codes of the trainings, one a line.
+    """
+    folder.mkdir()
+    (folder / "codes").write_text(codes)
+    (folder / "calls").touch()
+    script = f"FAIL={fail} AT='{at}'\n{CLOUD}\n{STEPS[0]}\n{STEPS[1]}"
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    calls = (folder / "calls").read_text().splitlines()
+    assert "unreadable" not in calls, done.stderr
+    assert not (folder / "slice").exists(), "a slice is left"
+    assert calls.count("idle") <= 10
+    return done.returncode, calls
+
+
+def test_a_draft_is_trained_saved_and_the_slice_deleted(tmp_path: Path) -> None:
+    code, calls = walk(tmp_path / "it", "never", 0)
+    assert code == 0
+    assert (tmp_path / "it" / "saved").exists()
+    assert calls.count("trained") == 1
+    assert "idle" not in calls
+
+
+@pytest.mark.parametrize("fail", ["before", "after", "taken"])
+def test_a_step_that_fails_once_is_done_again(fail: str, tmp_path: Path) -> None:
+    whole = sum(call.startswith("compute") for call in walk(tmp_path / "whole", "never", 0)[1])
+    for number in range(1, whole + 1):
+        code, _ = walk(tmp_path / str(number), fail, number)
+        assert code == 0, f"call {number} of {whole}"
+        assert (tmp_path / str(number) / "saved").exists()
+
+
+@pytest.mark.parametrize("step", ["scp", "apt-get", "new-session", "train.exit", "my-draft", "ssh"])
+def test_a_step_that_always_fails_ends_the_walk(step: str, tmp_path: Path) -> None:
+    assert walk(tmp_path / "it", "always", step)[0] != 0
+
+
+@pytest.mark.parametrize(("codes", "trained", "ends"), [("143\n143\n0\n", 3, 0), ("2\n", 1, 1), ("1\n", 1, 1)])
+def test_what_ended_training_decides_what_follows(codes: str, trained: int, ends: int, tmp_path: Path) -> None:
+    code, calls = walk(tmp_path / "it", "never", 0, codes)
+    assert (code, calls.count("trained")) == (ends, trained)
