@@ -272,7 +272,7 @@ def ours(
         return run
 
     config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
-    methods = {PLAIN: method(Engine(target, None, config))}
+    methods = {PLAIN: method(Engine(target, None, replace(config, views=())))}
     ways: list[tuple[str, str, LoadedModel | None]] = (
         [] if target.head is None else [("KV head", "kv", None)]
     )

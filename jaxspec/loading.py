@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from PIL.Image import Image
 
 from jaxspec.checkpoints import directories, huggingface
-from jaxspec.checkpoints.kv_head import load_kv_head
+from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head
 from jaxspec.checkpoints.locating import SMALL, locate
 from jaxspec.checkpoints.processors import (
     load_image_processor,
@@ -85,6 +85,10 @@ class LoadedModel:
         """
         setup_runtime()
         path = locate(path_or_id, revision)
+        if is_kv_head(path):
+            raise InputError(
+                f"{path}: a KV head, not a model; load its target and call with_head({str(path)!r})"
+            )
         (device, *_) = jnp.zeros(()).devices() if mesh is None else mesh.devices.flat
         if dtype is None and device.platform == "cpu":
             dtype = jnp.dtype("float32")

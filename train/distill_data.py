@@ -113,7 +113,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         options.chunk,
     )
     config = EngineConfig(
-        options.views,
+        options.views if options.draft else (),
         refill=True,
         batch_size=options.batch_size,
         prompt_buckets=options.prompt_buckets,

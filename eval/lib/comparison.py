@@ -231,7 +231,7 @@ def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
     """Return the fields of a record that say what decoded."""
     return {
         "row": row,
-        "views": list(engine.views),
+        "views": list(engine.views or ()),
         "weighting": str(parse_weighting(engine.weighting)),
         **block_fields(engine),
         "dtype": config.dtype,

@@ -148,7 +148,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
 
     def plain(self) -> EngineConfig:
         """Return the decoding of the target alone."""
-        return self.engine(replace(self.rows[0], views=("M",), weights=None))
+        return self.engine(replace(self.rows[0], views=(), weights=None))
 
     def samples(self, name: str, turns: int = 1) -> Sequence[Sample]:
         """Return the first `limit` samples of a set, with one turn or two."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -155,7 +155,7 @@ def run(args: Demo) -> None:
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
     config, assets = EngineConfig(gamma=contest.gamma, trace=trace), ASSETS / args.model
     if args.drafter == "kv_head":
-        return Engine(target.with_head(assets / "kv_head"), config=replace(config, views=("kv",)))
+        return Engine(target.with_head(assets / "kv_head"), config=config)
     draft = LoadedModel.load(assets / "draft", share_tower_with=target)
     return Engine(target, draft, config)
 

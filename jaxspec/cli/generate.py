@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxspec.checkpoints import directories
@@ -96,6 +96,8 @@ def run(args: Generate) -> None:
         batch_size=1,
     )
     _check_drafts(args, draft, head, views)
+    if draft is None and head is None:
+        config = replace(config, views=())
     images, request = args.pictures(), args.request()
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
     models = [(args.target, args.revision)] + (

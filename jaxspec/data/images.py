@@ -83,6 +83,8 @@ class Picture:
         """Take what `to_rgb` takes; what can be told without decoding is checked."""
         if isinstance(image, Picture):
             return image
+        if isinstance(image, str | Path):
+            return cls.of(load_image(image))
         if isinstance(image, StoredImage) and image.size is not None:
             return cls(image, *image.size)
         if not isinstance(image, Image.Image):

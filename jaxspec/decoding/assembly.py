@@ -64,13 +64,31 @@ class Assembly:
     """The model whose tokens and template prompts are written with."""
 
 
+def chosen_views(
+    target: LoadedModel, draft: LoadedModel | None, views: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """Return the views to draft from; None is those of the draft and the KV head that are there.
+
+    Raises InputError for views without a draft or a KV head to read them.
+    """
+    if views is None:
+        return ("M",) * (draft is not None) + ("kv",) * (target.head is not None)
+    shown = prompt_views(parse_views(views)) if views else ()
+    if shown and draft is None:
+        raise InputError(
+            f"views: {','.join(views)} show a draft the prompt, and there is no draft; give one, or "
+            "leave the views out"
+        )
+    return views
+
+
 def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineConfig) -> Assembly:
     """Return a target that decodes alone, or with the draft and the KV head that the views ask for.
 
     Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft lacks.
     """
     check_vocabulary("target", target, spare=0)
-    views = parse_views(config.views)
+    views = parse_views(config.views) if config.views else ()
     shown = prompt_views(views)
     params: dict[str, Any] = {"target": target.params}
     form = Form(target, VIEWS["M" if target.images else "T"], "the target")
@@ -79,10 +97,6 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         head = target.head
         if head is None:
             raise InputError("view kv: the target has no KV head; give one, or leave the view out")
-        if shown and draft is None:
-            raise InputError(
-                f"views: {','.join(config.views)} shows prompts, and there is no draft; use kv alone"
-            )
         mesh = mesh_of(target.params)
         params["head"] = put(
             head.params,

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from jaxspec.cache import KVCache
 from jaxspec.cluster import spread
-from jaxspec.decoding.assembly import collaboration, speculation
+from jaxspec.decoding.assembly import chosen_views, collaboration, speculation
 from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, plan_memory
@@ -79,17 +79,24 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._captioned, alone = False, isinstance(self.target, LoadedModel)
+        models = [self.target] if alone else self.target
+        if not isinstance(models, Sequence) or not all(isinstance(m, LoadedModel) for m in models):
+            raise InputError(f"target: {self.target!r:.60}; give what LoadedModel.load returns")
+        if not isinstance(self.draft, LoadedModel | None):
+            kind = type(self.draft).__name__
+            raise InputError(f"draft: {kind}; give a LoadedModel, and options as config=...")
         if self.config is not None and not isinstance(
             self.config, EngineConfig if alone else CollaborationConfig
         ):
             kinds = "one target has an EngineConfig, several models a CollaborationConfig"
             raise InputError(f"config: {type(self.config).__name__}; {kinds}")
         if isinstance(self.target, LoadedModel):
-            self.config = self.config or EngineConfig()
+            config = self.config or EngineConfig()
+            views = chosen_views(self.target, self.draft, config.views)
+            self.config = replace(config, views=views)
             self.assembly = speculation(self.target, self.draft, self.config)
-            drafts = len(self.assembly.forms) > 1
-            self._captioned = drafts and needs_captioner(
-                parse_views(self.config.views), self.captioner
+            self._captioned = (
+                needs_captioner(parse_views(views), self.captioner) if views else False
             )
         else:
             if self.draft is not None:
@@ -159,6 +166,8 @@ class Engine:
 
         Of several models, those of their combination.
         """
+        if not len(tokens):
+            raise InputError("tokens: none are given; give the token ids of an answer")
         (read,) = self._read(
             [replace(Request(request) if isinstance(request, str) else request, max_new_tokens=1)]
         )

@@ -79,7 +79,9 @@ class Batching:
 class EngineConfig(Batching):
     """How a target decodes; the views and what follows matter only with a draft or a KV head."""
 
-    views: tuple[str, ...] = ("M",)
+    views: tuple[str, ...] | None = None
+    """Views of the prompt that the draft reads, and kv for a KV head. None takes M with a draft and kv
+    with a KV head; () decodes without drafts."""
     weights: tuple[float, ...] | None = None
     """One a view; uniform when None."""
     weighting: str = "static"
@@ -103,7 +105,10 @@ class EngineConfig(Batching):
             )
         if self.tree is not None:
             parse_tree(self.tree, self.gamma)
-        parse_weights(self.weights, len(parse_views(self.views)))
+        if isinstance(self.views, str):
+            raise InputError(f"views: {self.views!r}; give a tuple of names, as ('M', 'T')")
+        if self.views:
+            parse_weights(self.weights, len(parse_views(self.views)))
         parse_weighting(self.weighting)
 
 

@@ -43,7 +43,8 @@ class Request:
     stop: Sequence[str] = ()
     """Strings that end the answer; its text ends before the first of them."""
     images: Sequence[Any] = ()
-    """Images of a question, PIL's or uint8 arrays [Y, X, 3]; they stand where it says `<image>`, or in front of it."""
+    """Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each takes the place of an
+    `<image>` in the question, or comes before the text."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, Prompt | str):
@@ -51,7 +52,10 @@ class Request:
             raise InputError(
                 f"prompt: a {kind}; give a string, or what engine.encoder.prompt(question, images) makes"
             )
-        if len(self.images) and not isinstance(self.prompt, str):
+        if not isinstance(self.images, list | tuple):
+            kind = type(self.images).__name__
+            raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
+        if self.images and not isinstance(self.prompt, str):
             raise InputError(
                 "images: the prompt is token ids, and has images of its own; give them to the encoder"
             )
@@ -117,6 +121,9 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
     for index, one in enumerate(requests):
         name = f"request {index}" if len(requests) > 1 else ""
         with _told_of(name):
+            if not isinstance(one, Request | str):
+                kind = type(one).__name__
+                raise InputError(f"requests: a {kind}; give a Request, or a question as a string")
             request = Request(one) if isinstance(one, str) else one
             prompt = request.prompt
             if isinstance(prompt, str):

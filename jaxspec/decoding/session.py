@@ -41,6 +41,12 @@ class Session:
     def ask(self, question: str, images: Sequence[Any] = (), **options: Any) -> Result:
         """Answer the next question; `options` are those of a `Request`."""
         encoder = self.engine.encoder
+        if not isinstance(question, str):
+            kind = type(question).__name__
+            raise InputError(f"question: a {kind}; give a string, and options by name")
+        if not isinstance(images, list | tuple):
+            kind = type(images).__name__
+            raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
         if self._prompt is None:
             prompt = encoder.prompt(question, images)
         else:

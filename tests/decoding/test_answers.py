@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +39,7 @@ def headed(target: LoadedModel) -> LoadedModel:
 def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **options: Any) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
     return {
-        "plain": Engine(target, config=replace(config, views=("M",))),
+        "plain": Engine(target, config=replace(config, views=())),
         "views": Engine(target, draft, config),
         "kv": Engine(headed, config=replace(config, views=("kv",))),
     }
@@ -166,7 +169,37 @@ def test_models_and_configurations_belong_together(target: LoadedModel, draft: L
     with pytest.raises(InputError, match="draft: models that write together propose to each other"):
         Engine([target, target], draft)
     with pytest.raises(InputError, match="count"):
-        Engine(target, config=CONFIG).samples(Request("What?", NEW, 1.0), 0)
+        Engine(target).samples(Request("What?", NEW, 1.0), 0)
+
+
+def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, headed: LoadedModel) -> None:
+    engine, page = Engine(target), tiny.page()
+    assert Engine(headed).config.views == ("kv",)
+    assert Engine(headed, draft).config.views == ("M", "kv")
+    wrong: list[tuple[str, Callable[[], Any]]] = [
+        ("views: M,T show a draft the prompt, and there is no draft", lambda: Engine(target, config=CONFIG)),
+        ("views: 'M,T'; give a tuple of names", lambda: EngineConfig(views="M,T")),  # type: ignore[arg-type]
+        ("gamma: 5; give a whole number", lambda: EngineConfig(gamma="5")),  # type: ignore[arg-type]
+        ("target: 'path'; give what", lambda: Engine("path")),  # type: ignore[arg-type]
+        ("draft: EngineConfig; give a LoadedModel", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
+        ("requests: a dict; give a Request", lambda: engine.generate([{"prompt": "Hi"}])),  # type: ignore[list-item]
+        ("images: a ndarray; give a list", lambda: Request("Hi", images=page)),  # type: ignore[arg-type]
+        ("question: a Request; give a string", lambda: Session(engine).ask(Request("Hi"))),  # type: ignore[arg-type]
+        ("images: a ndarray; give a list", lambda: Session(engine).ask("Hi", page)),  # type: ignore[arg-type]
+        ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
+        ("tokens: none are given", lambda: engine.logprobs("Hi", [])),
+    ]
+    for message, call in wrong:
+        with pytest.raises(InputError, match=re.escape(message)):
+            call()
+
+
+def test_images_are_read_from_files(target: LoadedModel, tmp_path: Path) -> None:
+    PAGES[0].save(tmp_path / "page.png")
+    first, second = (
+        Engine(target).generate(Request("What?", 4, images=[image])) for image in (PAGES[0], str(tmp_path / "page.png"))
+    )
+    assert first.tokens == second.tokens
 
 
 def test_a_session_has_one_target(target: LoadedModel, draft: LoadedModel) -> None:
@@ -187,7 +220,7 @@ def test_a_warm_engine_compiles_nothing(
     assert known == 4  # prefill, decode, growth to 32 tokens, and decode there
     engine.generate(asked)
     assert len(compiled) == known
-    refilled = Engine(target, config=replace(CONFIG, refill=True))
+    refilled = Engine(target, config=replace(CONFIG, views=(), refill=True))
     many = [asked] * (CONFIG.batch_size + 1)
     refilled.warmup(many)
     known = len(compiled)

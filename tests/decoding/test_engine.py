@@ -72,7 +72,7 @@ def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) ->
 
 def test_greedy_output_is_the_targets_own(engine: Engine, target: LoadedModel) -> None:
     requests = [request_of(engine, words, images=1, seed=i) for i, words in enumerate(WORDS)]
-    plain = Engine(target, config=CONFIG)
+    plain = Engine(target, config=replace(CONFIG, views=()))
     assert outputs(engine.generate(requests)) == outputs(plain.generate(requests))
 
 
@@ -118,7 +118,7 @@ def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeyp
     """Eight requests of one length in four rows: two rounds of the loop, all rows at work in both."""
     decodes = []
     monkeypatch.setattr(running, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
-    engine = Engine(target, config=replace(CONFIG, refill=True, batch_size=4))
+    engine = Engine(target, config=replace(CONFIG, views=(), refill=True, batch_size=4))
     engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
     assert decodes.count(running.run_decode) == 2
 

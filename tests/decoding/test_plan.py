@@ -39,7 +39,7 @@ def test_it_is_the_engines_own_report(pair: tuple[Path, Path], devices: int, vie
     if "kv" in views:
         head = LoadedHead(*tiny.kv_head(target.model, target.params))
         target = replace(target, head=head)
-    config = EngineConfig(views=views or ("M",), gamma=3, batch_size=2, image_buckets=(1,))
+    config = EngineConfig(views=views, gamma=3, batch_size=2, image_buckets=(1,))
     engine = Engine(target, draft if "M" in views else None, config)
     requests = [Request("Hi", 12, images=[PAGE])] * 2
     program, params = abstract_program(target.config, draft.config, views, 3, jnp.float32, head=head and head.config)

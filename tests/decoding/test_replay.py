@@ -67,7 +67,9 @@ def test_tokens_and_counts_are_those_of_the_target_itself(
 def test_plain_decoding_says_the_record(
     recorded: RecordedTarget, requests: list[Request], results: list[Result]
 ) -> None:
-    plain = RecordedEngine(recorded, None, CONFIG).generate([replace(requests[0], max_new_tokens=7), *requests[1:]])
+    plain = RecordedEngine(recorded, None, replace(CONFIG, views=())).generate(
+        [replace(requests[0], max_new_tokens=7), *requests[1:]]
+    )
     assert [r.tokens for r in plain] == [results[0].tokens[:7], *(r.tokens for r in results[1:])]
 
 

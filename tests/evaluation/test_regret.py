@@ -20,7 +20,7 @@ CONFIG = replace(mini, limit=3, max_new_tokens=24, gamma=3, batch_size=4, prompt
 @pytest.mark.parametrize("text", ["mt-release"])
 def test_a_replay_makes_the_blocks_of_decoding(text: str, models: tuple[LoadedModel, LoadedModel]) -> None:
     target, draft = models
-    plain = Engine(target, None, CONFIG.engine(CONFIG.rows[0]))
+    plain = Engine(target, None, CONFIG.plain())
     engine = Engine(target, draft, CONFIG.engine(Variant("MT", ("M", "T"), weighting=text)))
     _, prompts = next(each_turn(CONFIG, plain, "describe"))
     requests = [Request(prompt, CONFIG.max_new_tokens) for prompt in prompts]

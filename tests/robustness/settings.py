@@ -105,7 +105,7 @@ def try_settings(
     rng = np.random.default_rng(seed)
     sizes: Any = {"prompt_buckets": (256,), "image_buckets": (5,), "new_buckets": (32,)}
     requests = draw_prompts(rng, Engine(target).encoder, prompts)
-    expected = _answers(Engine(target, None, EngineConfig(batch_size=8, **sizes)), requests)
+    expected = _answers(Engine(target, None, EngineConfig(views=(), batch_size=8, **sizes)), requests)
     placed = {devices: _on_devices(target, devices) for devices in set(DEVICES)}
     for number in tqdm(range(settings), unit="setting", desc="random settings"):
         setting = draw_setting(rng, sizes)
