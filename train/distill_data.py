@@ -1,13 +1,14 @@
-"""Writes a data set's answers anew with a target, for sequence-level distillation, and prepares it for training.
+"""Lets a target answer a data set's questions, and prepares the answers for training.
 
-    python -m train.distill_data --target llava-hf/llava-1.5-7b-hf --data runs/data/my_mix --name my_mix_t0
-    python -m train.distill_data --target jaxspec/assets/mini/target --data picturebook --samples 20000 \\
-        --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
+    python -m train.distill_data --target llava-hf/llava-1.5-7b-hf --data runs/data/my_mix \\
+        --name my_mix_t0
+    python -m train.distill_data --target jaxspec/assets/mini/target --data picturebook \\
+        --samples 20000 --draft jaxspec/assets/mini/draft --temperature 1 --name pages_t1
 
-A run that was stopped goes on where it was, and one that was finished does nothing. On several machines that see one
-folder, give --shard 0/4 to 3/4; the first shard, run when the others are done, prepares the whole. On
-hosts that compute together give --cluster instead: the first writes what all have answered. With
---answers gs://BUCKET/NAME chunks go to a bucket, from which another machine goes on.
+A stopped run goes on, and a finished one does nothing. On several machines that see one folder,
+give --shard 0/4 to 3/4; run shard 0 again when the others are done, and it prepares the whole. On
+hosts that compute together give --cluster instead. With --answers gs://BUCKET/NAME chunks go to a
+bucket, and another machine can go on from there.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from picturebook.training import named
 
 @dataclass(frozen=True)
 class Options(Placement):
-    """What the target answers, and how."""
+    """Options of the questions and the answers."""
 
     target: str
     """Directory in Hugging Face layout, or hub id."""
     data: str
-    """A folder of prepared data, or picturebook, or picturebook:describe,read for some of its kinds."""
+    """A folder of prepared data, or picturebook, or picturebook:describe,read for some kinds."""
     name: str
     """Name of the new data set: lower-case words joined by _."""
     samples: int | None = None
@@ -50,8 +51,8 @@ class Options(Placement):
     max_new_tokens: int = 256
     """An answer that is longer, and what follows it, is left out."""
     keep_cut: bool = False
-    """Keep the beginning of an answer that is longer. Its end is then learned as if it were one, so give this where
-    answers are long: few of the tokens that the target writes are wasted."""
+    """Keep the beginning of a longer answer, which is then learned as a whole one. Fewer of the
+    target's tokens are wasted where answers are long."""
     draft: str | None = None
     """A draft makes it faster; the answers are the target's in any case."""
     views: tuple[str, ...] = ("M",)
@@ -73,11 +74,10 @@ class Options(Placement):
     out: Path = Path("runs/data")
     """Where prepared data sets are."""
     answers: str = ""
-    """Where chunks of answers go: a folder, or an address such as gs://bucket/NAME, which outlives a preempted slice;
+    """Folder of the chunks, or address such as gs://bucket/NAME, which outlives a preempted slice;
     by default OUT/NAME.answers."""
     debug: bool = False
-    """Try the command out on the first four samples, into runs/debug. All else is as it would be: a shorter answer
-    would be left out."""
+    """Try the command out on the first four samples, into runs/debug."""
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
@@ -131,7 +131,8 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         return None
     if shard[0] > 0 or done < work.chunks:
         print(
-            f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to prepare {options.name}"
+            f"{done} of {work.chunks} chunks are there; when all are, run shard 0 again to "
+            f"prepare {options.name}"
         )
         return None
     if prepared.exists():
@@ -147,8 +148,9 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
     )
     where = "with" if options.keep_cut else "before"
     print(
-        f"wrote {prepared}; {lost['cut']} conversations end {where} an answer of over {work.max_new_tokens} tokens, "
-        f"{lost['refused']} before a question that the target cannot be asked (reasons are in {folder})"
+        f"wrote {prepared}; {lost['cut']} conversations end {where} an answer of over "
+        f"{work.max_new_tokens} tokens, {lost['refused']} before a question that the target cannot "
+        f"be asked (reasons are in {folder})"
     )
     return prepared
 

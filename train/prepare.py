@@ -6,8 +6,8 @@
     python -m train.prepare picturebook --kinds saga album --images 1 --name stories
     python -m train.prepare llava --data mix.json --name my_mix --target llava-hf/llava-1.5-7b-hf
 
-Each goes to OUT/NAME. Rows and images that cannot be read are skipped, up to a limit, and told in
-OUT/NAME.skipped.jsonl. With --target it is told how many rows fit in how many of a target's tokens.
+Each goes to OUT/NAME. Rows and images that cannot be read are skipped, up to a limit, and listed in
+OUT/NAME.skipped.jsonl. With --target a table shows how many rows fit in how many tokens.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ OUT = Path("runs/data")
 
 @dataclass(frozen=True)
 class Llava:
-    """Conversations about images: LLaVA's JSON, JSONL or parquet, and a folder of images; text too."""
+    """Conversations about images: LLaVA's JSON, JSONL or parquet, and a folder of images."""
 
     data: Path
-    """The file, or a folder of parquet or JSONL files, or hub:OWNER/NAME/FILE, a file of a data set on the hub."""
+    """The file, or a folder of parquet or JSONL files; or hub:OWNER/NAME, a data set on the hub, or
+    hub:OWNER/NAME/FILE."""
     name: str
     """Name of the prepared data set: lower-case words joined by _."""
     images: Path | None = None
     """The folder that image paths start from; by default the file's own, or `images/` in it."""
     outside: bool = False
-    """Take images that lie outside of that folder too, by `..` or by whole paths. Links in it are always followed."""
+    """Take images outside of that folder, by `..` or absolute paths. Links are always followed."""
     frames: int = 8
     """Most frames of a video."""
     skip: int = 100
     """Rows that may be skipped because they cannot be read."""
     target: str | None = None
-    """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
+    """Directory or hub id of a target, to show how many rows fit in how many of its tokens."""
     out: Path = OUT
-    """Where prepared data sets lie."""
+    """Folder of prepared data sets."""
     file_format: FileFormat = "array_record"
     """array_record is what training reads best; parquet can be read by `tfds.load` too."""
     debug: bool = False
@@ -75,9 +76,9 @@ class Text:
     skip: int = 100
     """Rows that may be skipped because they cannot be read."""
     target: str | None = None
-    """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
+    """Directory or hub id of a target, to show how many rows fit in how many of its tokens."""
     out: Path = OUT
-    """Where prepared data sets lie."""
+    """Folder of prepared data sets."""
     file_format: FileFormat = "array_record"
     """array_record is what training reads best; parquet can be read by `tfds.load` too."""
     debug: bool = False
@@ -99,9 +100,9 @@ class Book:
     images: int | None = None
     """Images of a sample to keep, at most, with all that is said of the others; all by default."""
     target: str | None = None
-    """Directory or hub id of a target, to tell how many rows fit in how many of its tokens."""
+    """Directory or hub id of a target, to show how many rows fit in how many of its tokens."""
     out: Path = OUT
-    """Where prepared data sets lie."""
+    """Folder of prepared data sets."""
     file_format: FileFormat = "array_record"
     """array_record is what training reads best; parquet can be read by `tfds.load` too."""
     debug: bool = False
@@ -109,7 +110,7 @@ class Book:
 
 
 def main(command: Llava | Text | Book) -> Path:
-    """Prepares one data set and tells what is in it."""
+    """Prepares one data set and prints its contents."""
     few = 4 if command.debug else None
     if few:
         command = replace(command, out=trial_of(command.out))
@@ -181,7 +182,7 @@ def shown_few(sample: Sample, most: int | None) -> Sample:
 
 
 def _fits(reached: Sequence[tuple[int, int]]) -> str:
-    """Return a table: of buckets of some lengths, how many rows have an answer within, and how many are whole."""
+    """Return a table of buckets: rows with an answer within, and rows that fit whole."""
     first, whole = (np.asarray(column) for column in zip(*reached, strict=True))
     lengths = [size for i in range(4, 40) for size in (2**i, 3 * 2 ** (i - 1))]
     shown = [

@@ -1,13 +1,14 @@
-"""Writes prompts for drafts of a small language model, from public questions and Python's own sources, some held apart.
+"""Writes training and test prompts for drafts of a small language model.
 
     python -m train.prompts --data path/to/data
     python -m train.prepare text --data runs/data/prompts/train.jsonl --name prompts
     python -m train.distill_data --target smollm2-135m --data runs/data/prompts --name smollm2_t0
 
-Trained on are GSM8K's train split, and of the standard library functions to complete, docstrings to sum up and names
-to explain: lines {id, question, answer}, of which the target writes the answers anew. Held apart, in OUT/test and in
-the form of your own sets ({id, turns, reference}), are GSM8K's test split, HumanEval, the questions of MMSpec and
-LLaVA-Bench without their images, and one in eight modules of the standard library, by the hash of its name.
+Training prompts are GSM8K's train split, and functions to complete, docstrings to summarise and
+names to explain from Python's standard library: lines {id, question, answer}. The target then
+writes answers of its own. Test prompts, in OUT/test as {id, turns, reference}, are GSM8K's test
+split, HumanEval, the questions of MMSpec and LLaVA-Bench without images, and one in eight modules
+of the standard library.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Options:
     """Where questions come from, and where prompts go."""
 
     data: Path
-    """Folder with gsm8k/train.jsonl and test.jsonl, humaneval/HumanEval.jsonl.gz, mmspec/mmspec_24.jsonl and
-    llava/qa90_questions.jsonl."""
+    """Folder with gsm8k/train.jsonl and test.jsonl, humaneval/HumanEval.jsonl.gz,
+    mmspec/mmspec_24.jsonl and llava/qa90_questions.jsonl."""
     out: Path = Path("runs/data/prompts")
     """Receives train.jsonl and test/KIND.jsonl."""
     most: int | None = None
@@ -59,7 +60,7 @@ Prompts = dict[str, list[tuple[str, str]]]
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
-    """Writes the files, and tells how many prompts of each kind are in them."""
+    """Writes the files, and prints how many prompts of each kind are in them."""
     check_counts(most=1 if options.most is None else options.most)
     learned, held = defaultdict(list), defaultdict(list)
     for prompts, split in ((learned, "train"), (held, "test")):
@@ -89,8 +90,8 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     ranked = []
     for kind, pairs in learned.items():
         own = [
-            {"id": f"{kind}-{i}", "question": ask, "answer": told}
-            for i, (ask, told) in enumerate(pairs[:few])
+            {"id": f"{kind}-{i}", "question": ask, "answer": answer}
+            for i, (ask, answer) in enumerate(pairs[:few])
         ]
         ranked += enumerate(
             sorted(own, key=lambda row: hashlib.sha256(row["id"].encode()).digest())
@@ -100,8 +101,8 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
     _write(out / "train.jsonl", rows)
     for kind, pairs in held.items():
         own = [
-            {"id": i, "turns": [asked], "reference": told}
-            for i, (asked, told) in enumerate(pairs[:few])
+            {"id": i, "turns": [asked], "reference": answer}
+            for i, (asked, answer) in enumerate(pairs[:few])
         ]
         _write(out / "test" / f"{kind}.jsonl", own)
     trained = Counter(row["id"].partition("-")[0] for row in rows)
@@ -122,15 +123,16 @@ def _read_source(source: str, module: str, prompts: Prompts) -> None:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
-        told = ast.get_docstring(node)
-        if not told:
+        text = ast.get_docstring(node)
+        if not text:
             continue
         if node in tree.body:
-            asked = f"What does `{module}.{node.name}` of Python's standard library do, and when is it of use?"
-            prompts["explain"].append((asked, told))
-        if len(told) >= SHORTEST:
-            asked = f"Summarize the following text in two sentences.\n\n{told[:LONGEST]}"
-            prompts["summary"].append((asked, told.split("\n\n")[0]))
+            name = f"`{module}.{node.name}`"
+            asked = f"What does {name} of Python's standard library do, and when is it of use?"
+            prompts["explain"].append((asked, text))
+        if len(text) >= SHORTEST:
+            asked = f"Summarize the following text in two sentences.\n\n{text[:LONGEST]}"
+            prompts["summary"].append((asked, text.split("\n\n")[0]))
         end = node.end_lineno or 0
         if (
             isinstance(node, ast.FunctionDef)

@@ -6,8 +6,9 @@
     python -m train.recipe pooled --view P36 --start mjbooo/lvlm68m
     python -m train.recipe kv_mini_answers --head.pooling drop --anchoring.loss ce
 
-A recipe is a preset under configs/train/recipes; each of its stages takes the options of a TrainConfig after its name,
-and so does a distillation (--distillation.divergence tvd). A run that was stopped goes on where it was.
+A recipe is a preset under configs/train/recipes. Each of its stages takes the options of a
+TrainConfig after its name, and so does a distillation (--distillation.divergence tvd). A stopped
+run goes on.
 """
 
 from __future__ import annotations
@@ -47,25 +48,23 @@ KIND = "train.recipes"
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for besides the stages."""
+    """Options besides those of the stages; None keeps the recipe's."""
 
     target: str | None = None
-    """Directory or hub id of the target; by default the recipe's."""
+    """Directory or hub id of the target."""
     start: str | None = None
-    """Directory or hub id of what the draft starts as, or directory of a KV head to go on from; by default the
-    recipe's."""
+    """Directory or hub id of the draft's start, or directory of a KV head to train on."""
     data: tuple[str, ...] = ()
-    """PATH of a prepared data set to train on instead of the recipe's; several are mixed alike. Or NAME=PATH, where one
-    of the recipe's own lies, if not in runs/data."""
+    """PATH of a prepared data set to train on instead of the recipe's; several are mixed equally.
+    Or NAME=PATH, the path of one of the recipe's own sets, if not in runs/data."""
     buckets: tuple[int, ...] | None = None
-    """Buckets of row lengths in tokens; longer rows are cut at the last; by default the recipe's."""
+    """Buckets of row lengths in tokens; longer rows are cut at the last."""
     unlearned: float | None = None
-    """The share of rows that may teach nothing, because no answer of theirs is within the buckets; more is an error; by
-    default the recipe's, 0.02."""
+    """Share of rows that may teach nothing, because no answer is within the buckets."""
     system: str | None = None
-    """System prompt before each conversation in Vicuna's form, '' for none; by default the recipe's."""
+    """System prompt before each conversation in Vicuna's form; '' writes none."""
     draft_vocabulary: int | None = None
-    """Tokens that the draft scores, those that the answers have most often; 0: all; by default the recipe's."""
+    """Tokens that the draft scores, the most frequent of the answers; 0 keeps all."""
     runs: Path | None = None
     """Checkpoints and metrics go to RUNS/STAGE; by default runs/train/RECIPE."""
     out: Path | None = None
@@ -73,33 +72,34 @@ class Options:
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX."""
     debug: bool = False
-    """Try the recipe out: two steps a stage, of as few samples as its mesh takes. All else is as it would be, but that
-    it goes to runs/debug, and in place of --STAGE.checkpoints to CHECKPOINTS.debug, which is removed at the end."""
+    """Try the recipe out: two steps a stage, of as few samples as its mesh takes. Files go to
+    runs/debug, and checkpoints to CHECKPOINTS.debug, which is removed at the end."""
 
 
 @dataclass(frozen=True)
 class DraftOptions(Options):
-    """What is asked for of a draft, besides the stages."""
+    """Options of a draft besides those of the stages."""
 
     view: str | None = None
-    """How the draft is shown prompts: M, T, P, P36 ...; by default the recipe's."""
+    """View of the prompts: M, T, P, P36 ..."""
     held_out: str | None = None
-    """Data set of the target's own greedy answers, to simulate tokens per block on every `evaluate_every` steps."""
+    """Data set of the target's greedy answers, to simulate tokens per block every `evaluate_every`
+    steps."""
     dtype: str = "bfloat16"
     """Dtype of the finished draft's file."""
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What may be changed of the recipe's head; see `KVHeadConfig`."""
+    """Options of the recipe's head; see `KVHeadConfig`."""
 
     pooling: Pooling = "linear"
-    """How an image becomes slots: by learned matrices (linear, the paper's), learned queries (attention) or averages
-    (avgpool), not at all (none), or it is left out (drop)."""
+    """Pooling of an image to slots: learned matrices (linear, the paper's), learned queries
+    (attention), averages (avgpool), none, or no image slots at all (drop)."""
     reads_text: bool = True
     """Without, the target's keys and values of text are left out."""
     feature: Feature = "none"
-    """What is read of a token besides its embedding: nothing, as in the paper, or the target's last hidden state."""
+    """Input besides a token's embedding: none, the paper's, or the target's last hidden state."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:

@@ -2,8 +2,8 @@
 
     python -m train.text left --data path/to/gsm8k/train.jsonl
 
-The data is GSM8K's `train.jsonl`, or any JSONL with `question` and `answer`. All models that are trained on one file
-get one tokeniser, so that they can write together.
+The data is GSM8K's `train.jsonl`, or any JSONL with `question` and `answer`. All models of one file
+get one tokeniser, so that they can decode collaboratively.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def main(
     cluster: str = "",
     debug: bool = False,
 ) -> None:
-    """Trains one of the models of configs/train/gsm8k.py; a run that was stopped goes on where it was.
+    """Trains one of the models of configs/train/gsm8k.py. A stopped run goes on.
 
     Args:
       name: left, right, whole or amateur.
       data: JSONL with question and answer.
-      runs: checkpoints and metrics go to RUNS/NAME, the finished model to RUNS/NAME/hf, a Hugging Face directory.
+      runs: checkpoints and metrics go to RUNS/NAME, the finished model to RUNS/NAME/hf.
       cluster: on several hosts `auto`, or HOST:PORT,COUNT,INDEX.
       debug: try the command out: two steps of as few samples as the mesh takes, into runs/debug.
     """
     if name not in STAGES:
         raise InputError(
-            f"model {name!r}: no such stage in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}"
+            f"model {name!r}: not in configs/train/gsm8k.py; {nearest(name, tuple(STAGES))}"
         )
     stage = STAGES[name]
     if debug:
@@ -67,7 +67,7 @@ def main(
 
 
 def train(stage: TextStage, data: Path, directory: Path) -> None:
-    """One model: questions and answers alike are what it learns to write."""
+    """Train one model to write questions and answers."""
     samples = list(benchmark_samples("gsm8k", data))
     texts = (text for sample in samples for text in sample.turns[0])
     encoder = PromptEncoder(train_tokenizer(texts, VOCABULARY))

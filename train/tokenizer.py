@@ -1,4 +1,4 @@
-"""Makes the trained models' tokenisers: byte-fallback BPE in Llama's style, the mini models' over picturebook."""
+"""Makes the trained models' tokenisers: byte-fallback BPE in Llama's style."""
 
 from __future__ import annotations
 

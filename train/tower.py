@@ -1,11 +1,11 @@
-"""Pretrains the mini vision tower on the pages' attributes; it stands in for CLIP.
+"""Pretrains the mini vision tower, in the place of CLIP, on the pages' attributes.
 
     python -m train.tower
     python -m train.recipe mini_target
 
-Every one of the 16 image tokens learns to say what its cell shows (kind, colour, size, word) and what the whole
-page is (background, bars), through linear heads that are thrown away. What is written is the mini target as it begins
-to learn: its tokeniser, this tower, and all else random.
+Each of the 16 image tokens learns to name the contents of its cell (kind, colour, size, word) and
+of the page (background, bars), through linear heads that are thrown away. The output is the mini
+target before its training: its tokeniser, this tower, and random parameters.
 """
 
 from __future__ import annotations

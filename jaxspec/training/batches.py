@@ -1,4 +1,4 @@
-"""Batches on their way to the devices: an iterator with a place to save, and a thread that reads ahead.
+"""Batches for the devices: an iterator with a place to save, and a thread that reads ahead.
 
 A batch is any pytree of arrays whose first axis is its rows.
 """

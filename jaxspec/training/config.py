@@ -19,9 +19,9 @@ class MeshConfig:
     """Devices on each axis of the mesh; see `jaxspec.sharding`."""
 
     data: int | None = None
-    """Copies of the model, each with samples of its own; None uses all devices that divide the batch."""
+    """Copies of the model, each with its own samples; by default all that divide the batch."""
     fsdp: int = 1
-    """Devices, each with samples of its own, that share one copy, its gradient and optimiser state."""
+    """Devices, each with its own samples, that share one copy, its gradient and optimiser state."""
     model: int = 1
     """Devices that share heads, MLPs and the vocabulary."""
 
@@ -91,7 +91,7 @@ class TrainConfig:
     save_every: int = 200
     """Steps between checkpoints."""
     checkpoints: str = ""
-    """Folder that all hosts see, or address such as gs://bucket/run; empty keeps them with the metrics."""
+    """Shared folder, or address such as gs://bucket/run; by default next to the metrics."""
     keep: int = 2
     """Newest checkpoints to keep."""
     log_every: int = 20

@@ -1,8 +1,8 @@
-"""Target-Draft attention training of a KV head (AASD, section 3.3): blocks of J tokens at sampled anchors.
+"""Target-Draft attention training of a KV head (AASD, section 3.3): blocks at sampled anchors.
 
 The frozen target runs in the same program, one pass over the dialogues. The head reads its last
 layer's keys and values, and learns its distributions at the blocks' tokens. `keep_readings` keeps
-these passes in memory. Step s of a block at anchor a reads in training exactly what it reads in
+these passes in memory. Step s of a block at anchor a reads the same slots in training as in
 decoding once the tokens before are accepted.
 """
 
@@ -72,7 +72,7 @@ class HeadRecipe(StagedRecipe):
     start: str = ""
     """Directory of a head of the same kind to train on; empty starts a fresh one."""
     keep_readings: bool = False
-    """Keep the target's pass over each row in memory, D + 2 K H numbers a token, for later epochs."""
+    """Keep the target's passes in memory for later epochs, D + 2 K H numbers a token."""
 
 
 class Reading(struct.PyTreeNode):
@@ -103,7 +103,7 @@ class HeadBatch(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class HeadBatches:
-    """A function of the step: this process's rows, with anchors drawn by the row's number and the seed."""
+    """A function of the step: this process's rows, with anchors drawn by row number and seed."""
 
     batches: ConversationBatches
     config: KVHeadConfig
@@ -128,7 +128,7 @@ class KeptReadings:
 
     read: Callable[[ConversationBatch], Reading]
     kept: dict[bytes, Reading] = field(default_factory=dict)
-    """Readings [1, ...] on the host, without padding, by the digest of a row's tokens and images."""
+    """Readings [1, ...] on the host, unpadded, by the digest of a row's tokens and images."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, batch: ConversationBatch) -> Reading:
@@ -289,7 +289,8 @@ def _started(
     for name in (each.name for each in fields(config) if each.name not in ("gamma", "target_name")):
         if (own := getattr(config, name)) != (there := getattr(theirs, name)):
             raise InputError(
-                f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; give that"
+                f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; "
+                "give that"
             )
     return config, head
 

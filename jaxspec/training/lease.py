@@ -32,7 +32,7 @@ def in_bucket(place: object) -> bool:
 
 
 def write_whole(path: epath.Path, text: str) -> None:
-    """Write a text, of which no reader sees a part: an object in a bucket appears when it is whole."""
+    """Write a text that readers see whole or not at all, as an object in a bucket is."""
     if not in_bucket(path):
         return write_text(Path(path), text)
     with writing(str(path)):
@@ -40,10 +40,11 @@ def write_whole(path: epath.Path, text: str) -> None:
 
 
 class Lease:
-    """Keeps other runs out of a place, as a context manager. A place on a disk is a lock file (`sole`).
+    """Keeps other runs out of a place; a context manager.
 
-    A place in a bucket is an object that a thread renews. Whoever finds one watches it for `PATIENCE` seconds: a lease
-    that changes is held, and one that does not was left by a slice that is gone.
+    On a disk it is a lock file (`sole`). In a bucket it is an object that a thread renews. A run
+    that finds one watches it for `PATIENCE` seconds: if it changes, another run holds it; if not,
+    a slice that is gone left it.
 
     Raises InputError while another run holds the place.
     """

@@ -24,7 +24,7 @@ Metrics = dict[str, Float[Array, ""]]
 def next_token_loss(
     logits: Float[Array, "B L V"], tokens: Int[Array, "B L"], mask: Bool[Array, "B L"]
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return the cross entropy of masked tokens, each predicted one position before, and metrics."""
+    """Return the cross entropy of masked tokens, predicted one position before, and metrics."""
     logits, labels = logits[:, :-1], tokens[:, 1:]
     weight = mask[:, 1:].astype(jnp.float32)
     count = weight.sum()
@@ -66,7 +66,7 @@ def _expected(weight: Array, log_a: Array, log_b: Array) -> Array:
 def top_k(
     log_p: Float[Array, "... V"], k: int
 ) -> tuple[Int[Array, "... top"], Float[Array, "... top+1"]]:
-    """Return a teacher's k most probable tokens, and k + 1 log-probabilities: theirs and the rest's."""
+    """Return a teacher's k most probable tokens, and log-probabilities of these and of the rest."""
     largest, ids = jax.lax.top_k(log_p, k)
     return ids, jnp.concatenate([largest, _rest(largest)], axis=-1)
 
@@ -123,7 +123,7 @@ def draft_loss(
     soft: bool,
     decay: float,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Return the loss of blocks, sum_s decay^s mean(loss at step s) over the sum of weights, and metrics.
+    """Return the loss of blocks, the mean over steps s weighted by decay^s, and metrics.
 
     The output head scores one step of all blocks at a time, also in the backward pass, so J times
     fewer logits exist at once.

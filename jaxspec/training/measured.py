@@ -1,4 +1,4 @@
-"""The compiled training step, and what it measures between two lines of the log."""
+"""The compiled training step, with the metrics and speeds of each line of the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of a run: a JSON line for each logged step, and TensorBoard or Weights & Biases on request."""
+"""Metrics of a run: a JSON line for each logged step; TensorBoard and W&B on request."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def simulated(
     view: View = VIEWS["M"],
     gamma: int = 5,
 ) -> Callable[[Params], dict[str, float]]:
-    """Return parameters -> {simulated_tokens_per_block}, pooled over batches of a target's answers."""
+    """Return parameters -> {simulated_tokens_per_block}, pooled over a target's answers."""
 
     @jax.jit
     def count(params: Params, batch: ConversationBatch) -> tuple[Array, Array]:

@@ -64,12 +64,14 @@ class CountedBatches(Generic[Batch]):
         reasons = []
         if late:
             reasons.append(
-                f"{len(late):,} without an answer in the first {tokens} tokens (the first {max(late)}"
-                " would do: give longer --buckets; python -m train.prepare --target tells what fits)"
+                f"{len(late):,} without an answer in the first {tokens} tokens (the first "
+                f"{max(late)} would do: give longer --buckets; python -m train.prepare --target "
+                "tells what fits)"
             )
         if large:
             reasons.append(
-                f"{len(large):,} with over {tiles} image tiles (up to {max(large)}: show fewer images)"
+                f"{len(large):,} with over {tiles} image tiles (up to {max(large)}: "
+                "show fewer images)"
             )
         names = ", ".join(sorted({row.dataset for row in self._seen}))
         share = f"{self._lost / self._read:.1%} of what was read"

@@ -4,8 +4,8 @@
 |---|---|---|
 | an LVLM | any | the LVLM, trained on |
 | a configuration of an LVLM | any | a fresh LVLM with the target's tower |
-| a text model or its configuration | reads images | the model behind the target's tower and a fresh projector |
-| a text model or its configuration | reads no images | the text model |
+| a text model, or its configuration | M, P | it, with the target's tower and a fresh projector |
+| a text model, or its configuration | T, C | the text model |
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Stage:
     name: str
     train: TrainConfig
     data: tuple[tuple[str, float], ...]
-    """(data set, weight) pairs. A data set is a name under `runs/data`, or one that the caller passes."""
+    """(data set, weight) pairs. A data set is a name under `runs/data`, or the caller passes it."""
     plain: bool = False
     """Leave out questions and roles: images and captions alone."""
 
@@ -76,7 +76,7 @@ class StagedRecipe:
     """The common part of a draft's and a KV head's recipe; presets are in `configs/train/`."""
 
     target: str
-    """Directory or hub id. The draft gets its tokeniser and image processor; it is also the teacher."""
+    """Directory or hub id of the model that the draft drafts for, and that teaches it."""
     stages: tuple[Stage, ...]
     buckets: tuple[int, ...]
     """Buckets of row lengths; longer rows are cut at the last."""
@@ -105,7 +105,7 @@ class Recipe(StagedRecipe):
     """View of the prompts, the same as in drafting."""
     distillation: Distillation | None = None
     held_out: str = ""
-    """Data set of the target's greedy answers, on which tokens per block are simulated; may be empty."""
+    """Data set of the target's greedy answers, to simulate tokens per block on; may be empty."""
     workers: int = 0
     """Processes of each host that decode images; 0 uses two threads."""
 
@@ -143,7 +143,7 @@ def train_draft(recipe: Recipe, directory: Path, data: DataSets | None = None) -
 def draft_words(
     recipe: StagedRecipe, sources: Mapping[str, Any], target: LoadedModel
 ) -> tuple[int, ...]:
-    """Return a recipe's draft vocabulary, counted in the data of its last stage; empty if it asks for none."""
+    """Return a recipe's draft vocabulary, counted in its last stage's data; empty without one."""
     if not recipe.draft_vocabulary:
         return ()
     stage, text = recipe.stages[-1], target.model.text

@@ -1,4 +1,4 @@
-"""Sequence-level distillation: a target answers a source's questions (Kim and Rush, arXiv 1606.07947).
+"""Sequence-level distillation: a target answers a source's questions (arXiv 1606.07947).
 
 Each chunk is a JSONL file that appears whole. A stopped run goes on with the first missing chunk,
 and shards on several machines take every n-th. Answers depend on the sample, its number and the
@@ -64,14 +64,14 @@ def regenerate(
     folder: Folder,
     shard: tuple[int, int] = (0, 1),
 ) -> int:
-    """Write the chunks that are missing in a folder or bucket, and return how many there are in all now.
+    """Write a folder's or bucket's missing chunks, and return how many chunks there are now.
 
     Each of several processes answers its share of a chunk, and the first writes it.
 
     Args:
       shard: (i, n): take every n-th chunk from the i-th on.
 
-    Raises InputError if the folder holds chunks of another `work`, or another run writes the same shard.
+    Raises InputError if the folder holds chunks of another `work`, or another run writes the shard.
     """
     folder = epath.Path(folder)
 
@@ -130,7 +130,7 @@ def regenerated(
 
 
 def losses(work: Regeneration, folder: Folder) -> dict[str, int]:
-    """Return how many conversations were refused, and how many ended at an answer that was too long."""
+    """Return the numbers of conversations that were refused, and cut at a too long answer."""
     counts = {"refused": 0, "cut": 0}
     for row in _rows(work, folder):
         counts["refused"] += row["refused"] is not None

@@ -35,7 +35,7 @@ READ = (".json", ".model", ".txt", ".jinja")
 
 
 def data_signature(source: Sequence[Sample]) -> str:
-    """Return a fingerprint of the number of samples and of some, the first and the last included."""
+    """Return a fingerprint of the number of samples and of some samples."""
     found, last = hashlib.sha256(), len(source) - 1
     for place in sorted({last * i // (SAMPLES - 1) for i in range(SAMPLES)}):
         sample = source[place]
@@ -80,7 +80,7 @@ def run_signature(config: TrainConfig, inputs: dict[str, Any]) -> dict[str, Any]
 def claim(
     directory: Path, config: TrainConfig, run: dict[str, Any], saved: tuple[int, Any] | None
 ) -> None:
-    """Raise InputError if another run saved a step here; else write `train_config.json`, for people.
+    """Raise InputError if another run saved a step here; else write `train_config.json`.
 
     The number of steps may differ if the saved steps had the same learning rates.
 
@@ -109,11 +109,12 @@ def claim(
 def _lasting(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values that may not differ when a run goes on, by their dotted names."""
     lasting = {name: value for name, value in values.items() if name not in RUNTIME}
-    return dict(flatten_dict(lasting, sep="."))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    flat: Any = flatten_dict(lasting, sep=".")
+    return dict(flat)
 
 
 def _same_rates(config: TrainConfig, steps: int, done: int) -> bool:
-    """Return whether a run of `steps` steps had the same learning rates in its first `done` steps."""
+    """Return whether a run of `steps` steps had the same rates in its first `done` steps."""
     at = np.arange(done)
     return np.array_equal(
         make_schedule(config)(at), make_schedule(replace(config, steps=steps))(at)

@@ -28,7 +28,7 @@ from jaxspec.typing import Array, Params
 Flat = dict[str, Any]
 """Parameters by path."""
 LossFn = Callable[[Params, Any], tuple[Array, dict[str, Array]]]
-"""(parameters, batch) -> (mean loss, metrics). The metric `tokens` counts the positions of the mean."""
+"""(parameters, batch) -> (mean loss, metrics). The metric `tokens` counts the mean's positions."""
 Places = Callable[[Any], Params]
 """Mesh -> the parameters' shardings, for one model `partial(shardings, config, params)`."""
 
@@ -42,11 +42,12 @@ class TrainState(struct.PyTreeNode):
 
 def flatten(params: Params) -> Flat:
     """Return the leaves of a nested dict by path."""
-    return dict(flatten_dict(params, sep="/"))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    flat: Any = flatten_dict(params, sep="/")
+    return dict(flat)
 
 
 def partition(params: Params, patterns: Sequence[str]) -> tuple[Flat, Flat]:
-    """Return (trainable, frozen) parameters by path. A regex that matches a path's start freezes it."""
+    """Return (trainable, frozen) parameters; a regex that matches a path's start freezes it."""
     flat = flatten(params)
     _check_patterns("frozen", patterns, flat)
     frozen = {
