@@ -1,4 +1,4 @@
-"""Measurements: `python -m eval.NAME --help` tells of each."""
+"""Measurements: `python -m eval.NAME --help` describes each."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Every figure that needs an accelerator, in one go: passes and forced loops of LLaVA-1.5 with its drafts.
+"""All figures that need an accelerator: passes and forced loops of LLaVA-1.5 with its drafts.
 
     python -m eval.accelerator --out results/accelerator --page docs/performance.md
     python -m eval.accelerator --out results/accelerator --page docs/performance.md --parts
 
-Weights are random and made on the device; nothing is fetched. The parts run one after the other, each a process of
-its own, so that one that fails or runs out of time leaves the others' results; what is done lies in --out already.
-Where one was not done the exit code is 1.
+Weights are random and made on the device; nothing is fetched. The parts run one after the other,
+each a process of its own, so that one that fails or runs out of time leaves the others' results;
+what is done lies in --out already. Where one was not done the exit code is 1.
 
-What was measured is told in --out's table.md; on a TPU beside what its compiler estimates, which is asked when the
-parts are done. The second command measures nothing, and writes that table anew.
+--out's table.md shows the measurements, on a TPU next to its compiler's estimates, which are
+asked when the parts are done. The second command measures nothing, and writes that table anew.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def main(
       out: a directory for each part is made in it.
       minutes: the part that runs when they are over is ended, and the rest left out.
       parts: which of them; none measures nothing, and tells what lies in --out.
-      page: put the table between this page's markers, <!-- accelerator: --> and <!-- /accelerator -->.
+      page: put the table between this page's markers, <!-- accelerator: --> and <!-- /accelerator
+        -->.
       debug: try the parts out on a pair of no use, in runs/debug, each with its own --debug.
     """
     for name in parts:
@@ -131,7 +132,7 @@ def run_module(command: list[str], seconds: float, **environment: str) -> int | 
 
 
 def results(out: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield part, preset and what it wrote, of those that are done."""
+    """Yield part, preset and results of the parts that are done."""
     for name in PARTS:
         file = out / name / "results.json"
         if file.exists():
@@ -140,7 +141,7 @@ def results(out: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def estimate(out: Path) -> list[str]:
-    """Ask the compiler of the TPU that was measured about each preset, once; return those that it did not tell of."""
+    """Ask the measured TPU's compiler about each preset once; return the presets that failed."""
     failed = []
     for _, preset, found in results(out):
         device = found["run"]["device"]
@@ -177,16 +178,18 @@ def summary(out: Path) -> Table:
         file = out / "estimated" / preset / "results.json"
         rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else []
         least = {(row["program"], row["batch"]): row["least_ms"] for row in rows if row["fits"]}
-        cells += [[preset, *told(row, least)] for row in found["rows"]]
+        cells += [[preset, *figures(row, least)] for row in found["rows"]]
     notes = [
-        f"Measured on {', '.join(dict.fromkeys(devices))}, with random weights. Loops are at forced acceptance: the "
-        f"number of accepted tokens is given. Estimated by the compiler, for {SLOTS:,} + 128 slots: the larger of its "
+        f"Measured on {', '.join(dict.fromkeys(devices))}, with random weights. Loops are at "
+        "forced acceptance: the "
+        f"number of accepted tokens is given. Estimated by the compiler, for {SLOTS:,} + 128 "
+        "slots: the larger of its "
         "cycles and of reading the weights once.",
     ]
     return Table("On an accelerator", ["pair", "what", "measured", "estimated ms"], cells, notes)
 
 
-def told(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
+def figures(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
     """Return what a row is about, its figure, and the compiler's."""
 
     def expected(program: str, same: bool) -> str:
@@ -198,7 +201,8 @@ def told(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
         share = f"{row['target_ms']:.3g} ms, {percent(row['read_share'])} of bandwidth"
         return [what, share, expected("plain", row["slots"] == SLOTS)]
     if row["kind"] == "forced":
-        what = f"{row['forced_tokens_per_pass']:g} tokens a block, B={row['batch']}, {row['views']} views"
+        tau, batch, views = (row[name] for name in ("forced_tokens_per_pass", "batch", "views"))
+        what = f"{tau:g} tokens a block, B={batch}, {views} views"
         speed = f"{row['speedup_measured']:.2f} x plain, {row['block_ms']:.3g} ms a block"
         return [what, speed, expected("chain", row["views"] == 2)]
     if row["kind"] == "images":

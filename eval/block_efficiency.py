@@ -4,8 +4,9 @@
     python -m eval.block_efficiency mini --limit 10 --gamma 3
     python -m eval.block_efficiency mini_weightings --regret
 
-Writes results.json, records.jsonl, table.md and report.html (and figures, with the `plots` extra) into --out. With
---trace the page shows who wrote each token of the first answers, and more figures are drawn.
+Writes results.json, records.jsonl, table.md and report.html (and figures, with the `plots` extra)
+into --out. With --trace the page shows who wrote each token of the first answers, and more figures
+are drawn.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Options:
     out: Path = Path("runs/eval/PRESET")
     """Directory for results.json, records.jsonl, table.md, report.html and figures."""
     regret: bool = False
-    """Also replay each mixing row's weighting on the target's answers, against the best fixed weights in hindsight."""
+    """Also replay each mixing row's weighting on the target's answers, against the best fixed
+    weights in hindsight."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -85,8 +87,8 @@ def block_efficiency_table(
 ) -> Table:
     """Return a line per row of views and turn, a column per set, and the plain means over sets.
 
-    Below a line is what a paper prints, where the configuration is the paper's. Sets without measurements have no
-    column.
+    Below a line is what a paper prints, where the configuration is the paper's. Sets without
+    measurements have no column.
     """
     begun = {row["dataset"] for row in (*rows, *failed)}
     sets = [name for name in config.sets if name in begun]
@@ -99,7 +101,7 @@ def block_efficiency_table(
     ]
 
     def over(field: str, group: Sequence[str] | None = None, cell: Cell = number) -> Column:
-        """Return a column: the mean over sets, by default over those that are asked in the line's turn."""
+        """Return a column: the mean over sets, by default those asked in the line's turn."""
 
         def column(line: Sequence[Record]) -> str:
             turns = {row["turn"] for row in line}
@@ -152,10 +154,13 @@ def _notes(
         row.name: row.weighting for row in config.rows if row.weighting not in ("static", row.name)
     }
     notes = [
-        f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, {devices}. "
+        f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
+        f"{devices}. "
         f"Plain means: {'; '.join(groups)}.",
-        "speed-up: decode tokens/s over plain decoding of the same requests in the same run; predicted: Eq. (1) with "
-        "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of answers equal to plain "
+        "speed-up: decode tokens/s over plain decoding of the same requests in the same run; "
+        "predicted: Eq. (1) with "
+        "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of "
+        "answers equal to plain "
         "decoding token for token.",
         *remarks(config.sets),
     ]
@@ -177,20 +182,20 @@ def _notes(
 
 
 def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
-    """Return the columns of means, and the sets of each: the configuration's, or one over all sets."""
+    """Return the columns of means and the sets of each; by default one over all sets."""
     groups = {
         name: [one for one in sets if one in group] for name, group in config.averages.items()
     }
-    told = {name: group for name, group in groups.items() if group}
+    kept = {name: group for name, group in groups.items() if group}
     return (
-        told
-        if set(sets) <= {one for group in told.values() for one in group}
+        kept
+        if set(sets) <= {one for group in kept.values() for one in group}
         else {"avg": list(sets)}
     )
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
-    """Return a table per mixture of views: a line per rule and turn, over all sets, most tokens a pass first."""
+    """Return a table per mixture of views, a line per rule and turn, most tokens a pass first."""
 
     def tau(found: Sequence[Record]) -> float:
         return sum(row["tokens"] for row in found) / sum(row["num_spec_steps"] for row in found)
@@ -205,10 +210,13 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     columns |= {"R(KL)": loss("regret_kl"), "R(rej.)": loss("regret_rejections")}
     columns["R(miss.)"] = loss("regret_misses")
     notes = [
-        f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the target's greedy answers. "
-        "tau: tokens a pass. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, mixture), both at "
+        f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the "
+        "target's greedy answers. "
+        "tau: tokens a pass. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, "
+        "mixture), both at "
         "temperature 1; missed: share of tokens where the likeliest differ.",
-        "R: the same less that of each answer's best fixed weights, chosen with hindsight for that loss on a grid.",
+        "R: the same less that of each answer's best fixed weights, chosen with hindsight for "
+        "that loss on a grid.",
     ]
     found: dict[tuple[str, ...], dict[Label, list[Record]]] = {}
     for row in rows:
@@ -216,7 +224,8 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
         lines.setdefault((row["row"], str(row["turn"])), []).append(row)
     return [
         pivot(
-            f"Weightings of views {','.join(views)}: losses a token and regret, gamma {config.gamma}",
+            f"Weightings of views {','.join(views)}: losses a token and regret, gamma "
+            f"{config.gamma}",
             ("weighting", "turn"),
             sorted(lines.items(), key=lambda line: (line[0][1], -tau(line[1]), line[0][0])),
             columns,
@@ -227,7 +236,7 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
 
 
 def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:
-    """Return the question and the images of the samples that the page shows, by what their records have in `ASKED`."""
+    """Return the page's questions and their images, by the fields `ASKED` of their records."""
     return {
         tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (
             sample.turns[turn - 1][0],

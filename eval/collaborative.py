@@ -1,11 +1,12 @@
-"""Collaborative decoding: every method on every set, measured and predicted, and the sweep of quality and speed.
+"""Collaborative decoding: every method on every set, and sweeps of quality and speed.
 
     python -m eval.collaborative gsm8k --data gsm8k=path/to/test.jsonl --out runs/collaborative
     python -m eval.collaborative visual --limit 8
-    python -m eval.collaborative cos --pairings "Llama-3, T=0" --sets humaneval --sweep gamma:1,2,3,4,5
+    python -m eval.collaborative cos --pairings "Llama-3, T=0" --sets humaneval --sweep gamma:1,3,5
 
-Answers are judged by accuracy (GSM8K, MMLU), ROUGE-L (CNN/DM), and pass@1 (HumanEval, with --run-code). Writes
-results.json, records.jsonl and table.md (and sweep.png, with the `plots` extra) into --out.
+Answers are judged by accuracy (GSM8K, MMLU), ROUGE-L (CNN/DM), and pass@1 (HumanEval, with
+--run-code). Writes results.json, records.jsonl and table.md (and sweep.png, with the `plots` extra)
+into --out.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Options:
     out: Path = Path("runs/collaborative/PRESET")
     """Directory for results.json, records.jsonl, table.md and the figure."""
     run_code: bool = False
-    """Run the programs that the models write for HumanEval against its tests. That is code that nobody has read: it has
-    5 seconds, a gigabyte, and no network where Linux allows that, but otherwise your rights. Do so in a container."""
+    """Run the programs that the models write for HumanEval against its tests. That is code that
+    nobody has read: it has 5 seconds, a gigabyte, and no network where Linux allows that, but
+    otherwise your rights. Do so in a container."""
 
 
 FORMS = {"chat": "in the chat form of the model that leads", "raw": "in raw text"}
@@ -56,9 +58,11 @@ def main(args: Sequence[str] | None = None) -> None:
         Options, __doc__, args, CollaborativeEvalConfig, "gsm8k"
     )
     for name in set(config.sets) & set(config.places):
-        config.samples(name, config.limit)  # what cannot be read is told before models load
+        config.samples(
+            name, config.limit
+        )  # fails here, before models load, if a set cannot be read
     if "ROUGE-L" in map(MEASURES.get, config.sets):
-        rouge_scorer()  # likewise, where it is not installed
+        rouge_scorer()  # fails here if the package is missing
     timed = f"the least of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         run.restore(GROUP)
@@ -120,20 +124,26 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
     for pairing in config.pairings:
         asked.setdefault(FORMS[pairing.form], []).append(pairing.name)
     notes = [
-        f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}; speeds of "
+        f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}; "
+        "speeds of "
         f"{min(config.timed, config.limit)} samples a set. Lists are of models, in their order.",
-        "speed-up: decode tokens/s over standard collaborative decoding of the same requests; whole "
-        "calls: the same with prefill, as the paper's code counts. predicted, Thm.: calls and speed-up "
+        "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
+        "whole "
+        "calls: the same with prefill, as the paper's code counts. predicted, Thm.: calls and "
+        "speed-up "
         "of the exact law at the mean alphas; with times: with those of scoring passes too.",
-        "nats: of the reference answers' tokens under the combination, at temperature 1. quality: of "
-        f"the answers to {config.limit} samples a set, decoded once, {measures or 'which nothing judges'}. "
+        "nats: of the reference answers' tokens under the combination, at temperature 1. quality: "
+        "of "
+        f"the answers to {config.limit} samples a set, decoded once, "
+        f"{measures or 'which nothing judges'}. "
         "same: answers equal to standard collaborative decoding's, at temperature 0.",
         *(f"Asked {form}: {'; '.join(names)}." for form, names in asked.items()),
     ]
     for (name, dataset), row in {(row["pairing"], row["dataset"]): row for row in rows}.items():
         left = row["left_out"]
         notes.append(
-            f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard decoding "
+            f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard "
+            "decoding "
             "with each model on a device of its own would be "
             f"{row['speedup_parallel_at_most']:.2f} times as fast at most."
             + (f" Prompts left out, as longer than a model's context: {left}." if left else "")
@@ -152,7 +162,8 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
     slowest = min(sweep, key=lambda row: row["speedup_measured"])
     calls = min(sweep, key=lambda row: row["speedup_predicted"])
     notes = [
-        "CoS against standard collaborative decoding. alpha: on the reference answers. quality: once a "
+        "CoS against standard collaborative decoding. alpha: on the reference answers. quality: "
+        "once a "
         "combination.",
         f"Never slower? Slowest measured: {slowest['speedup_measured']:.2f} ({_point(slowest)}); "
         f"least by the exact law: {calls['speedup_predicted']:.2f} ({_point(calls)}).",
@@ -170,7 +181,7 @@ def _point(row: Record) -> str:
 
 
 def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
-    """Draw lines over the dial: nats of held-out answers above, speed-up below; nothing without matplotlib."""
+    """Draw nats of held-out answers and speed-up over the dial; nothing without matplotlib."""
     if not sweep or pyplot() is None:
         return
     names = list(dict.fromkeys((row["pairing"], row["dataset"]) for row in sweep))

@@ -1,14 +1,14 @@
-"""What compilers say of TPUs and GPUs that are not here: memory, copies, messages and cycles of a preset's programs.
+"""Compilers' estimates for absent TPUs and GPUs: memory, copies, messages and cycles.
 
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv
     python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
     python -m eval.compiled qwen7b --chips v5e:2x2 --programs prompt --prompt 16640 --tiles 1024
 
-Needs libtpu or jax-cuda12-plugin, which `make compiled` puts into .venv-tpu, and no TPU or GPU: nothing is run. Every
-figure is an estimate of the compiler's. A block is one turn of the decode loop: a token of plain decoding, or draft,
-target pass, verification and commit.
-Writes results.json and table.md into --out.
+Needs libtpu or jax-cuda12-plugin, which `make compiled` puts into .venv-tpu, and no TPU or GPU:
+nothing is run. Every figure is an estimate of the compiler's. A block is one turn of the decode
+loop: a token of plain decoding, or draft, target pass, verification and commit. Writes results.json
+and table.md into --out.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ GPUS = {
 """GPUs that XLA's plugin describes, by the names that it has for them."""
 GIB = 2**30
 CYCLES = {"v4": 1.05, "v5e": 1.5, "v5p": 1.75}
-"""Clock of the matrix units in GHz: the peak of a chip's data sheet over the operations of one cycle. For v6e neither
-the clock nor the number of its units is published."""
+"""Clock of the matrix units in GHz: the peak of a chip's data sheet over the operations of one
+cycle. For v6e neither the clock nor the number of its units is published."""
 
 
 def main(
@@ -87,14 +87,16 @@ def main(
     Args:
       preset: one of those named above, from configs/latency.
       out: directory for results.json and table.md.
-      chips: kind and topology as libtpu knows them, such as v5e:2x2, or a kind of GPU and how many, such as h100:4; the
-        target is split over all of them.
-      programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV head;
-        prefill of the chain, and of plain decoding (prompt); train, a step of logit distillation.
+      chips: kind and topology as libtpu knows them, such as v5e:2x2, or a kind of GPU and how many,
+        such as h100:4; the target is split over all of them.
+      programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV
+        head; prefill of the chain, and of plain decoding (prompt); train, a step of logit
+        distillation.
       batches: rows.
       prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
-      tiles: image tiles of a row, as its tower counts them: five an image of LLaVA-NeXT, Qwen2.5-VL's windows.
+      tiles: image tiles of a row, as its tower counts them: five an image of LLaVA-NeXT,
+        Qwen2.5-VL's windows.
       layers: of the target, in place of its own number, for a quick look.
     """
     given = dict(locals())
@@ -114,12 +116,13 @@ def main(
 
 
 def described(chip: str) -> list[Any]:
-    """Return devices of a topology that need not be there. Raises InputError where it, or its compiler, is unknown."""
+    """Return devices of a topology, which need not exist here."""
     kind, _, shape = chip.partition(":")
     tpus = [name for name in CHIPS if name.startswith("v")]
     if kind not in (*tpus, *GPUS) or not shape:
         raise InputError(
-            f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2 or h100:4; {nearest(kind, [*tpus, *GPUS])}"
+            f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2 or h100:4; "
+            f"{nearest(kind, [*tpus, *GPUS])}"
         )
     options: dict[str, Any] = {"chip_config_name": "megacore"} if kind == "v4" else {}
     if set(shape.split("x")) == {"1"} and kind in tpus:
@@ -132,14 +135,14 @@ def described(chip: str) -> list[Any]:
     except (
         Exception
     ) as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
-        told = f"{str(error).splitlines()[0]:.120}"
+        said = f"{str(error).splitlines()[0]:.120}"
         raise InputError(
-            f"chips: {chip} cannot be compiled for: {told}; make compiled brings the compilers"
+            f"chips: {chip} cannot be compiled for: {said}; make compiled brings the compilers"
         ) from error
 
 
 def gpu_description(name: str) -> str:
-    """Return what XLA knows of a GPU: one of the texts, each between two zero bytes, in the plugin's library."""
+    """Return XLA's description of a GPU, a text between two zero bytes in the plugin's library."""
     library = resources.files("jax_plugins.xla_cuda12").joinpath("xla_cuda_plugin.so").read_bytes()
     place = library.index(f'device_description_str: "{name}"'.encode())
     return library[library.rindex(b"\0", 0, place) + 1 : library.index(b"\0", place)].decode()
@@ -225,7 +228,7 @@ def decoding(
     new: int,
     tiles: int,
 ) -> tuple[Any, int, int]:
-    """Return a program of decoding, lowered, and the bytes of its caches and of the weights that a pass reads."""
+    """Return a lowered program of decoding, and the bytes of its caches and weights."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     program, params = assembled(config, name)
     params = (
@@ -252,7 +255,7 @@ def decoding(
 def training_step(
     config: LatencyConfig, devices: list[Any], batch: int, length: int
 ) -> tuple[Any, int, int, float]:
-    """Return the step of logit distillation, lowered, no bytes of caches, those of its weights, and its operations."""
+    """Return the lowered step of logit distillation, 0, the bytes of its weights, and its FLOPs."""
     try:  # of the `train` extra, which decoding does without
         from jaxspec.training.plan import abstract_step, mesh_for
     except ImportError as error:
@@ -309,19 +312,24 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
         "program MiB": lambda row: number(row["program_mib"], 0),
         "compile s": lambda row: number(row["compile_cpu_seconds"], 0),
     }
-    told = {"program", "chips", "B", "peak GiB"}
+    always = {"program", "chips", "B", "peak GiB"}
     cells = [
-        [cell(row) if row["fits"] or name in told else "-" for name, cell in columns.items()]
+        [cell(row) if row["fits"] or name in always else "-" for name, cell in columns.items()]
         for row in rows
     ]
     notes = [
-        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image tiles. Memory is one "
+        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image "
+        "tiles. Memory is one "
         "chip's. copied: arrays written again around the loop, and in one block. messages: "
-        f"{', '.join(COLLECTIVES)} of one block, and at most so many MiB that they make. kernels: what a block "
+        f"{', '.join(COLLECTIVES)} of one block, and at most so many MiB that they make. kernels: "
+        "what a block "
         "gives the device one by one.",
-        "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from memory out, and the "
-        "kernels that attend to long prompts; weights ms: what reading the weights once takes at the chip's bandwidth. "
-        "The larger of the two is the least time. Of GPUs the compiler tells no cycles, and of training the least time "
+        "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from "
+        "memory out, and the "
+        "kernels that attend to long prompts; weights ms: what reading the weights once takes at "
+        "the chip's bandwidth. "
+        "The larger of the two is the least time. Of GPUs the compiler tells no cycles, and of "
+        "training the least time "
         "is that of its operations.",
     ]
     return Table(f"Compiled, not run: {preset}", list(columns), cells, notes)

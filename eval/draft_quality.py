@@ -5,9 +5,10 @@
     python -m eval.draft_quality llava15 --sets ocrbench textcaps --text-only
     python -m eval.draft_quality mini --sets read --drafts "pooled=runs/train/mini_pooled/hf:P"
 
-IbED judges drafts by these (its Table 12). rouge-score and nltk compute the measures (the `quality` extra). METEOR
-also needs WordNet's files, which no package contains. With --attributes the script asks picturebook's attribute
-questions on the test split instead: does a model see? Writes results.json, records.jsonl and table.md into --out.
+IbED judges drafts by these (its Table 12). rouge-score and nltk compute the measures (the `quality`
+extra). METEOR also needs WordNet's files, which no package contains. With --attributes the script
+asks picturebook's attribute questions on the test split instead: does a model see? Writes
+results.json, records.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -48,11 +49,13 @@ class Options:
     out: Path = Path("runs/quality/PRESET")
     """Directory for results.json, records.jsonl and table.md."""
     attributes: int = 0
-    """Number of attribute questions of each kind (what, where, colour, count, sign), asked instead of the sets."""
+    """Number of attribute questions of each kind (what, where, colour, count, sign), asked instead
+    of the sets."""
     text_only: bool = False
     """Ask each question a second time without its images, as view T shows prompts."""
     drafts: tuple[str, ...] = ()
-    """NAME=DIRECTORY:VIEW of further drafts and how each sees images, such as P36 for 36 pooled tokens."""
+    """NAME=DIRECTORY:VIEW of further drafts and how each sees images, such as P36 for 36 pooled
+    tokens."""
 
     def __post_init__(self) -> None:
         if self.attributes < 0:
@@ -98,7 +101,7 @@ def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
 
 
 def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
-    """Return the share of right answers to attribute questions on the test split, by kind, and their mean."""
+    """Return the share of right answers to the test split's attribute questions, by kind."""
     samples = probe_set(per_kind)
     right: dict[str, list[bool]] = defaultdict(list)
     batch = engine.config.batch_size
@@ -121,7 +124,7 @@ def answering(model: LoadedModel, view: str, config: EngineConfig) -> Engine:
     """Return an engine in which the model answers alone and sees images as a view shows them."""
     if view == "M":
         return engine_of(model, None, config)
-    # Only collaborating models have views of their own: the second one, which sees text alone, has weight 0.
+    # Only collaborating models have views of their own; the second, which sees text, has weight 0.
     shared = {field.name: getattr(config, field.name) for field in fields(Batching)}
     return Engine(
         [model, model],
@@ -142,8 +145,8 @@ def measure_quality(
       text_only: Ask each model a second time without the images.
       before: Rows of a stopped run, which are not measured again.
 
-    All models have the first one's context length: a draft reads on past its trained positions, as it does when it
-    drafts.
+    All models have the first one's context length: a draft reads on past its trained positions, as
+    it does when it drafts.
     """
     rouge_scorer()  # fails here, before anything is decoded, if the package is missing
     context = (
@@ -191,19 +194,19 @@ def measure_quality(
 
 def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
     """Return the prompt with what view T puts in the place of each image."""
-    stands = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
+    shown = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
     return replace(
-        prompt, tokens=rewrite(prompt.tokens, encoder.image_token, stands).tokens, images=()
+        prompt, tokens=rewrite(prompt.tokens, encoder.image_token, shown).tokens, images=()
     )
 
 
 def judge(sample: Sample, answer: str) -> dict[str, float | None]:
-    """Return the measures of one answer to a sample's first question; None where they do not apply."""
-    told = references(sample)
-    if not told:
+    """Return the measures of an answer to a sample's first question; None if they do not apply."""
+    known = references(sample)
+    if not known:
         return dict.fromkeys(METRICS)
     return dict(
-        zip(METRICS, (accuracy(sample, answer), rouge_l(told, answer), meteor(told, answer)))
+        zip(METRICS, (accuracy(sample, answer), rouge_l(known, answer), meteor(known, answer)))
     )
 
 
@@ -220,8 +223,10 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
                     [model, metric, *("-" if v is None else f"{100 * v:.1f}" for v in values)]
                 )
     notes = [
-        f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, in percent. "
-        "accuracy: the answer holds an accepted one; rouge_l and meteor: the best over the references.",
+        f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, "
+        "in percent. "
+        "accuracy: the answer holds an accepted one; rouge_l and meteor: the best over the "
+        "references.",
     ]
     if all(row["meteor"] is None for row in rows):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")

@@ -1,12 +1,13 @@
-"""Does speculation change what the target writes? Token identity of greedy answers, and a test of sampled ones.
+"""Does speculation change the target's answers? Token identity, and a test of sampled ones.
 
     python -m eval.exactness mini --limit 5 --out runs/exactness
     python -m eval.exactness mini --gammas 5 --batches 8 --draws 0
 
-Every answer of the preset's sets is decoded with and without the draft and compared token for token; where they
-part, the logit gap in one full forward pass of the target says whether rounding could have chosen. Then many
-seeds of one prompt are drawn with and without, and a chi-square test compares how often each beginning occurs.
-Writes results.json, records.jsonl and table.md into --out; the same command goes on where one was stopped.
+Every answer of the preset's sets is decoded with and without the draft and compared token for
+token; where they part, the logit gap in one full forward pass of the target says whether rounding
+could have chosen. Then many seeds of one prompt are drawn with and without, and a chi-square test
+compares how often each beginning occurs. Writes results.json, records.jsonl and table.md into
+--out; the same command goes on where one was stopped.
 """
 
 from __future__ import annotations
@@ -59,16 +60,19 @@ class Options:
     draws: int = 4096
     """Sampled answers of each kind in the sampling test; 0 leaves it out."""
     tokens: int = 4
-    """Length of the sampled answers; the first token is prefill's, the draft has a part in the others."""
+    """Length of the sampled answers; the first token is prefill's, the draft has a part in the
+    others."""
 
     def __post_init__(self) -> None:
         if not self.gammas or not self.batches or min(self.batches) < 1:
             raise InputError(
-                f"gammas {self.gammas} and batches {self.batches}: give at least one of each, from 1 up"
+                f"gammas {self.gammas} and batches {self.batches}: give at least one of each, "
+                "from 1 up"
             )
         if self.draws < 0 or self.tokens < 2:
             raise InputError(
-                f"draws {self.draws}, tokens {self.tokens}: give 0 draws or more, of 2 tokens or more"
+                f"draws {self.draws}, tokens {self.tokens}: give 0 draws or more, of 2 tokens or "
+                "more"
             )
 
 
@@ -112,17 +116,19 @@ def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
         rate = np.average([row["token_identity_rate"] for row in found], weights=answers)
         first = [row["first_divergence"] for row in found if row["first_divergence"] is not None]
         gaps = [row["largest_logit_gap"] for row in found if row["largest_logit_gap"] is not None]
-        told = [
+        found_apart = [
             f"{100 * rate:.2f} %",
             str(min(first)) if first else "-",
             f"{max(gaps):.2g}" if gaps else "-",
         ]
-        cells.append([*map(str, key), str(sum(answers)), *told])
+        cells.append([*map(str, key), str(sum(answers)), *found_apart])
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
         f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding.",
-        "first divergence: the fewest tokens that an answer shares with its reference before they part. "
-        "largest logit gap: the reference's token over the other one there, in one full forward pass of the target.",
+        "first divergence: the fewest tokens that an answer shares with its reference before they "
+        "part. "
+        "largest logit gap: the reference's token over the other one there, in one full forward "
+        "pass of the target.",
     ]
     return Table("Token identity with plain decoding", header, cells, notes)
 
@@ -144,7 +150,8 @@ def sampling_table(rows: Sequence[Record]) -> Table:
         for row in rows
     ]
     notes = [
-        f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding with other seeds; "
+        f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding "
+        "with other seeds; "
         "p-value of the two-sample chi-square test that both are distributed alike.",
     ]
     return Table("Sampled answers against plain decoding", header, cells, notes)
@@ -160,7 +167,8 @@ class Divergence:
     """The reference's token; None if it had ended."""
     found: int | None
     logit_gap: float | None
-    """Logit of `expected` less that of `found`, in one full forward pass of the target over all before them."""
+    """Logit of `expected` less that of `found`, in one full forward pass of the target over all
+    before them."""
 
 
 def measure_identity(
@@ -172,10 +180,11 @@ def measure_identity(
     batches: Sequence[int],
     before: Sequence[Record] = (),
 ) -> Iterator[tuple[list[Record], list[Record]]]:
-    """Hold greedy answers of every row, for all draft lengths and batch sizes, against plain decoding.
+    """Compare greedy answers of every row, draft length and batch size with plain decoding's.
 
-    The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the preset, gamma and batch
-    in turn that has no rows `before`: a row is a set and turn of it; a record one answer, with its `divergence`.
+    The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the
+    preset, gamma and batch in turn that has no rows `before`: a row is a set and turn of it; a
+    record one answer, with its `divergence`.
     """
     done = {
         (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
@@ -252,11 +261,11 @@ def measure_sampling(
     options: Sequence[tuple[float, float]] = ((1.0, 1.0), (2.0, 1.0), (2.0, 0.9)),
     before: Sequence[Record] = (),
 ) -> Iterator[Record]:
-    """Test that the first `tokens` tokens drawn with and without the draft are distributed alike, by chi-square.
+    """Test by chi-square that tokens drawn with and without the draft have one distribution.
 
-    The prompt is the first sample of the first set. Each row of the preset draws `draws` answers with seeds
-    that plain decoding, which draws as many, does not use. `options` are pairs (temperature, top-p). Yields a
-    record a row and option that is not `before`.
+    The prompt is the first sample of the first set. Each row of the preset draws `draws` answers
+    with seeds that plain decoding, which draws as many, does not use. `options` are pairs
+    (temperature, top-p). Yields a record a row and option that is not `before`.
     """
     done = {
         (row["row"], row["temperature"], row["top_p"])
@@ -296,7 +305,7 @@ def measure_sampling(
 def divergence(
     target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]
 ) -> Divergence | None:
-    """Return where `found` first leaves `expected`, and how sure the target is there; None where they are equal."""
+    """Return where `found` first leaves `expected`, and the logit gap; None if they are equal."""
     for i, (ours, theirs) in enumerate(zip(expected, found)):
         if ours != theirs:
             logits = forward_logits(target, prompt, expected[:i])
@@ -309,7 +318,7 @@ def divergence(
 
 
 def forward_logits(target: LoadedModel, prompt: Prompt, answer: Sequence[int]) -> np.ndarray:
-    """Return the target's logits [V] of what follows the prompt and the answer's tokens: one pass over them all."""
+    """Return the target's logits [V] after prompt and answer, from one pass over all tokens."""
     rows, images, _ = whole_row(target, prompt, answer)
     return np.asarray(_last_logits(LanguageModel(target.config), target.params, rows, images))
 
@@ -339,8 +348,9 @@ def chi_square(
 ) -> ChiSquare:
     """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
 
-    An outcome that either sample is expected to hold `least` times is a cell; the others share cells by a hash
-    of what they are, as many as can be filled, so that the test sees something where every outcome is rare.
+    An outcome that either sample is expected to hold `least` times is a cell; the others share
+    cells by a hash of what they are, as many as can be filled, so that the test sees something
+    where every outcome is rare.
     """
     counts = np.asarray([len(ours), len(theirs)], np.float64)
     share = counts / counts.sum()

@@ -1,12 +1,14 @@
-"""KV heads against separate drafts, in the form of AASD's Table 1: speed-up, acceptance, tokens a pass and a second.
+"""KV heads against separate drafts, as in AASD's Table 1: speed, acceptance, tokens a pass.
 
     python -m eval.kv_head aasd --limit 20
     python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
-        --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf LLaVA-text=runs/ft_llava/hf:T
+        --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf
+        LLaVA-text=runs/ft_llava/hf:T
 
-Lines are the preset's rows, the drafts of --baselines, the preset's own head, what is left of it without the target's
-keys and values of images, of text, or all, or without its projector (not trained again), and the heads of --heads.
-Writes results.json, records.jsonl and table.md into --out.
+Lines are the preset's rows, the drafts of --baselines, the preset's own head, what is left of it
+without the target's keys and values of images, of text, or all, or without its projector (not
+trained again), and the heads of --heads. Writes results.json, records.jsonl and table.md into
+--out.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Options:
     heads: tuple[str, ...] = ()
     """NAME=DIRECTORY of further heads of the same target, such as ablations that were trained."""
     baselines: tuple[str, ...] = ()
-    """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. Without a view LVLMs are shown M and text models T."""
+    """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. Without a view LVLMs are shown M and text
+    models T."""
     gammas: tuple[int, ...] = (3, 5)
     """Drafted tokens a block."""
     out: Path = Path("runs/kv_head/PRESET")
@@ -106,7 +109,7 @@ FIELDS = {
 
 
 def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
-    """Return AASD's Table 1: a line per set and draft, and columns for each draft length. Turns are averaged."""
+    """Return AASD's Table 1: a line per set and draft, columns for each draft length."""
     gammas = sorted({row["gamma"] for row in rows})
     papers = [paper for paper in config.published if paper.is_of(config)]
     places = {name: (name,) for name in config.sets}
@@ -144,21 +147,28 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
         return ", ".join(f"{name} {number(value)}" for name, value in found)
 
     notes = [
-        f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch {config.batch_size}, "
+        f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch "
+        f"{config.batch_size}, "
         f"temperature {config.temperature:g}, {config.dtype}, {(*rows, *failed)[0]['device']}. "
         "avg is the plain mean over sets.",
-        "omega: tokens/s of whole calls, with the prefill of target and draft, over plain decoding's "
-        "in the same run; alpha: accepted over drafted tokens; tau: tokens a pass of the target, the "
-        "bonus token counted; delta: tokens/s of whole calls. loop: the same of the decode loop alone. "
-        "prefill ms: of target and draft, for each sample; the draft's own is this less plain decoding's.",
+        "omega: tokens/s of whole calls, with the prefill of target and draft, over plain "
+        "decoding's "
+        "in the same run; alpha: accepted over drafted tokens; tau: tokens a pass of the target, "
+        "the "
+        "bonus token counted; delta: tokens/s of whole calls. loop: the same of the decode loop "
+        "alone. "
+        "prefill ms: of target and draft, for each sample; the draft's own is this less plain "
+        "decoding's.",
         f"Plain decoding: {plain('plain_call_tokens_per_second')} tokens/s of whole calls, "
-        f"{plain('plain_tokens_per_second')} of the loop, {plain('plain_prefill_ms')} ms of prefill.",
+        f"{plain('plain_tokens_per_second')} of the loop, {plain('plain_prefill_ms')} ms of "
+        "prefill.",
         *remarks(config.sets),
     ]
     if config.temperature == 0:
         same = min((row["token_identity_rate"] for row in rows), default=0.0)
         notes.append(
-            f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token for token."
+            f"In every row at least {100 * same:.1f} % of the answers are plain decoding's, token "
+            "for token."
         )
     notes += [f"paper: {paper.source}." for paper in papers]
     ratios = [
@@ -169,7 +179,8 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
     if ratios:
         most = 100 * max(abs(ratio - 1) for ratio in ratios)
         notes.append(
-            f"One pass of training's attention over the answers gives the heads' tau within {most:.1f} %."
+            "One pass of training's attention over the answers gives the heads' tau within "
+            f"{most:.1f} %."
         )
     return pivot(
         "Drafts of one target: AASD's Table 1",
@@ -202,7 +213,7 @@ def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
 def separate_draft(
     config: EvalConfig, target: LoadedModel, place: str
 ) -> tuple[LoadedModel, Variant]:
-    """Load the draft of DIRECTORY or DIRECTORY:VIEW, and return it with the row that decodes with it."""
+    """Load the draft of DIRECTORY or DIRECTORY:VIEW, and return it with its row of the table."""
     path, view = shown(place)
     draft = load_model(path, config.dtype, config.tiles, target)
     view = view or ("M" if isinstance(draft.config, LvlmConfig) else "T")

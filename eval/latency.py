@@ -1,14 +1,15 @@
-"""Latency of a pair of given shapes and random weights: passes, images, mixtures, and loops at forced acceptance.
+"""Latency of a pair with random weights: passes, images, mixtures, loops at forced acceptance.
 
     python -m eval.latency mini --out runs/latency_mini
     python -m eval.latency llava7b_68m --parts passes forced --batches 1 8
     python -m eval.latency llava7b_68m --parts flops
     python -m eval.latency mini --parts startup
 
-No weights are read: they are made on one device. Passes on a mesh are timed by block_efficiency, with --model-parallel;
-more hosts would time no more than one. The part `startup` is of the shipped pair instead, whatever the preset: `jaxspec
-generate` as a process of its own, cold and with its programs cached on disk, and what the host adds to a call. Writes
-results.json and table.md into --out, part for part; the same command goes on where one was stopped.
+No weights are read: they are made on one device. Passes on a mesh are timed by block_efficiency,
+with --model-parallel; more hosts would time no more than one. The part `startup` is of the shipped
+pair instead, whatever the preset: `jaxspec generate` as a process of its own, cold and with its
+programs cached on disk, and what the host adds to a call. Writes results.json and table.md into
+--out, part for part; the same command goes on where one was stopped.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ def main(
       views: draft views of those loops.
       captioners: what captions images in the part `captions`, as `--captioner` elsewhere.
       dtype: of weights and caches, such as float16; by default the preset's.
-      rules: weightings of the blocks whose cost is told, on as many views as the preset names.
-      debug: try the command out: one run of everything, eight new tokens, into runs/debug. All else is as it would be.
+      rules: weightings of the blocks to time, on as many views as the preset names.
+      debug: try the command out: one run of everything, eight new tokens, into runs/debug. All else
+        is as it would be.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
@@ -149,7 +151,7 @@ def measures(
 
 
 def measure_starts(target: str, draft: str, warm: int = STARTS) -> list[Record]:
-    """Time whole processes, wall-clock and CPU seconds. Raises InputError with the last line of one that fails."""
+    """Time whole processes in wall-clock and CPU seconds; a failing one is an InputError."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.png"
         Image.new("RGB", (64, 64), "white").save(page)
@@ -262,7 +264,7 @@ def latency_tables(
 
 
 def passes_table(name: str, rows: Sequence[Record]) -> Table:
-    """Return a line per shape: T_p, what blocks and drafts cost in T_p, and the share of the roofline."""
+    """Return a line per shape: T_p, blocks and drafts in T_p, and the share of the roofline."""
     roofline = rows[0]["roofline"]
     gammas, views = (list(rows[0][field]) for field in ("verify_ms", "draft_ms"))
     header = ["B", "S", "T_p ms"]
@@ -280,11 +282,15 @@ def passes_table(name: str, rows: Sequence[Record]) -> Table:
         for row in rows
     ]
     notes = [
-        "What the papers' Eq. (1) takes for granted: that a pass over a block costs what one over a token does, that "
+        "What the papers' Eq. (1) takes for granted: that a pass over a block costs what one over "
+        "a token does, that "
         "views in one batch cost what one view does, and that a draft pass costs next to nothing.",
-        "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache read once a pass over "
-        f"one token, beside {roofline['copy_gbps']:.1f} GB/s copied, {roofline['read_gbps']:.1f} GB/s read by a vector "
-        f"times a matrix, and {roofline['matmul_tflops']:.3g} Tflop/s of square matrices in the same run.",
+        "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache "
+        "read once a pass over "
+        f"one token, beside {roofline['copy_gbps']:.1f} GB/s copied, {roofline['read_gbps']:.1f} "
+        "GB/s read by a vector "
+        f"times a matrix, and {roofline['matmul_tflops']:.3g} Tflop/s of square matrices in the "
+        "same run.",
     ]
     return Table(f"Passes of {name}", header, cells, notes)
 
@@ -318,7 +324,8 @@ def captions_table(rows: Sequence[Record]) -> Table:
     ]
     header = ["captioner", *(f"n = {count}, s" for count in counts)]
     notes = [
-        "Seconds to caption all n images of a prompt in one batch; the least of the runs. torch runs BLIP and Florence-2 "
+        "Seconds to caption all n images of a prompt in one batch; the least of the runs. torch "
+        "runs BLIP and Florence-2 "
         "on the host's CPU. Tower and prefill of the target are in the table of images.",
     ]
     return Table("Captions by images", header, cells, notes)
@@ -361,9 +368,12 @@ def forced_table(name: str, rows: Sequence[Record]) -> Table:
         for row in rows
     ]
     notes = [
-        "FORCED ACCEPTANCE: random weights; draft and target compute all of a real block, and the number of accepted "
-        "tokens is given, not earned. These are times of loops, and say nothing about any draft's quality.",
-        "speed-up: over plain decoding in the same run; efficiency: measured over predicted with T_p(J+1).",
+        "FORCED ACCEPTANCE: random weights; draft and target compute all of a real block, and the "
+        "number of accepted "
+        "tokens is given, not earned. These are times of loops, and say nothing about any draft's "
+        "quality.",
+        "speed-up: over plain decoding in the same run; efficiency: measured over predicted with "
+        "T_p(J+1).",
     ]
     return Table(f"Loops at forced acceptance, {name}", header, cells, notes)
 
@@ -388,7 +398,8 @@ def mixtures_table(name: str, rows: Sequence[Record]) -> Table:
         for row in rows
     ]
     notes = [
-        "A block is drafting, the target's pass, verification and learning, inside a compiled loop; the least of "
+        "A block is drafting, the target's pass, verification and learning, inside a compiled "
+        "loop; the least of "
         "interleaved runs. share: over a block of the same views with static weights.",
     ]
     return Table(f"Blocks by views and weighting, {name}", header, cells, notes)

@@ -1,18 +1,20 @@
 """MMSpec's conversations: answers of every method and the summary, in MMSpec's own files.
 
-    python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --max-new-tokens 1024 --batch-size 1
+    python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \\
+        --max-new-tokens 1024
     python -m eval.mmspec llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
 
-Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset, summary.csv,
-results.json, records.jsonl and table.md into --out; the same command goes on where one was stopped. Times are of whole
-batches, shared evenly; MMSpec's own are of batch 1. With a recorded target there are none; the acceptance is exact all
-the same.
+Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset,
+summary.csv, results.json, records.jsonl and table.md into --out; the same command goes on where one
+was stopped. Times are of whole batches, shared evenly; MMSpec's own are of batch 1. With a recorded
+target they are missing; the acceptance is exact all the same.
 
-An answer is a line {question_id, topic, category, choices: [{turns, idxs, new_tokens, wall_time, acceptance_length}]},
-lists by turn (arXiv 2603.14989); this project adds `token_ids`, for replay. `idxs` are target passes after prefill,
-`new_tokens` count prefill's token, and `acceptance_length` is the mean number of drafted tokens that a pass accepted,
-the form in which MMSpec stores MSD; plain decoding has none. MMSpec's draft_time and target_time are left out: one
-compiled loop does not tell them apart.
+An answer is a line {question_id, topic, category, choices: [{turns, idxs, new_tokens, wall_time,
+acceptance_length}]}, lists by turn (arXiv 2603.14989); this project adds `token_ids`, for replay.
+`idxs` are target passes after prefill, `new_tokens` count prefill's token, and `acceptance_length`
+is the mean number of drafted tokens that a pass accepted, the form in which MMSpec stores MSD;
+plain decoding has none. MMSpec's draft_time and target_time are left out: one compiled loop does
+not tell them apart.
 """
 
 from __future__ import annotations
@@ -54,15 +56,16 @@ SHOWN = (
     "draft_accept_mean",
     "speedup_paired",
 )
-SUMMARY: tuple[str, ...] = (
-    "method", "group", "n_samples", "n_turns", "total_new_tokens", "total_wall_time", "total_draft_time",
-    "total_target_time", "MAT", "draft_accept_mean", "speedup_paired", "speedup_global",
-)  # fmt: skip
+SUMMARY = (
+    *("method", "group", "n_samples", "n_turns", "total_new_tokens", "total_wall_time"),
+    *("total_draft_time", "total_target_time", "MAT", "draft_accept_mean"),
+    *("speedup_paired", "speedup_global"),
+)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer and what it took."""
+    """One answer and its cost."""
 
     text: str
     tokens: tuple[int, ...]
@@ -83,8 +86,8 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft.
 
-    Every turn follows the method's own answers to those before it, as in MMSpec; greedy ones are the target's, whoever
-    drafts.
+    Every turn follows the method's own answers to those before it, as in MMSpec; greedy ones are
+    the target's, whoever drafts.
     """
     preset, config, options = parse_command(Options, __doc__, args)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
@@ -105,11 +108,11 @@ def main(args: Sequence[str] | None = None) -> None:
         ) as bar:
             for method, engine in engines.items():
                 bar.set_postfix_str(method, refresh=False)
-                told = answers.setdefault(method, [])
-                bar.update(len(told))
-                for start in range(len(told), len(samples), PART):
+                done = answers.setdefault(method, [])
+                bar.update(len(done))
+                for start in range(len(done), len(samples), PART):
                     part = converse(config, engine, samples[start : start + PART])
-                    told += part
+                    done += part
                     run.records += [
                         {
                             "method": method,
@@ -119,7 +122,7 @@ def main(args: Sequence[str] | None = None) -> None:
                         for sample, turns in part
                     ]
                     name = f"{method.replace(' ', '-')}-temperature-{config.temperature:g}.jsonl"
-                    lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in told]
+                    lines = [json.dumps(answer_row(sample, turns)) + "\n" for sample, turns in done]
                     write_text(run.folder / name, "".join(lines))
                     _write_summary(run, answers)
                     bar.update(len(part))
@@ -142,7 +145,7 @@ def converse(
     """Answer all turns of every sample, a turn of all of them at a time."""
     answered: list[tuple[Sample, list[Turn]]] = [(sample, []) for sample in samples]
     asked: dict[int, Prompt] = {}
-    told: dict[int, Result] = {}
+    said: dict[int, Result] = {}
     for depth in range(max(len(sample.turns) for sample in samples)):
         open_ = [i for i, sample in enumerate(samples) if len(sample.turns) > depth]
         for i in open_:
@@ -150,7 +153,7 @@ def converse(
                 asked[i] = first_prompt(engine.encoder, samples[i])
             else:
                 asked[i] = next_prompt(
-                    engine.encoder, asked[i], told[i], samples[i].turns[depth][0], samples[i]
+                    engine.encoder, asked[i], said[i], samples[i].turns[depth][0], samples[i]
                 )
         results = engine.generate(
             [
@@ -158,8 +161,8 @@ def converse(
                 for i in open_
             ]
         )
-        told = dict(zip(open_, results, strict=True))
-        for i, result in told.items():
+        said = dict(zip(open_, results, strict=True))
+        for i, result in said.items():
             answered[i][1].append(_turn(result, engine))
     return answered
 
@@ -197,11 +200,12 @@ def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
 def summary_rows(
     answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str
 ) -> list[dict[str, Any]]:
-    """Return MMSpec's summary: each method over all samples and each topic. Cells that were not measured are empty.
+    """Return MMSpec's summary: each method over all samples and each topic.
 
-    MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1), with prefill's
-    token among the new ones: a little above `tokens_per_pass`. speedup_paired is the mean over turns of the
-    ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
+    MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1),
+    with prefill's token among the new ones: a little above `tokens_per_pass`. speedup_paired is the
+    mean over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the
+    totals.
     """
     plain = {
         (sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)

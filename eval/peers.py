@@ -1,18 +1,19 @@
-"""jaxspec and transformers on the same weights, prompts and device: tokens a second, and tokens a target call.
+"""jaxspec and transformers on the same weights and prompts: tokens a second and a call.
 
     python -m eval.peers mini --out runs/peers_mini
     python -m eval.peers pair55m --new 128
     python -m eval.peers smollm2 --compiled --draft runs/train/smollm2_text/hf
 
-`mini` are the shipped models on picturebook; `pair55m` a synthetic pair, of random weights and given agreement;
-`smollm2` is SmolLM2-135M with the shipped KV head, and with a text draft where one is given, on the demo's prompts.
-Both libraries read the same files. All methods run warm and in turns, prompt by prompt; a method's time is the least of
-its runs, summed over prompts. Needs torch (the `parity` extra). Writes results.json and table.md into --out; the same
-command goes on where one was stopped. There is no mesh and no --cluster: transformers' `generate` is compared on one
+`mini` are the shipped models on picturebook; `pair55m` a synthetic pair, of random weights and
+given agreement; `smollm2` is SmolLM2-135M with the shipped KV head, and with a text draft where one
+is given, on the demo's prompts. Both libraries read the same files. All methods run warm and in
+turns, prompt by prompt; a method's time is the least of its runs, summed over prompts. Needs torch
+(the `parity` extra). Writes results.json and table.md into --out; the same command goes on where
+one was stopped. There is no mesh and no --cluster: transformers' `generate` is compared on one
 device.
 
-On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that torch's threads
-do not wait for each other.
+On a shared machine wall-clock says little: see the processor's seconds, with `--threads 1`, so that
+torch's threads do not wait for each other.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def main(
       acceptance: share of the cycle that the synthetic draft knows; only for pair55m.
       threads: of torch; its own choice when None.
       compiled: also transformers' static cache with a compiled forward pass (a minute of warm-up).
-      debug: try the command out: one prompt, eight new tokens, one run, into runs/debug. All else is as it would be.
+      debug: try the command out: one prompt, eight new tokens, one run, into runs/debug. All else
+        is as it would be.
     """
     given = dict(locals())
     if debug:
@@ -149,7 +151,7 @@ def main(
                 huggingface.save(assistants["text"], config, own, tokenizer=model.tokenizer)
             methods = ours(target, drafts, gammas, new)
             methods |= theirs(target, pair[0], assistants, gammas, new, compiled, threads)
-            told = notes(preset, len(asked), new, repeats, threads, acceptance)
+            below = notes(preset, len(asked), new, repeats, threads, acceptance)
             run.restore(("prompt",))
             done = {row["prompt"] for row in run.rows}
             for number, prompt in enumerate(tqdm(asked, "peers", unit="prompt")):
@@ -163,28 +165,34 @@ def main(
                         [],
                     )
                     methods = {name: methods[name] for name in found}
-                run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), told))
+                run.write(Table(f"Peers on {preset}", HEADER, cells(summaries(run.rows)), below))
 
 
 def notes(
     preset: str, prompts: int, new: int, repeats: int, threads: int | None, acceptance: float
 ) -> list[str]:
-    """Return what stands below the table."""
+    """Return the sentences below the table."""
     lines = [
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
-        f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} on "
+        f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} "
+        "on "
         f"{os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
-        "x: tokens/s over transformers' eager, and over the fastest of its lines with an assistant, which drafts "
+        "x: tokens/s over transformers' eager, and over the fastest of its lines with an "
+        "assistant, which drafts "
         f"{GAMMA} tokens where no J is named. "
-        "tok/s: of whole calls, from prepared inputs to the last token. decode: without the first token and the "
-        "target's prefill; jaxspec's is also without the draft's prefill and the host's time, which both count in "
+        "tok/s: of whole calls, from prepared inputs to the last token. decode: without the first "
+        "token and the "
+        "target's prefill; jaxspec's is also without the draft's prefill and the host's time, "
+        "which both count in "
         "assisted generation.",
-        "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as jaxspec's plain "
-        "decoding gives. -: what it is compared to failed, or needs a draft that is not there.",
+        "CPU ms: of all threads, prefill included. Target calls count prefill. Same tokens: as "
+        "jaxspec's plain "
+        "decoding gives. -: the base of the comparison failed, or needs a draft that is not there.",
     ]
     if preset != "smollm2":
         lines.append(
-            "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the pixels of the assistant)."
+            "The LLaVA draft of transformers 5 never sees the image (its `generate` drops the "
+            "pixels of the assistant)."
         )
     if preset == "pair55m":
         lines.append(
@@ -230,9 +238,9 @@ def write_pair(folder: Path, acceptance: float) -> tuple[Path, Path]:
     paths = folder / "target", folder / "draft"
     for path, name in zip(paths, ("synthetic:target", f"synthetic:draft:{acceptance}")):
         model = synthetic_model(name, jnp.dtype("float32"))
-        told = {"tokenizer": model.tokenizer, "image_processor": model.image_processor}
+        saved = {"tokenizer": model.tokenizer, "image_processor": model.image_processor}
         options = huggingface.SaveOptions(overwrite=True)
-        huggingface.save(path, model.config, model.params, options, **told)
+        huggingface.save(path, model.config, model.params, options, **saved)
     return paths
 
 
@@ -258,7 +266,7 @@ def random_prompts(target: LoadedModel, count: int) -> list[Prompt]:
 def ours(
     target: LoadedModel, drafts: Sequence[LoadedModel], gammas: Sequence[int], new: int
 ) -> dict[str, Method]:
-    """Return jaxspec's methods: plain, with the target's KV head where it has one, and with the draft."""
+    """Return jaxspec's methods: plain, with the target's KV head, and with the drafts."""
 
     def method(engine: Engine) -> Method:
         def run(prompt: Prompt) -> Timed:
@@ -294,7 +302,7 @@ def theirs(
     compiled: bool,
     threads: int | None,
 ) -> dict[str, Method]:
-    """Return transformers' own ways to decode faster, each with what it is compared to."""
+    """Return transformers' own ways to decode faster, each with its base of comparison."""
     import torch  # pyright: ignore[reportMissingImports]
     import transformers
 
@@ -391,7 +399,7 @@ def theirs(
 
 
 def measure(methods: Mapping[str, Method], prompt: Prompt, repeats: int) -> dict[str, Timed]:
-    """Measure each method's best times, by turns; one that fails is left out, with a word on standard error."""
+    """Measure each method's best times by turns; one that fails is left out."""
     runs: dict[str, list[Timed]] = {name: [] for name in methods}
     for again, name in product(range(repeats + 1), methods):
         if name not in runs:
@@ -417,8 +425,7 @@ def best(runs: list[Timed]) -> Timed:
 
 
 def summary(name: str, runs: list[Timed], reference: list[Timed] | None) -> dict[str, Any]:
-    """Return rates over all prompts. The first token is prefill's, and no part of decoding; without a reference no
-    identity is told."""
+    """Return rates over all prompts; identity is None without a reference."""
     count = sum(len(run.tokens) for run in runs)
     same = None if reference is None else [a.tokens == b.tokens for a, b in zip(runs, reference)]
     return {

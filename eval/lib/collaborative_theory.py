@@ -1,8 +1,9 @@
-"""What collaborative decoding via speculation should cost: the exact law of its calls, and the fastest schedule.
+"""The cost of collaborative decoding: the exact law of its calls, and the fastest schedule.
 
-Costs are times of one forward pass of each model, in any unit; the baseline, standard collaborative decoding, pays
-every model's once a token. A proposal of model m is accepted with probability alpha_m = 1 - TV(d_m, r), taken as the
-same at each place and independent between places; for text this is an approximation, and the only one here.
+Costs are times of one forward pass of each model, in any unit; the baseline, standard collaborative
+decoding, pays every model's once a token. A proposal of model m is accepted with probability
+alpha_m = 1 - TV(d_m, r), taken as the same at each place and independent between places; for text
+this is an approximation, and the only one here.
 
 Reference: Collaborative Decoding via Speculation (arXiv 2502.01662), sections 3 and 4.
 """
@@ -23,12 +24,12 @@ def acceptance(d: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 
 def tokens_per_run(alpha: float, gamma: int) -> float:
-    """Return the expected tokens of verifying gamma proposals, the replacement of a rejected one included; no bonus."""
+    """Return the expected tokens of verifying gamma proposals, with replacements, without bonus."""
     return float(sum(alpha**place for place in range(gamma)))
 
 
 class Calls(NamedTuple):
-    """Forward passes of each model a token [M]: those that score others' proposals, and single further steps."""
+    """Forward passes of each model a token [M]: those that score, and single steps that propose."""
 
     scoring: np.ndarray
     proposing: np.ndarray
@@ -50,12 +51,13 @@ def one_proposer_calls(
 def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int = 0) -> Calls:
     """Return the calls of `Alternating`, exactly: the stationary law of its turns.
 
-    Between two rejections the turns go round the ring. The first M - 1 only fill it; from then on each scores and
-    verifies the run of the model after it, and goes on with probability alpha^gamma. So passes and tokens between
-    rejections are geometric sums over rounds, and by renewal their ratio is that of the long run.
+    Between two rejections the turns go round the ring. The first M - 1 only fill it; from then on
+    each scores and verifies the run of the model after it, and goes on with probability
+    alpha^gamma. So passes and tokens between rejections are geometric sums over rounds, and by
+    renewal their ratio is that of the long run.
 
-    For two models at costs (c, 1) the speed-up of these calls is, with q = 0 first, p = 1, a = alpha_q^gq,
-    b = alpha_p^gp and G = `tokens_per_run`,
+    For two models at costs (c, 1) the speed-up of these calls is, with q = 0 first, p = 1, a =
+    alpha_q^gq, b = alpha_p^gp and G = `tokens_per_run`,
 
         (1 + c) (G_q + a G_p) / (1 + c gq - a b c + a (gp - 1 + c)).
     """
@@ -72,10 +74,10 @@ def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int
         ring
     ):  # a round of verifications; each round is reached `whole` times as often as the one before
         model = (owner - 1) % models
-        stands = alphas[owner] ** gammas[owner]
+        whole_run = alphas[owner] ** gammas[owner]
         scoring[model] += reached
         tokens += reached * tokens_per_run(alphas[owner], gammas[owner])
-        reached *= stands
+        reached *= whole_run
         proposing[model] += reached * (gammas[model] - 1)
     return Calls(scoring / tokens, proposing / tokens)
 
@@ -94,10 +96,10 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
 
 
 def parallel_speedup(costs: Sequence[float]) -> float:
-    """Return the most that standard collaborative decoding would gain from a device of its own for each model.
+    """Return the largest gain of standard decoding from a device for each model.
 
-    It is not built: one compiled program does the same on all its devices, so that other models would be programs of
-    their own, and each token a round trip to the host.
+    It is not built: one compiled program does the same on all its devices, so that other models
+    would be programs of their own, and each token a round trip to the host.
     """
     return sum(costs) / max(costs)
 
@@ -121,7 +123,7 @@ def best_schedule(
     scoring: Sequence[float] | None = None,
     lengths: Iterable[int] = range(1, 9),
 ) -> Schedule:
-    """Return proposer and draft lengths of the largest predicted speed-up, from measured alphas and costs.
+    """Return the proposer and draft lengths with the largest predicted speed-up.
 
     All draft lengths 1 are among the choices, with which alternation never loses (Corollary 3.7).
     """

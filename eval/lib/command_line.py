@@ -44,8 +44,8 @@ _DEBUG = {
 @dataclass(frozen=True)
 class _Debug:
     debug: bool = False
-    """Try the command out: two samples of each set, eight new tokens, one run. All else is as it would be, but that it
-    goes to runs/debug in place of runs."""
+    """Try the command out: two samples of each set, eight new tokens, one run. All else is as it
+    would be, but that it goes to runs/debug in place of runs."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,15 @@ def parse_command(
     """Return the name of the preset, the preset with its overrides, and the script's own options.
 
     Args:
-      options: dataclass of what the script takes besides the preset's fields; every field has a default. One is `out`.
+      options: dataclass of what the script takes besides the preset's fields; every field has a
+        default. One is `out`.
       description: what --help begins with, the script's docstring.
       args: the words of the command line; None: the process's own.
       kind: of presets that the script takes; its bases are the groups of options.
       example: the preset whose defaults --help shows.
 
-    Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and exits.
+    Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and
+    exits.
     """
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0].startswith("-"):
@@ -97,7 +99,7 @@ def parse_command(
         )
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
     given = vars(defaults) | vars(options()) | {parts: (), "debug": False}
-    # What the groups hold is checked when the configuration is built, below: tyro would frame the message.
+    # The configuration below checks its fields itself, since tyro would frame the messages.
     unchecked = {"__post_init__": lambda self: None, "__doc__": "What this script adds."}
     script = make_dataclass("Script", [], bases=(options, added), namespace=unchecked, frozen=True)
     groups = {
@@ -108,7 +110,7 @@ def parse_command(
     found, unknown = tyro.cli(
         command,
         prog=f"python -m {script_name()} PRESET",
-        description=f"{description}\nPresets: {_presets(kind)}; defaults below are those of {preset}.",
+        description=f"{description}\nPresets: {_presets(kind)}; defaults are those of {preset}.",
         args=rest,
         default=command(
             **{name: group(**_fields_of(group, given)) for name, group in groups.items()}
@@ -159,10 +161,10 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
 
 
 def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """Return a preset's fields, with what stands as NAME=PATH among `sets` moved to `data`.
+    """Return a preset's fields, with each NAME=PATH of `sets` moved to `data`.
 
-    Places that the preset itself knows of sets that are not asked for are left out. Raises InputError for such as are
-    given, and for a folder of images that no set reads.
+    Places that the preset itself knows of sets that are not asked for are left out. Raises
+    InputError for such as are given, and for a folder of images that no set reads.
     """
     names = tuple(set_places(given["sets"]))
     asked = {entry for entry in known if entry.partition("=")[0] in names}
@@ -172,7 +174,8 @@ def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any
     check_names(list(set_places(given["data"])), names)
     if given["images"] is not None and set(names) <= set(SETS):
         raise InputError(
-            f"images: {given['images']} is of sets of your own; name one with --sets NAME=FILE.jsonl"
+            f"images: {given['images']} is of sets of your own; name one with --sets "
+            "NAME=FILE.jsonl"
         )
     return given | {
         "sets": names,

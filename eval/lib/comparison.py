@@ -1,7 +1,7 @@
 """Block efficiency of draft views over sets of prompts, against plain decoding in the same run.
 
-For each set and turn the target decodes alone first: its answers are the reference for identity, its time the
-baseline of the speed-up, and its first-turn answers the context of the second turn.
+For each set and turn the target decodes alone first: its answers are the reference for identity,
+its time the baseline of the speed-up, and its first-turn answers the context of the second turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 
 GROUP = ("dataset", "turn", "follow_up", "gamma")
-"""What rows that were measured by turns have in common: they are saved together, and a stopped run goes on behind."""
+"""What rows that were measured by turns have in common: they are saved together, and a stopped run
+goes on behind."""
 
 
 class Group(NamedTuple):
@@ -58,10 +59,10 @@ def row_engines(
 def compare(
     config: EvalConfig, plain: Engine, engines: Mapping[str, Engine], before: Sequence[Record] = ()
 ) -> Iterator[Group]:
-    """Measure engines of one target, by their names in the table, beside plain decoding of the same requests.
+    """Measure engines of one target, by name, and plain decoding of the same requests.
 
-    Yields a group for each part of each set that has no rows `before`. The others in it are measured all the same
-    where an engine fails.
+    Yields a group for each part of each set that has no rows `before`. The others in it are
+    measured all the same where an engine fails.
     """
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
@@ -142,8 +143,8 @@ def _group(
     return group
 
 
-def told(error: Exception) -> str:
-    """Return the line that stands for an error in the results; where no input explains it, print its traceback."""
+def error_line(error: Exception) -> str:
+    """Return an error's line for the results, and print the traceback of a program error."""
     if not isinstance(error, InputError):
         traceback.print_exception(error)
     return first_line(error)
@@ -162,7 +163,7 @@ class _Guarded:
             try:
                 return work(*args)
             except Exception as error:
-                self.error = told(error)
+                self.error = error_line(error)
         return None
 
     def generate(self, requests: list[Request]) -> list[Result]:
@@ -172,7 +173,7 @@ class _Guarded:
 def each_turn(
     config: EvalConfig, plain: Engine, dataset: str
 ) -> Iterator[tuple[int, list[Prompt]]]:
-    """Yield the prompts of each turn asked for; the second follows the target's own answer to the first."""
+    """Yield the prompts of each turn; the second follows the target's own answer to the first."""
     encoder = plain.encoder
     turns = config.turns_of(dataset)
     if 1 in turns:
@@ -200,7 +201,7 @@ def first_prompt(encoder: PromptEncoder, sample: Sample, form: str = "chat") -> 
 def next_prompt(
     encoder: PromptEncoder, before: Prompt, answer: Result, asked: str, sample: Sample
 ) -> Prompt:
-    """Return the next turn after an answer, with the images that the turns before have not shown."""
+    """Return the next turn after an answer, with the images that earlier turns have not shown."""
     shown = len(before.images)
     return encoder.follow_up(
         before, answer.tokens, asked, sample.images[shown : shown + asked.count(PLACEHOLDER)]
@@ -210,7 +211,7 @@ def next_prompt(
 def _times(
     config: EngineConfig, length: float | None, results: list[Result], passes: PassTimes
 ) -> Record:
-    """Return times of passes and of what comes before the loop, and the speed-up that Eq. (1) makes of the former."""
+    """Return times of passes, captions and prefill, and the speed-up by Eq. (1)."""
     fields = vars(passes) | {
         "caption_ms": sum(r.caption_ms for r in results) / len(results),
         "prefill_ms": _prefill_ms(results),

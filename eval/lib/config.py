@@ -1,4 +1,4 @@
-"""What an evaluation of drafts measures: presets under `configs/eval/`, and the options that change them."""
+"""What an evaluation of drafts measures: presets under `configs/eval/`, and their options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Models:
     """Models."""
 
     target: str
-    """Directory or hub id of the target, or `replay:FILE`, a file of its recorded greedy answers."""
+    """Directory or hub id of the target, or `replay:FILE`, a file of its recorded greedy
+    answers."""
     draft: str
     """Directory or hub id of the draft; empty if only KV heads draft."""
     kv_head: str | None = None
@@ -51,10 +52,11 @@ class Data:
     """Questions."""
 
     sets: tuple[str, ...]
-    """Names of picturebook's synthetic sets, of the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your own
-    (docs/tables.md)."""
+    """Names of picturebook's synthetic sets, of the papers' benchmarks, `mmspec`, or
+    NAME=FILE.jsonl of your own (docs/tables.md)."""
     data: tuple[str, ...] = ()
-    """NAME=PATH of a benchmark's local copy, or NAME=tfds:PLACE; other sets are read from the hub."""
+    """NAME=PATH of a benchmark's local copy, or NAME=tfds:PLACE; other sets are read from the
+    hub."""
     images: Path | None = None
     """Folder of the images of your own sets; the default is next to their files."""
     limit: int = 100
@@ -69,7 +71,8 @@ class Data:
                 raise InputError(f"data: {name!r} is not NAME=PATH, such as pope=data/pope.parquet")
             if name in SYNTHETIC_SETS:
                 raise InputError(
-                    f"data: {name!r} is a set of picturebook, which is drawn; give yours another name"
+                    f"data: {name!r} is a set of picturebook, which is drawn; give yours another "
+                    "name"
                 )
             places[name] = path
         return places
@@ -102,7 +105,8 @@ class Decoding:
     dtype: str = "float32"
     seed: int = 0
     repeats: int = 1
-    """Runs of everything, by turns; the median of their times counts, in collaborative decoding the least."""
+    """Runs of everything, by turns; the median of their times counts, in collaborative decoding the
+    least."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
     """Few and coarse buckets compile less and pad more."""
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
@@ -117,7 +121,8 @@ class Drafting(Decoding):
     temperature: float = 0.0
     batch_size: int = 8
     trace: bool = False
-    """Keep for each token who wrote it: for figures of weights and overlap, and the answers in report.html."""
+    """Keep for each token who wrote it: for figures of weights and overlap, and the answers in
+    report.html."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +139,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
 
     @property
     def pair(self) -> str:
-        """Return the models' names for titles: the last two parts of a directory, which show no one's folders."""
+        """Return the models' names for titles: of a directory its last two parts."""
         models = self.target, self.draft or self.kv_head or ""
         target, draft = ("/".join(Path(place).parts[-2:]) for place in models)
         return f"target {target}, draft {draft}"
@@ -161,7 +166,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         return tuple(turn for turn in self.turns if turn == 1 or name not in self.one_turn)
 
     def parts(self) -> Iterator[tuple[dict[str, Any], EvalConfig]]:
-        """Yield each part that is measured together: its place in the records, and its own configuration."""
+        """Yield each part that is measured together: its place in records, its configuration."""
         for name in self.sets:
             brings_turns = name == MMSPEC or name not in SETS
             for turn in self.turns_of(name):
@@ -179,7 +184,8 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
         if not any(map(self.turns_of, self.sets)):
             raise InputError(
-                f"turns: only the first turn of {', '.join(self.sets)} is asked; give 1, or other --one-turn"
+                f"turns: only the first turn of {', '.join(self.sets)} is asked; give 1, or other "
+                "--one-turn"
             )
 
 

@@ -1,10 +1,11 @@
-"""What a program that XLA has optimised says of itself: collectives, copies and estimated cycles, by stage of a block.
+"""Collectives, copies and estimated cycles of a program that XLA optimised, by stage of a block.
 
-The text is that of `compiled.as_text()`: computations, each a list of operations. An operation names what it came from
-(`op_name="jit(run_decode)/while/body/draft/..."`), and on TPUs the cycles that the compiler expects of it.
+The text is that of `compiled.as_text()`: computations, each a list of operations. An operation
+names its origin (`op_name="jit(run_decode)/while/body/draft/..."`), and on TPUs the cycles
+that the compiler expects of it.
 
-A loop inside the block counts as often as it turns; of a condition the cheapest branch counts, which is the one that
-greedy decoding takes. Transfers between memories are not in the cycles.
+A loop inside the block counts as often as it turns; of a condition the cheapest branch counts,
+which is the one that greedy decoding takes. Transfers between memories are not in the cycles.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class Cost:
     cycles: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    """Bytes of the arrays that collectives make, and of what those are given that begin apart from their end."""
+    """Bytes of the arrays that collectives make, and of what those are given that begin apart from
+    their end."""
     copied: Counter[str] = field(default_factory=Counter)
     """Bytes of arrays that are written again in another place or layout."""
     kernels: Counter[str] = field(default_factory=Counter)
-    """Operations that a device is given one by one: fusions, calls of libraries, copies, messages."""
+    """Operations that a device is given one by one: fusions, calls of libraries, copies,
+    messages."""
 
     def add(self, other: Cost, times: int = 1) -> None:
         """Add another computation that runs so many times."""
@@ -137,7 +140,7 @@ class ProgramText:
         return total
 
     def _messages(self, line: str, operation: re.Match[str]) -> list[tuple[str | None, int]]:
-        """Return the channel and the bytes of an operation that is a message, or of those wrapped in a fusion."""
+        """Return channel and bytes of a message, or of the messages in a fusion."""
         kind = operation["kind"].removesuffix("-start")
         if kind == "fusion":
             inside = self.computations.get(_called(line, "calls")[0], ())
@@ -153,7 +156,7 @@ class ProgramText:
         return [(channel and channel[1], array_bytes(operation["type"]))]
 
     def _turns(self, condition: str) -> int:
-        """Return how often a loop turns that counts up to a constant; 1 where its condition says no number."""
+        """Return the turns of a loop that counts up to a constant; 1 if there is no number."""
         numbers = re.findall(
             r"s32\[\]\S* constant\((\d+)\)", "\n".join(self.computations[condition])
         )
@@ -178,7 +181,7 @@ def _stage(line: str) -> str:
 
 
 def _copied(line: str) -> int:
-    """Return the bytes that an operation writes again; 0 where it computes, or moves an array between memories."""
+    """Return the bytes that an operation copies; 0 if it computes or moves between memories."""
     operation = _OPERATION.match(line)
     if operation is None or "S(1)" in operation["type"]:
         return 0

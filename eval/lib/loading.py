@@ -33,7 +33,7 @@ from jaxspec.sharding import shardings
 def measurable(
     rows: tuple[Variant, ...], target: str, draft: str, captioner: str | None
 ) -> tuple[tuple[Variant, ...], dict[str, str]]:
-    """Return the rows that can be measured here, and of each other one why not; a line a reason is printed.
+    """Return the rows that can be measured here, and the reason for each other row.
 
     Raises InputError where no row is left.
     """
@@ -53,11 +53,11 @@ def measurable(
     return tuple(row for row in rows if row.name not in lacks), lacks
 
 
-def by_reason(told: Mapping[str, str]) -> list[str]:
-    """Return a line for each reason: the names that it is told of, and itself."""
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason: its names, and the reason."""
     return [
-        f"{', '.join(name for name in told if told[name] == why)}: {why}"
-        for why in dict.fromkeys(told.values())
+        f"{', '.join(name for name in reasons if reasons[name] == why)}: {why}"
+        for why in dict.fromkeys(reasons.values())
     ]
 
 
@@ -90,11 +90,12 @@ def load_model(
 def load_models(
     config: EvalConfig, views: Sequence[str] | None = None
 ) -> tuple[LoadedModel, LoadedModel | None, Captioner | None]:
-    """Load target, draft where there is one and, for views that show captions, captioner, in the preset's dtype.
+    """Load the target, and the draft and captioner that the rows need, in the preset's dtype.
 
     Towers that are alike are held once.
 
-    A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows, or as given.
+    A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows,
+    or as given.
     """
     shown = [name for row in config.rows for name in row.views] if views is None else views
     head = config.kv_head if "kv" in shown else None
@@ -124,10 +125,10 @@ def load_models(
 
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
-    """Raise InputError for what is not there, models, KV head, captions and the user's data, before any is loaded."""
+    """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
     if not config.draft and any(view != "kv" for row in config.rows for view in row.views):
         raise InputError(
-            "draft: there is none, and not all rows draft with the KV head alone; give --draft DIR"
+            "draft: not named, and not all rows draft with the KV head only; give --draft DIR"
         )
     for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):

@@ -1,7 +1,8 @@
 """The page of a run: its table, figures, and answers coloured by who drafted each token.
 
-Figures need the `plots` extra; without it nothing is drawn. `TITLES` names them; `stage_times` is TABED's Figure 9,
-`weight_trajectory` 3 and 4, `overlap` 5, and `accepted_over_time` is IbED's Figure 11.
+Figures need the `plots` extra; without it nothing is drawn. `TITLES` names them; `stage_times` is
+TABED's Figure 9, `weight_trajectory` 3 and 4, `overlap` 5, and `accepted_over_time` is IbED's
+Figure 11.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from jaxspec.data.images import to_rgb
 from jaxspec.files import whole, write_text
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-"""Paul Tol's bright scheme: told apart by colour-blind readers too."""
+"""Paul Tol's bright scheme: colour-blind readers can distinguish them."""
 MARKERS = "os^Dv<>P*X"
 WIDTH = 11.0
 """Inches of bars beside each other, before a panel is broken in two."""
 
 TITLES = {
     "block_efficiency": "Tokens a pass of the target (dotted: plain decoding)",
-    "acceptance_by_position": "How far into a block drafts hold: accepted at each place, given that all before were",
-    "stage_times": "Where the time of one block goes: all draft passes, and the target's pass that verifies them",
-    "weight_trajectory": "Weights of the views, each row along the answer over which its weights move most",
+    "acceptance_by_position": "How far into a block drafts hold: accepted at each place, given "
+    "that all before were",
+    "stage_times": "Where the time of one block goes: all draft passes, and the target's pass "
+    "that verifies them",
+    "weight_trajectory": "Weights of the views, each row along the answer over which its weights "
+    "move most",
     "overlap": "Which views had the target's token as their likeliest",
     "accepted_over_time": "Accepted drafts along the answers, from first token (0) to last (1)",
 }
@@ -42,7 +46,7 @@ TITLES = {
 def draw_all(
     config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path
 ) -> list[Path]:
-    """Draw every figure that the rows and records hold something for, as PNG files; none without matplotlib."""
+    """Draw each figure that has data, as a PNG file; none without matplotlib."""
     if not rows or pyplot() is None:
         return []
     drawn = {
@@ -63,7 +67,7 @@ def draw_all(
 
 
 def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
-    """Draw bars of tokens a pass, grouped by set: a panel for each turn, or more if sets are many."""
+    """Draw bars of tokens a pass, grouped by set, with a panel for each turn."""
     sets = list(dict.fromkeys(row["dataset"] for row in rows))
     names = [row.name for row in config.rows]
     wide = max(0.75, 0.17 * len(names) + 0.1)  # inches that a set takes
@@ -92,7 +96,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
 
 
 def acceptance_by_position(rows: Sequence[Record]) -> Any:
-    """Draw lines: the share of tokens accepted at each place of the block, given that all before them were."""
+    """Draw the share of tokens accepted at each place of the block, given all before them."""
     figure, (axis,) = stacked_axes(1, 6.0, 3.2)
     names = list(dict.fromkeys(row["row"] for row in rows))
     for i, name in enumerate(names):
@@ -112,7 +116,7 @@ def acceptance_by_position(rows: Sequence[Record]) -> Any:
 
 
 def stage_times(rows: Sequence[Record]) -> Any:
-    """Draw bars: milliseconds of one block, its draft passes and its target pass, beside one plain target pass."""
+    """Draw the milliseconds of a block, its draft passes and target pass, and of a plain pass."""
     timed = [row for row in rows if row.get("draft_ms") is not None]
     if not timed:
         return None
@@ -138,7 +142,7 @@ def stage_times(rows: Sequence[Record]) -> Any:
 
 
 def weight_trajectory(records: Sequence[Record]) -> Any:
-    """Draw each view's weight along one answer; ground green where drafts were accepted, red at the target's own.
+    """Draw each view's weight along one answer, on green for accepted drafts, red for others.
 
     A panel a weighting that learns, on the answer over which its weights move most.
     """
@@ -179,12 +183,12 @@ def weight_trajectory(records: Sequence[Record]) -> Any:
 
 
 def movement(record: Record) -> float:
-    """Return how much a traced answer's weights vary over its tokens: the sum of all views' standard deviations."""
+    """Return the sum of the standard deviations of all views' weights over an answer."""
     return float(np.std(np.asarray(record["trace"]["weights"]), axis=0).sum())
 
 
 def overlap(records: Sequence[Record]) -> Any:
-    """Draw bars: of all verified tokens, those that exactly this set of views had as their likeliest."""
+    """Draw the verified tokens by the set of views that had them as their likeliest."""
     traced = _traced(records)
     if not traced:
         return None
@@ -213,7 +217,7 @@ def overlap(records: Sequence[Record]) -> Any:
 
 
 def accepted_over_time(records: Sequence[Record], bins: int = 10) -> Any:
-    """Draw lines: the share of tokens that were accepted drafts, along the answers' normalised length."""
+    """Draw the share of accepted drafts along the answers' normalised length."""
     traced = _traced(records)
     if not traced:
         return None
@@ -248,7 +252,7 @@ def _style(i: int) -> Record:
 
 
 def _line(i: int) -> Record:
-    """Return the i-th line's style: dashed once the colours have all been used, and with a marker of its own."""
+    """Return the i-th line's style: dashed after the last colour, with a marker of its own."""
     dashes, marker = ("-", "--", ":")[i // len(COLOURS) % 3], MARKERS[i % len(MARKERS)]
     return {
         "color": COLOURS[i % len(COLOURS)],
@@ -260,17 +264,17 @@ def _line(i: int) -> Record:
 
 
 def _aside(i: int, count: int) -> float:
-    """Return how far the i-th of so many lines stands beside its place, so that those of equal values are seen."""
+    """Return the shift of the i-th line, so that lines of equal values stay visible."""
     return 0.4 * ((i + 0.5) / count - 0.5)
 
 
 def _band(i: int, count: int) -> Record:
-    """Return the i-th line's style, the first the thickest: one that lies below others shows its edges."""
+    """Return the i-th line's style, the first the thickest, so that it shows below others."""
     return {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.2 + 1.1 * (count - 1 - i)}
 
 
 def _legend(figure: Any, axis: Any) -> None:
-    """Put the legend below the axes, where it hides nothing, in as many columns as there is room for."""
+    """Put the legend below the axes, in as many columns as fit."""
     handles, labels = axis.get_legend_handles_labels()
     columns = max(1, int(figure.get_figwidth() / (0.65 + 0.06 * max(map(len, labels)))))
     figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(labels) // columns))
@@ -282,7 +286,7 @@ def _legend(figure: Any, axis: Any) -> None:
 def stacked_axes(
     count: int, width: float, height: float, alike: bool = True
 ) -> tuple[Any, list[Any]]:
-    """Return a figure and a column of axes, each of that height in inches; `alike`, over one range of values."""
+    """Return a figure and a column of axes of that height in inches; `alike` shares their range."""
     figure, axes = pyplot().subplots(
         count,
         1,
@@ -349,7 +353,7 @@ def write_html(
 
 
 def token_class(place: int, agree: Sequence[bool] | None) -> str:
-    """Return the CSS class of a token: by whom it was written, and which views had it as their likeliest.
+    """Return the CSS class of a token, by its writer and the views that had it likeliest.
 
     `place` is its place in the block; below 0, the target wrote it.
     """

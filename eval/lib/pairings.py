@@ -1,8 +1,9 @@
-"""Collaborative decoding measured: every method on every set, and a sweep of combinations for the best of them.
+"""Measurements of collaborative decoding: every method on every set, and sweeps of CoS.
 
-All methods of one pairing decode the same few requests by turns, so that what else the machine does slows them alike;
-the speed-up is the fastest run over the fastest of standard collaborative decoding, since what else runs only slows.
-How good answers are is measured apart: two methods answer all requests once.
+All methods of one pairing decode the same few requests by turns, so that what else the machine does
+slows them alike; the speed-up is the fastest run over the fastest of standard collaborative
+decoding, since what else runs only slows. How good answers are is measured apart: two methods
+answer all requests once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from eval.lib.collaborative_theory import (
     parallel_speedup,
     speedup,
 )
-from eval.lib.comparison import Group, first_prompt, told
+from eval.lib.comparison import Group, error_line, first_prompt
 from eval.lib.loading import load_model
 from eval.lib.tables import Record, mean
 from eval.lib.timing import interleaved, time_members
@@ -60,7 +61,8 @@ SWEEP = "sweep"
 """The name of rows of the sweep."""
 REFERENCE_BATCH = 8
 JUDGED = ("standard", "CoS")
-"""Rows that answer all samples, and are judged; the others write from the same law, and are timed only."""
+"""Rows that answer all samples, and are judged; the others write from the same law, and are timed
+only."""
 Judge = Callable[[Sample, str], float | None]
 """How good an answer is, from 0 to 1; None where nothing tells."""
 GROUP = ("pairing", "dataset")
@@ -70,7 +72,7 @@ GROUP = ("pairing", "dataset")
 def measure(
     config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Record] = ()
 ) -> Iterator[Group]:
-    """Yield what each pairing gives on each set that has no rows `before`: rows of methods and of the sweep, records.
+    """Yield rows and records of each pairing and set without rows `before`.
 
     A pairing that fails on a set costs no other. Only one pairing's models are held at a time.
     """
@@ -108,12 +110,12 @@ def measure(
                     "pairing": pairing.name,
                     "row": pairing.name,
                 }
-                group = Group([], [], [place | {"error": told(error)}])
+                group = Group([], [], [place | {"error": error_line(error)}])
             yield group
 
 
 def methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
-    """Return method and draft lengths of each row, without `1 each` where the pairing's own lengths are 1.
+    """Return method and draft lengths of each row; rows of equal ones appear once.
 
     For gammas (5, 1): CoS with (5, 1), and "CoS, 1 each" with (1, 1).
     """
@@ -154,7 +156,8 @@ class _Measurement:
         samples = [sample for sample in asked if self.fits(programs["standard"], sample)]
         if not samples:
             raise InputError(
-                f"set {self.dataset}: no prompt fits the models' context; give fewer --max-new-tokens"
+                f"set {self.dataset}: no prompt fits the models' context; give fewer "
+                "--max-new-tokens"
             )
         references = read_references(
             programs["standard"],
@@ -167,7 +170,7 @@ class _Measurement:
         return [row | {"left_out": len(asked) - len(samples)} for row in rows], records
 
     def fits(self, engine: Engine, sample: Sample) -> bool:
-        """Tell whether every model's context holds the prompt and an answer: worked examples may be long."""
+        """Tell whether every model's context holds the prompt and an answer."""
         prompt = first_prompt(engine.encoder, sample, self.pairing.form)
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
@@ -292,8 +295,8 @@ class _Measurement:
     ) -> tuple[list[Request], dict[Any, list[Result]], dict[Any, list[float]]]:
         """Return the requests, and each program's answers and speeds.
 
-        Judged programs answer all requests, the others those that are timed. Speeds are tokens a second of the loop and
-        of whole calls, in the fastest run.
+        Judged programs answer all requests, the others those that are timed. Speeds are tokens a
+        second of the loop and of whole calls, in the fastest run.
         """
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
@@ -376,7 +379,7 @@ def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
 
 @dataclass(frozen=True)
 class References:
-    """Logits of all models before each token of the reference answers: how likely these are, and what is accepted."""
+    """Logits of all models before each token of the reference answers."""
 
     logits: np.ndarray
     """[M, N, V]."""
@@ -392,7 +395,7 @@ class References:
         return [self._mean_nats(probs) for probs in self._alone(1.0)]
 
     def alphas(self, combination: Combination, temperature: float = 1.0) -> list[float]:
-        """Return the mean of 1 - TV(d, r) of each model; at temperature 0, how often both have the same best token."""
+        """Return each model's mean of 1 - TV(d, r); at temperature 0, of equal best tokens."""
         if temperature:
             soft = self._combined(combination, temperature)
             return [float(acceptance(d, soft).mean()) for d in self._alone(temperature)]
@@ -418,7 +421,7 @@ class References:
 def read_references(
     engine: Engine, samples: Sequence[Sample], most: int, form: str = "chat"
 ) -> References:
-    """Show all models the samples' first questions and the first `most` tokens of their reference answers."""
+    """Run all models over the samples' questions and the first `most` tokens of references."""
     parts = [
         _read(engine, samples[at : at + REFERENCE_BATCH], most, form)
         for at in range(0, len(samples), REFERENCE_BATCH)

@@ -1,7 +1,7 @@
-"""Running a program that a model has written, in a process with limits, to see whether its tests pass.
+"""Running a model's program in a process with limits, to see whether its tests pass.
 
-The limits keep a mistake from costing more than its seconds. They are no sandbox: the program is the user's own process
-and may read and remove the user's files.
+The limits keep a mistake from costing more than its seconds. They are no sandbox: the program is
+the user's own process and may read and remove the user's files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _PASSED = 85
 _CHILD = f"""
 import ctypes, os, resource, sys
 try:
-    ctypes.CDLL(None).unshare(0x50000000)  # CLONE_NEWUSER, CLONE_NEWNET: a network of its own, with nothing in it
+    ctypes.CDLL(None).unshare(0x50000000)  # CLONE_NEWUSER, CLONE_NEWNET: an empty network
 except (AttributeError, OSError):
     pass
 sys.modules["_socket"] = sys.modules["socket"] = None
 seconds, size = int(sys.argv[1]), {MEGABYTES} << 20
-limits = dict(RLIMIT_AS=size, RLIMIT_DATA=size, RLIMIT_CPU=seconds, RLIMIT_FSIZE=1 << 20, RLIMIT_CORE=0, RLIMIT_NPROC=0)
+limits = dict(RLIMIT_AS=size, RLIMIT_DATA=size, RLIMIT_CPU=seconds)
+limits |= dict(RLIMIT_FSIZE=1 << 20, RLIMIT_CORE=0, RLIMIT_NPROC=0)
 for name, most in limits.items():
     try:
         resource.setrlimit(getattr(resource, name), (most, most))
@@ -38,9 +39,10 @@ os._exit({_PASSED})
 
 
 def passes(program: str, seconds: float = SECONDS) -> bool:
-    """Tell whether a program comes to its end without an error, in so many seconds, a gigabyte and no network.
+    """Tell whether a program ends without an error, within so many seconds and a gigabyte.
 
-    Where the system grants no network namespace, its sockets alone are gone. It runs in an empty folder of its own.
+    Where the system grants no network namespace, its sockets alone are gone. It runs in an empty
+    folder of its own.
     """
     with TemporaryDirectory() as folder:
         child = subprocess.Popen(
@@ -58,6 +60,6 @@ def passes(program: str, seconds: float = SECONDS) -> bool:
             return False
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # what it started, too
+                os.killpg(child.pid, signal.SIGKILL)  # and its children
             child.wait()
         return child.returncode == _PASSED

@@ -1,4 +1,4 @@
-"""Numbers that a paper prints, which stand beside ours where ours are of the same models and settings."""
+"""Papers' numbers, shown next to ours of the same models and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Published:
     """By turn, row, and column: the name of a set or of one of `EvalConfig.averages`."""
 
     def is_of(self, config: Any) -> bool:
-        """Return whether the configuration has all the settings; the order of sets does not matter."""
+        """Return whether the configuration has all the settings, with sets in any order."""
         return all(
             _unordered(getattr(config, name)) == _unordered(value)
             for name, value in self.settings.items()
@@ -31,7 +31,7 @@ def _unordered(value: Any) -> Any:
 
 
 def read_numbers(text: str) -> dict[str, dict[str, float]]:
-    """Return the numbers by row and column of a table as text; `-` stands where the paper prints none.
+    """Return the numbers of a text table, by row and column; `-` is no number.
 
     >>> read_numbers('''row        pope  avg
     ...                 MT static  2.47  -''')

@@ -1,4 +1,4 @@
-"""How good an answer is: right or wrong, ROUGE-L, METEOR, or whether it is a program that passes its tests."""
+"""The quality of an answer: accuracy, ROUGE-L, METEOR, or whether a program passes its tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OUTSIDE = r"[^\s#)\]}]"
 
 
 def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None:
-    """Return the measure by which CoS judges answers to the sample's set; None where there is none.
+    """Return the measure by which CoS judges answers to the sample's set; None if it has none.
 
     Args:
       run_code: run what is answered to HumanEval, which is None otherwise.
@@ -42,7 +42,8 @@ def quality(sample: Sample, answer: str, run_code: bool = False) -> float | None
 def accuracy(sample: Sample, answer: str) -> float | None:
     """Return 1 for a right answer and 0 for a wrong one; None where the set tells no short answers.
 
-    GSM8K's is right by its final number, one to choose by its letter or words, any other as `is_right` tells.
+    GSM8K's is right by its final number, one to choose by its letter or words, any other as
+    `is_right` tells.
     """
     accepted = references(sample)
     if sample.dataset not in SHORT or not accepted:
@@ -55,21 +56,21 @@ def accuracy(sample: Sample, answer: str) -> float | None:
 
 
 def references(sample: Sample) -> tuple[str, ...]:
-    """Return the answers to the sample's first question that the set tells: short ones, or else its reference."""
+    """Return the set's answers to the sample's first question: short ones, or its reference."""
     return sample.accepted or tuple(filter(None, [sample.turns[0][1]]))
 
 
 def final_number(text: str) -> str | None:
-    """Return GSM8K's answer in a text: the number after the last ####, else the last number; without commas."""
+    """Return GSM8K's answer: the number after the last ####, else the last number."""
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text.rpartition("####")[2])
     return re.sub(r",|\.0*$", "", numbers[-1]) if numbers else None
 
 
 def chosen_letter(text: str) -> str | None:
-    """Return the letter of the option that a text chooses: after its last "answer", else the one it begins with."""
-    told = re.findall(r"(?i:answer)(?i: is)?[^\w']*([A-J])(?![\w'])", text)
+    """Return the letter that a text chooses: after its last "answer", else at its beginning."""
+    chosen = re.findall(r"(?i:answer)(?i: is)?[^\w']*([A-J])(?![\w'])", text)
     begun = re.match(r"\W*([A-J])(?:[.):,]|\s*$|\s*\n)", text)
-    return told[-1] if told else begun and begun[1]
+    return chosen[-1] if chosen else begun and begun[1]
 
 
 def is_right(accepted: Sequence[str], answer: str) -> bool:
@@ -86,9 +87,10 @@ def is_right(accepted: Sequence[str], answer: str) -> bool:
 
 
 def passes_tests(sample: Sample, answer: str) -> bool:
-    """Tell whether an answer to HumanEval's question passes the tests of its row, `jaxspec.data.samples.Sample.labels`.
+    """Tell whether an answer to HumanEval passes the tests in the sample's `labels`.
 
-    It is the rest of the question's function, or the whole function; prose around either, or a fence, is left out.
+    It is the rest of the question's function, or the whole function; prose around either, or a
+    fence, is left out.
     """
     labels, asked = dict(sample.labels), sample.turns[0][0]
     fenced = re.search(r"(?s)```(?:[Pp]ython)?[ ]*\n(.*?)(?:```|\Z)", answer)
@@ -124,7 +126,7 @@ def rouge_scorer() -> Any:
 
 
 def meteor(references: Sequence[str], answer: str, lexicon: Any | None = None) -> float | None:
-    """Return METEOR as nltk has it, the best over the references; None without WordNet's files (`wordnet`).
+    """Return nltk's METEOR, the best over the references; None without WordNet's files.
 
     nltk looks synonyms up by stem, so that those whose stem is no word count as different words.
     """

@@ -1,8 +1,9 @@
-"""Latency of draft and target of random weights: passes, images, and whole loops at forced acceptance.
+"""Latency of random weights: passes, images, and whole loops at forced acceptance.
 
-Times depend on shapes and not on what the weights say, so none are read from files. Nor need a pair be trained to tell
-the wall-clock of a block efficiency: in a loop at forced acceptance draft and target compute all that they compute for
-real, and only the verdict's count is given. What such a loop writes is meaningless, and says nothing about acceptance.
+Times depend on shapes and not on what the weights say, so none are read from files. Nor need a pair
+be trained to tell the wall-clock of a block efficiency: in a loop at forced acceptance draft and
+target compute all that they compute for real, and only the verdict's count is given. What such a
+loop writes is meaningless, and says nothing about acceptance.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class LatencyConfig:
     probe_megabytes: int = 1024
     probe_side: int = 8192
     papers: Mapping[str, str] = field(default_factory=dict)
-    """What papers print of these shapes, by the kind of rows that it stands below."""
+    """Papers' numbers for these shapes, by the kind of rows that they are shown below."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class ForcedSpeculator(Speculator):
 
 
 def accepted_pattern(block_efficiency: float, gamma: int, blocks: int = 100) -> tuple[int, ...]:
-    """Return the accepted tokens of each of so many blocks, spread evenly, that make this many a block on average.
+    """Return the accepted tokens of each block, spread evenly, for this block efficiency.
 
     >>> accepted_pattern(2.5, 5, 4)
     (1, 2, 1, 2)
@@ -144,7 +145,7 @@ class Pair:
         )
 
     def image_prompt(self, model: LoadedModel, images: int) -> tuple[PromptRows, Array | None]:
-        """Return a prompt of so many images and a text behind them, and the features of the images."""
+        """Return a prompt of so many images and a text, and the images' features."""
         shown = images * getattr(model.config, "image_tokens", 0)
         tokens = jnp.arange(self.config.prompt + shown)[None] % model.model.text.vocab_size
         rows = PromptRows(tokens, jnp.full(1, tokens.shape[1], jnp.int32))
@@ -160,7 +161,7 @@ class Pair:
 
 
 def measure_passes(pair: Pair) -> list[Record]:
-    """Time T_p(B, S, J+1) and T_q(R*B, S) of every shape, with the shares of the roofline that the target's reach."""
+    """Time T_p(B, S, J+1) and T_q(R*B, S) of every shape, with shares of the roofline."""
     config, rows = pair.config, []
     roofline = measure_roofline(pair.dtype, config.probe_megabytes, config.probe_side)
     for batch, slots in config.shapes:
@@ -191,7 +192,7 @@ def measure_passes(pair: Pair) -> list[Record]:
 
 
 def count_flops(config: LatencyConfig) -> list[Record]:
-    """Count floating-point operations from shapes: of the target's passes, and of one token of 1, 2 ... draft views."""
+    """Count FLOPs from shapes: of the target's passes, and of a token of 1, 2 ... draft views."""
     target, draft = text_config(config.target), text_config(config.draft)
     passes = [("target", target, 1, 1), ("target", target, 1, config.gamma)]
     passes += [("draft", draft, views, 1) for views in config.views]
@@ -204,7 +205,7 @@ def count_flops(config: LatencyConfig) -> list[Record]:
 
 
 def measure_images(pair: Pair) -> list[Record]:
-    """Time the tower and prefill against the images of a prompt, for target and draft, in milliseconds."""
+    """Time tower and prefill of target and draft by a prompt's images, in milliseconds."""
     config = pair.config
     calls: dict[str, Callable[[int], Any]] = {}
     for name, model in (("target", pair.target), ("draft", pair.draft)):
@@ -253,10 +254,10 @@ def _run_prefill(
 
 
 def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
-    """Time whole decode loops at forced acceptance against the plain loop, with what Eq. (1) predicts.
+    """Time decode loops at forced acceptance and the plain loop, with Eq. (1)'s prediction.
 
-    The speed-up is in tokens a second of decoding; `loop_efficiency` is its share of the prediction from T_q, T_p and
-    T_p(J+1). What a block takes longer than its passes is `block_ms` less those.
+    The speed-up is in tokens a second of decoding; `loop_efficiency` is its share of the prediction
+    from T_q, T_p and T_p(J+1). What a block takes longer than its passes is `block_ms` less those.
     """
     config, gamma = pair.config, pair.config.gamma
     drafter, inputs = pair.drafter(views), pair.prompts(batch, views)
@@ -326,10 +327,10 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
 
 
 def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[Record]:
-    """Time a block by views and weighting, all interleaved: what views and learning cost, in milliseconds.
+    """Time a block by views and weighting, interleaved, in milliseconds.
 
-    `share` is what the rule adds to a block of the same views with static weights, as a share of that;
-    `state_bytes` what it remembers of a row.
+    `share` is what the rule adds to a block of the same views with static weights, as a share of
+    that; `state_bytes` its state for each row.
     """
     options = greedy(batch, pair.config.new)
     calls, found = {}, []
@@ -371,7 +372,8 @@ def blocks(
 ) -> Callable[[int], Any]:
     """Return `call(n)`, which runs n blocks from one state, all over the same slots.
 
-    What holds the caches is handed on from call to call: a copy of them would take as long as a good part of a block.
+    What holds the caches is handed on from call to call: a copy of them would take as long as a
+      good part of a block.
     """
     held = [jax.tree.map(jnp.copy, state)]
 

@@ -1,9 +1,10 @@
-"""Recorded greedy answers in place of a target: block efficiency against a model that one cannot load.
+"""Recorded greedy answers in place of a target that does not fit here.
 
-At temperature 0 verification needs the target's next token and nothing else. As long as drafts are accepted, what
-follows them is the recorded answer, and behind the first rejected one nothing is read; so a target that says the
-recorded tokens gives exactly the acceptance that the recorded model would have given. What needs its probabilities
-(temperature above 0, weightings that learn from them) is refused.
+At temperature 0 verification needs the target's next token and nothing else. As long as drafts are
+accepted, what follows them is the recorded answer, and behind the first rejected one nothing is
+read; so a target that says the recorded tokens gives exactly the acceptance that the recorded model
+would have given. What needs its probabilities (temperature above 0, weightings that learn from
+them) is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NO_LIMIT = 2**30
 
 @dataclass(frozen=True)
 class ReplayModel(LanguageModel):
-    """Says the recorded tokens: a `LanguageModel` whose parameters are {"answers": [B, C]}, and whose cache is empty.
+    """A `LanguageModel` that says recorded tokens, its parameters {"answers": [B, C]}.
 
     The cache's length counts the tokens of the answer that were read.
     """
@@ -75,7 +76,7 @@ class ReplayModel(LanguageModel):
         cache: KVCache,
         tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Return the tokens of the answer behind the next T, or behind the nodes of a tree, whatever these are."""
+        """Return the answer's tokens after the next T, or after the nodes of a tree."""
         width = tokens.shape[1]
         steps = jnp.arange(width)[None] if tree is None else tree.depth
         places = jnp.broadcast_to(cache.length[:, None] + 1 + steps, tokens.shape)
@@ -97,21 +98,22 @@ class RecordedTarget(LoadedModel):
 
     @classmethod
     def read(cls, path: Path, draft: LoadedModel) -> RecordedTarget:
-        """Read JSONL: MMSpec's answer lines, or lines {sample, turn, text or token_ids} (turn 1 where it is absent).
+        """Read JSONL: MMSpec's answer lines, or {sample, turn, text or token_ids}.
 
-        Texts are encoded with the draft's tokeniser and end in EOS, but where a line's `new_tokens` says that the
-        answer was cut before it. Raises InputError for answers that were sampled, or differ for one sample and turn,
-        and for texts that were told in another number of tokens.
+        Texts are encoded with the draft's tokeniser and end in EOS, but where a line's `new_tokens`
+        says that the answer was cut before it. Raises InputError for answers that were sampled, or
+        differ for one sample and turn, and for texts whose recorded number of tokens is another.
         """
         if not isinstance(draft.config, LlavaConfig):
             raise InputError(
-                f"{PREFIX}{path}: needs a draft that is an LVLM, whose prompts it can read; give another"
+                f"{PREFIX}{path}: needs a draft that is an LVLM, whose prompts it can read; give "
+                "another"
             )
         answers: dict[tuple[str, int], tuple[int, ...]] = {}
         for row, sample, turn, tokens in _read(path, draft):
             if answers.setdefault((sample, turn), tokens) != tokens:
                 raise InputError(
-                    f"{row.place}: another answer of {sample}, turn {turn}, stands above; keep one of them"
+                    f"{row.place}: an earlier line answers {sample}, turn {turn}; keep one of them"
                 )
         if not answers:
             raise InputError(f"{PREFIX}{path}: no answers in it; record some")
@@ -134,17 +136,18 @@ class RecordedTarget(LoadedModel):
         )
 
     def answer(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the recorded tokens of a prompt; InputError where there are none."""
+        """Return the recorded tokens of a prompt; InputError if there is no answer."""
         found = self.answers.get((prompt.sample, prompt.turn))
         if found is None:
             raise InputError(
-                f"{PREFIX}{self.source}: no answer of turn {prompt.turn} to sample {prompt.sample!r}; record it, or "
+                f"{PREFIX}{self.source}: no answer of turn {prompt.turn} to sample "
+                f"{prompt.sample!r}; record it, or "
                 "choose other --sets, --turns or --limit"
             )
         return found
 
     def table(self, prompts: Sequence[Prompt], batch: int) -> dict[str, Array]:
-        """Return the parameters of `ReplayModel`: one row a prompt, and rows of padding up to `batch`.
+        """Return the parameters of `ReplayModel`: a row a prompt, padded to `batch` rows.
 
         Wide enough for the longest answer there is, so that every batch is one compiled program.
         """
@@ -156,7 +159,7 @@ class RecordedTarget(LoadedModel):
 
 
 class RecordedEngine(Engine):
-    """An engine whose target is a `RecordedTarget`: each batch is decoded against its own recorded answers."""
+    """An engine that decodes each batch against its recorded answers."""
 
     target: RecordedTarget
 
@@ -189,7 +192,7 @@ class RecordedEngine(Engine):
         return replace(request, max_new_tokens=min(request.max_new_tokens, known))
 
     def _held(self, requests: list[EncodedRequest]) -> Held:
-        """Return the program with the answers to these requests in the place of the target's parameters."""
+        """Return the program with these requests' answers as the target's parameters."""
         batch = bucket(len(requests), BATCH_BUCKETS, "batch")
         answers = self.target.table([request.prompt for request in requests], batch)
         return Held(self.program, self.mesh, {**self.params, "target": answers})
@@ -237,7 +240,7 @@ def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, t
 
 
 def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int | None]]]:
-    """Return the id of a line of answers, and (text, token ids, number of tokens) by turn; the first choice counts.
+    """Return a line's id, and (text, token ids, number of tokens) of each turn's first choice.
 
     Token ids and numbers are None where the line does not tell them.
     """
@@ -247,11 +250,12 @@ def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int
         texts = choice["turns"]
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise TypeError
-        told = [choice.get(key) or [None] * len(texts) for key in ("token_ids", "new_tokens")]
-        return name, list(zip(texts, *told, strict=True))
+        known = [choice.get(key) or [None] * len(texts) for key in ("token_ids", "new_tokens")]
+        return name, list(zip(texts, *known, strict=True))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another length; "
+            f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another "
+            "length; "
             "use MMSpec's output format"
         ) from error
 
@@ -270,7 +274,8 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
             or not all(type(i) is int and 0 <= i < size for i in ids)
         ):
             raise InputError(
-                f"{row.place}: token_ids is no list of ids from 0 to {size - 1}; use the draft's tokeniser"
+                f"{row.place}: token_ids is no list of ids from 0 to {size - 1}; use the draft's "
+                "tokeniser"
             )
         return tuple(ids)
     if not isinstance(text, str):
@@ -280,7 +285,8 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
     tokens = draft.tokenizer.encode(text, add_special_tokens=False)
     if count not in (None, len(tokens), len(tokens) + 1):
         raise InputError(
-            f"{row.place}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of the text, or "
+            f"{row.place}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of "
+            "the text, or "
             "one more with EOS; use the target's tokeniser, or give token_ids"
         )
     return tuple(tokens if len(tokens) == count else [*tokens, draft.tokenizer.eos_token_id])

@@ -1,7 +1,7 @@
-"""Results of a measurement, for programs and people: `results.json`, `records.jsonl`, `table.md`, and the terminal.
+"""Results of a measurement: `results.json`, `records.jsonl`, `table.md`, and the terminal.
 
-A `Run` writes into `OUT.unfinished`; when it ends, its files replace those in OUT together. A stopped run goes on from
-`OUT.unfinished` if its script calls `restore`.
+A `Run` writes into `OUT.unfinished`; when it ends, its files replace those in OUT together. A
+stopped run goes on from `OUT.unfinished` if its script calls `restore`.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ FILES = (
 
 
 class Run:
-    """A measurement in progress: rows and records so far, and `folder`, which holds its files until it ends.
+    """A measurement in progress: its rows and records, and the `folder` of its files.
 
-    As a context manager it keeps other runs from writing into `out`; at the end of the block its files replace those
-    there, and it prints the tables. In a cluster process 0 writes; the others' `folder` is temporary.
+    As a context manager it keeps other runs from writing into `out`; at the end of the block its
+    files replace those there, and it prints the tables. In a cluster process 0 writes; the others'
+    `folder` is temporary.
 
     Args:
-      timed: What the times in the tables are, such as "the median of 3 runs"; a note below each table then says so,
-        with the machine's load.
+      timed: What the times in the tables are, such as "the median of 3 runs"; a note below each
+        table then says so, with the machine's load.
     """
 
     def __init__(self, preset: str, options: Mapping[str, Any], out: Path, timed: str = "") -> None:
@@ -97,18 +98,19 @@ class Run:
     def collect(
         self, parts: Iterable[Sequence[Sequence[Record]]], tables: Callable[[], Sequence[Table]]
     ) -> None:
-        """Add each part (rows, records and perhaps failures) as it is measured, and write the tables."""
+        """Add each part (rows, records, failures) as it is measured, and write the tables."""
         for part in parts:
             self.add(*part)
             self.write(*tables())
         self.write(*tables())
 
     def write(self, *tables: Table) -> None:
-        """Write all measurements so far; called after each part, so that a stopped run keeps whole parts."""
+        """Write all measurements so far, so that a stopped run keeps whole parts."""
         self.about = self.about or describe_run(self.preset, self.options)
         self.about["load"] = os.getloadavg()[0]
         if self.timed:
-            times = f"Times are {self.timed}; load {self.about['load']:.1f} on {os.cpu_count()} processors."
+            load = f"load {self.about['load']:.1f} on {os.cpu_count()} processors"
+            times = f"Times are {self.timed}; {load}."
             tables = tuple(table._replace(notes=[*table.notes, times]) for table in tables)
         self.tables = tables
         about = self.about | ({"failed": self.failed} if self.failed else {})
@@ -116,13 +118,13 @@ class Run:
         on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
 
     def restore(self, group: Sequence[str]) -> None:
-        """Take up the rows and records of a stopped run with the same options, and say so in one line.
+        """Take up the rows and records of a stopped run with the same options.
 
-        Rows are written in groups, which are equal in the fields `group`. A group in which something failed is
-        measured again.
+        Rows are written in groups, which are equal in the fields `group`. A group in which
+        something failed is measured again.
 
-        Raises InputError for results of another device, whose speeds do not belong in one table, and for files that
-        cannot be read.
+        Raises InputError for results of another device, whose speeds do not belong in one table,
+        and for files that cannot be read.
         """
         self.rows = on_first(lambda: self._restored(group))
 
@@ -134,7 +136,8 @@ class Run:
         there, here = left["run"]["device"], self.about["device"]
         if there != here:
             raise InputError(
-                f"{self.folder}: was measured on {there}, and this is {here}; go on there, give another --out, or "
+                f"{self.folder}: was measured on {there}, and this is {here}; go on there, give "
+                "another --out, or "
                 "remove it"
             )
 
@@ -198,15 +201,16 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results_folder(out: Path, preset: str, debug: bool) -> Path:
-    """Return the folder for a preset's results: its name replaces PRESET at the end; trials are under runs/debug."""
+    """Return the folder of a preset's results: PRESET is its name; trials are in runs/debug."""
     out = out.with_name(preset) if out.name == "PRESET" else out
     return trial_of(out) if debug else out
 
 
 def begin(out: Path, options: Mapping[str, Any]) -> Path:
-    """Make the folder that a run writes into until `finish`; a stopped run leaves its measurements there.
+    """Make the folder that a run writes into until `finish`.
 
-    Raises InputError if `out` cannot be written, or holds results of other options, unless those are a trial's.
+    Raises InputError if `out` cannot be written, or holds results of other options, unless those
+    are a trial's.
     """
     out = Path(os.path.abspath(out))
     fresh = out.with_name(f"{out.name}.unfinished")
@@ -218,7 +222,8 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
         for name, mine in _deciding(options).items():
             if theirs.get(name) != mine:
                 raise InputError(
-                    f"{folder}: holds results of {name} {reprlib.repr(theirs.get(name))}, and now it is "
+                    f"{folder}: holds results of {name} {reprlib.repr(theirs.get(name))}, and now "
+                    "it is "
                     f"{reprlib.repr(mine)}; give another --out, or remove it"
                 )
     with writing(fresh):
@@ -238,7 +243,7 @@ def finish(fresh: Path, out: Path) -> None:
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that decide the results, as JSON has them; paths of shipped files begin at the checkout."""
+    """Return the options that decide the results, with shipped files relative to the checkout."""
     text = json.dumps(
         dict(options), default=lambda value: vars(value) if is_dataclass(value) else str(value)
     )
@@ -249,7 +254,7 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
 def write_results(
     out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
 ) -> None:
-    """Write the three files, each whole or not at all; the rows last, so that each has its records."""
+    """Write the three files, each whole or not at all, the rows after their records."""
     lines = [json.dumps(record) + "\n" for record in records]
     found: Record = {"run": run, "rows": list(rows)}
     found["records"] = {"count": len(lines), "sha256": _checksum("".join(lines))}
@@ -263,8 +268,9 @@ def read_results(folder: Path, stopped: bool = False) -> Record:
     """Return `run` and `rows` of an earlier run.
 
     Args:
-      stopped: The run was stopped and is to go on: return its `records` too, and check that its files are as it wrote
-        them. A run that was killed between two files has written more records than it has counted; these are left out.
+      stopped: The run was stopped and is to go on: return its `records` too, and check that its
+        files are as it wrote them. A run that was killed between two files has written more records
+        than it has counted; these are left out.
 
     Raises InputError for a file that cannot be read.
     """
@@ -290,7 +296,7 @@ def _checksum(text: str) -> str:
 
 
 def _processor() -> str:
-    """Return the CPU's name; on Linux with family and model, as virtual machines have vague names."""
+    """Return the CPU's name, on Linux with family and model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

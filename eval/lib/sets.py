@@ -1,8 +1,9 @@
-"""Evaluation sets by name: picturebook's, the papers' benchmarks, MMSpec, and your own; and their second turns.
+"""Evaluation sets by name: picturebook's, the papers', MMSpec, your own; and second turns.
 
-Sets without second turns get the kinds of TABED's two-turn runs, under picturebook's names. `question` is the next
-sample's own, with its images; `caption`, `summary` and `story` are requests about the first turn; `fact` and `sum`
-bring a question of NQ and of GSM8K. Where TABED's wording is not printed in the paper, it is this project's own.
+Sets without second turns get the kinds of TABED's two-turn runs, under picturebook's names.
+`question` is the next sample's own, with its images; `caption`, `summary` and `story` are requests
+about the first turn; `fact` and `sum` bring a question of NQ and of GSM8K. Where TABED's wording is
+not printed in the paper, it is this project's own.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ def evaluation_set(
     """Return the first `limit` samples of a set, with one turn or two.
 
     Args:
-      turns: with 2, sample i gets a follow-up of kind i modulo the number of `kinds`, names of `FOLLOW_UPS`. MMSpec and
-        your own sets bring their turns: with 2, those of their samples that have a second one.
-      shots: the benchmarks to ask with worked examples in front, and where a local copy of these lies; None: the hub's.
-      data: where local copies of benchmarks lie; the others are read from the hub. MMSpec lies on no hub. Any other
-        name is a set of your own, in the form that `jaxspec.data.samples` tells.
+      turns: with 2, sample i gets a follow-up of kind i modulo the number of `kinds`, names of
+        `FOLLOW_UPS`. MMSpec and your own sets bring their turns: with 2, those of their samples
+        that have a second one.
+      shots: the benchmarks to ask with worked examples in front, and where a local copy of these
+        lies; None: the hub's.
+      data: where local copies of benchmarks lie; the others are read from the hub. MMSpec lies on
+        no hub. Any other name is a set of your own, in the form that `jaxspec.data.samples` tells.
       images: folder of the images of your own sets; None: beside their files.
 
     Raises InputError for an unknown set with the nearest name, and for data that cannot be read.
@@ -94,7 +97,7 @@ def evaluation_set(
 
 
 def read_prompts(path: Path) -> Iterator[Sample]:
-    """Yield the conversations of an MMSpec file: lines {id, image, turns, category, topic}, without answers."""
+    """Yield the conversations of an MMSpec file: {id, image, turns, category, topic}."""
     for row in local_rows(path):
         labels = tuple((name, str(row.values.get(name, ""))) for name in ("topic", "category"))
         yield replace(own_sample("mmspec", row), labels=labels)
@@ -118,7 +121,7 @@ def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) ->
 
 
 def check_names(names: Sequence[str], own: Sequence[str] = ()) -> None:
-    """Raise InputError for the first name that is no set's, nor among your own, with the nearest one."""
+    """Raise InputError for the first unknown set, with the nearest name."""
     for name in names:
         if name not in SETS and name not in own:
             known = (*SETS, *own, "NAME=FILE.jsonl")
@@ -132,7 +135,8 @@ def add_follow_ups(
 
     Args:
       kinds: names among `FOLLOW_UPS`. Samples without images pass over `caption`.
-      borrowed: samples of the sets in `SOURCES` by kind; sample i asks question i modulo their number.
+      borrowed: samples of the sets in `SOURCES` by kind; sample i asks question i modulo their
+        number.
     """
     if unknown := [kind for kind in kinds if kind not in FOLLOW_UPS]:
         raise InputError(
@@ -143,7 +147,8 @@ def add_follow_ups(
         possible = [kind for kind in kinds if kind != "caption" or sample.images]
         if not possible:
             raise InputError(
-                f"follow-ups: {sample.dataset} has no images to caption; use another kind than caption"
+                f"follow-ups: {sample.dataset} has no images to caption; use another kind than "
+                "caption"
             )
         kind = possible[i % len(possible)]
         if kind == "question":
@@ -164,5 +169,5 @@ def add_follow_ups(
 
 
 def _sentence(question: str) -> str:
-    """Return a question of NQ, which has neither capitals nor a question mark, as a template takes it."""
+    """Return a question of NQ with a capital and without a question mark."""
     return question.rstrip(" ?").capitalize()

@@ -1,8 +1,9 @@
 """Blocks without decoding: what drafts would do, from one pass over answers that the target wrote.
 
-At temperature 0 speculation writes just these answers, so that the blocks are exactly those of the decode loop. A
-weighting is replayed on the recorded distributions of target and views, for its losses against the best fixed weights
-in hindsight (its regret). A KV head's steps are all scored by Target-Draft attention, for every draft length at once.
+At temperature 0 speculation writes just these answers, so that the blocks are exactly those of the
+decode loop. A weighting is replayed on the recorded distributions of target and views, for its
+losses against the best fixed weights in hindsight (its regret). A KV head's steps are all scored by
+Target-Draft attention, for every draft length at once.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 LOSSES = ("kl", "rejections", "misses")
-"""Per token: KL(p || q_w) in nats; 1 - sum_v min(p, q_w), the chance that a sampled draft is rejected; and whether
-a greedy draft is. The first two at temperature 1."""
+"""Per token: KL(p || q_w) in nats; 1 - sum_v min(p, q_w), the chance that a sampled draft is
+rejected; and whether a greedy draft is. The first two at temperature 1."""
 
 HINDSIGHT_STEPS = {2: 50, 3: 20, 4: 10}
 """Grid of the best fixed weights, by the number of views; 10 for more."""
@@ -73,9 +74,10 @@ class Recording(struct.PyTreeNode):
 def measure_regret(
     config: EvalConfig, target: LoadedModel, draft: LoadedModel | None, captioner: Captioner | None
 ) -> tuple[list[Record], list[Record]]:
-    """Measure losses and regrets a token, and tokens a block at temperature 0, of the config's rows that mix views.
+    """Measure losses, regrets and tokens a pass of the rows that mix views, at temperature 0.
 
-    Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer of it.
+    Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer
+    of it.
     """
     if isinstance(target, RecordedTarget):
         raise InputError(
@@ -130,7 +132,7 @@ def _replayed(
     rows: Sequence[Variant],
     answered: Sequence[tuple[Request, Sequence[int]]],
 ) -> list[list[dict[str, float]]]:
-    """Return for each answer, and each row, the sums of its weighting and of the best fixed weights (`best_...`)."""
+    """Return sums for each answer and row, of its weighting and the best fixed weights."""
     found = []
     for start in range(0, len(answered), config.batch_size):
         requests, answers = zip(*answered[start : start + config.batch_size])
@@ -193,7 +195,7 @@ def _record(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float[Array, " B"]]:
-    """Return each answer's sums of the losses, tokens and blocks that decoding at temperature 0 has with this rule."""
+    """Return each answer's losses, tokens and blocks at temperature 0 with this rule."""
     p, q, length = recording.p, recording.view_probs, recording.length
     views, (batch, places, _) = len(q), p.shape
     real = jnp.zeros(batch)
@@ -238,7 +240,7 @@ def replay(rule: Weighting, gamma: int, recording: Recording) -> dict[str, Float
 
 @jax.jit
 def best_fixed(recording: Recording) -> dict[str, Float[Array, " B"]]:
-    """Return each answer's least summed loss with one and the same weights for all its tokens, loss by loss."""
+    """Return each answer's least loss with fixed weights, for each kind of loss."""
     views = len(recording.view_probs)
     grid = jnp.asarray(simplex_grid(views, HINDSIGHT_STEPS.get(views, 10)))
     return _sums(
@@ -256,7 +258,7 @@ def _sums(
 def predict_heads(
     config: EvalConfig, plain: Engine, heads: Mapping[str, LoadedHead], gammas: Sequence[int]
 ) -> dict[tuple[Any, ...], float | None]:
-    """Predict tokens per target pass of heads, by what a row has in `GROUP`, and its head; `plain` is the target."""
+    """Predict tokens a pass of heads, by the fields `GROUP` of a row and its head."""
     found = {}
     parts = list(config.parts())
     with tqdm(total=len(parts) * (1 + len(heads)), unit="run", desc="predicting", delay=1) as bar:
@@ -287,7 +289,7 @@ def predict_heads(
 
 
 def count_blocks(agrees: Bool[np.ndarray, "T J"], gamma: int) -> tuple[int, int]:
-    """Count the blocks of at most `gamma` drafted tokens that decode an answer, and its tokens but the first."""
+    """Count an answer's blocks of at most `gamma` drafts, and its tokens after the first."""
     at, steps, end = 0, 0, len(agrees) - 1
     while at < end:
         at += min(int(np.cumprod(agrees[at, :gamma]).sum()) + 1, end - at)
@@ -298,7 +300,7 @@ def count_blocks(agrees: Bool[np.ndarray, "T J"], gamma: int) -> tuple[int, int]
 def head_agreement(
     target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
 ) -> Bool[np.ndarray, "T J"]:
-    """Tell whether step s of a draft that begins at token t of the answer is the answer's token t + s + 1.
+    """Tell whether step s of a draft from token t is the answer's token t + s + 1.
 
     Past the answer's end it is false. The answer, of T tokens, must be the target's greedy one.
     """
@@ -361,8 +363,7 @@ def _agreement(
 def whole_row(
     target: LoadedModel, prompt: Prompt, answer: Sequence[int]
 ) -> tuple[PromptRows, dict[str, Any] | None, np.ndarray]:
-    """Return a prompt with its answer as inputs of one pass (B = 1), padded to a multiple of `PASS`, and which image
-    each slot shows."""
+    """Return a prompt and its answer as inputs of one pass, and the image that each slot shows."""
     reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
     view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
     row = prompt_row(prompt_encoder(target), target.images, view, prompt).followed_by(answer)

@@ -1,9 +1,10 @@
-"""Models that nobody trained, for timing: random weights, and a synthetic pair whose agreement is given.
+"""Untrained models for timing: random weights, and a synthetic pair of given agreement.
 
-The models of the pair follow one rule: the residual stream keeps a token's embedding, and the head maps it to the token
-that comes next in a fixed cycle. The random weights of attention and MLPs disturb that little, and all arithmetic of
-real models is done. After a given share of the cycle's tokens a model is right; after the others it says another
-successor. Only the acceptance is made up; times are real.
+The models of the pair follow one rule: the residual stream keeps a token's embedding, and the head
+maps it to the token that comes next in a fixed cycle. The random weights of attention and MLPs
+disturb that little, and all arithmetic of real models is done. After a given share of the cycle's
+tokens a model is right; after the others it says another successor. Only the acceptance is made up;
+times are real.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RESERVED = 300
 
 
 def parse_synthetic(name: str) -> tuple[str, float]:
-    """Return role and share of `synthetic:ROLE` or `synthetic:ROLE:SHARE`, such as `synthetic:draft:0.7`."""
+    """Return role and share of `synthetic:ROLE:SHARE`, such as `synthetic:draft:0.7`."""
     role, _, text = name.removeprefix(PREFIX).partition(":")
     if role not in ROLES:
         raise InputError(f"{name}: no such model; {nearest(role, ROLES)}")
@@ -44,7 +45,7 @@ def parse_synthetic(name: str) -> tuple[str, float]:
 
 
 def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
-    """Return a model of the synthetic pair: target and partner have 54M parameters, the draft 3M (`pair55m`).
+    """Return a model of the synthetic pair: target and partner of 54M, draft of 3M (`pair55m`).
 
     All see images of 576 tokens, and use the mini models' tokeniser.
     """
@@ -62,7 +63,7 @@ def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
 
 
 def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Params:
-    """Make Normal(0, 0.02) weights, norms at one, on the device in that dtype: no second copy ever exists."""
+    """Make Normal(0, 0.02) weights, norms at one, on the device and in one copy."""
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     return jax.tree.unflatten(
@@ -80,7 +81,7 @@ def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 
 def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Params:
-    """Return the parameters with embedding and head that follow the cycle after a share `right` of its tokens.
+    """Return parameters that follow the cycle after a share `right` of its tokens.
 
     Models of one vocabulary have the same cycle.
     """

@@ -101,7 +101,7 @@ def failures(failed: Sequence[Record]) -> list[str]:
 
 
 def put_between(page: Path, name: str, made: str) -> None:
-    """Replace the text between the markers of this name in a page. Raises InputError without markers."""
+    """Replace the text between a page's markers of this name; InputError without markers."""
     between = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
     text, count = between.subn(
         lambda found: f"{found[1]}\n{made}\n\n{found[2]}", page.read_text(encoding="utf-8")

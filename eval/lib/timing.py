@@ -1,7 +1,8 @@
-"""Times of single passes inside compiled loops, which predicted speed-ups are made of; and the device's roofline.
+"""Times of single passes inside compiled loops, for predictions; and the device's roofline.
 
-A pass that is called from the host by itself also pays for its dispatch and, as its inputs have to outlive it, for a
-copy of the cache. In a decode loop it pays neither, so each is timed in a loop of its own kind.
+A pass that is called from the host by itself also pays for its dispatch and, as its inputs have to
+outlive it, for a copy of the cache. In a decode loop it pays neither, so each is timed in a loop of
+its own kind.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ CALL_MS = 40.0
 def time_loops(
     calls: Mapping[str, Callable[[int], Any]], repeats: int, name: str | None = None
 ) -> dict[str, float]:
-    """Return the least milliseconds of what `call(n)` does n times; calls are interleaved, to see the same machine.
+    """Return the least milliseconds of each call; calls are interleaved, to share the machine.
 
-    The least, because what else runs on a machine can only add: on an idle one it is next to the median.
+    The least, because what else runs on a machine can only add: on an idle one it is next to the
+      median.
 
     Args:
       name: of a bar of progress, whose first turn compiles; without, none is shown.
@@ -47,9 +49,8 @@ def time_loops(
         total=(1 + repeats) * len(calls), desc=name, unit="call", leave=False, disable=name is None
     ) as bar:
         for key, call in calls.items():
-            for _ in range(
-                2
-            ):  # compiles; what a call hands on to the next may be of another kind than it was given
+            # Compiles; twice, as a call may hand on another kind of state than it was given.
+            for _ in range(2):
                 jax.block_until_ready(call(1))
             counts[key] = int(np.clip(CALL_MS / _milliseconds(call, 2), 1, 1000))
             bar.update()
@@ -85,7 +86,7 @@ class Passes:
         self.how, self.params, self.state, self.batch = (extend, place), params, state, batch
 
     def over(self, tokens: int) -> Callable[[int], Any]:
-        """Return `call(n)`, which runs n passes over so many tokens a row, each from the same length on."""
+        """Return `call(n)`, which runs n passes over so many tokens, each from the same length."""
         fed = jnp.ones((self.batch, tokens), jnp.int32)
         held = Held(self.how, mesh_of(self.params), self.params)
 
@@ -208,7 +209,7 @@ def predicted_speedup(
 def time_members(
     engine: Engine, request: Request, widths: Sequence[int], repeats: int = 10
 ) -> dict[int, list[float]]:
-    """Time a pass of each model over so many tokens, after the request's prompt, in milliseconds."""
+    """Time a pass of each model over so many tokens after the prompt, in milliseconds."""
     state = engine.prefill([request])
     members = [
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))

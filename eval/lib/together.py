@@ -44,13 +44,14 @@ class Pairing:
     alone: int = 0
     """Draft length of the methods with one proposer; 0 takes the proposer's in `gammas`."""
     form: Literal["chat", "raw"] = "chat"
-    """Form of the questions: the chat form of the model that leads, or raw text, for base models."""
+    """Form of the questions: the chat form of the model that leads, or raw text, for base
+    models."""
 
     def points(self, sweep: str = "") -> list[Point]:
         """Return the points of a sweep, or of the pairing's own.
 
-        Along `lambda` (the proposer's weight) and `mu` each value counts twice, with the pairing's draft lengths and
-        with 1 each; along `gamma` once, as the proposer's draft length.
+        Along `lambda` (the proposer's weight) and `mu` each value counts twice, with the pairing's
+        draft lengths and with 1 each; along `gamma` once, as the proposer's draft length.
         """
         dial, _, values = (sweep or self.sweep).partition(":")
         if not dial:
@@ -59,7 +60,8 @@ class Pairing:
             raise InputError(f"sweep: unknown dial {dial!r}; {nearest(dial, DIALS)}")
         if dial != "gamma" and len(self.models) != 2:
             raise InputError(
-                f"sweep: {dial} is of two models, and {self.name!r} has {len(self.models)}; leave it out"
+                f"sweep: {dial} is of two models, and {self.name!r} has {len(self.models)}; leave "
+                "it out"
             )
         try:
             found = [float(value) for value in values.split(",")]
@@ -91,7 +93,8 @@ class Examples(Data):
     """Questions."""
 
     shots: tuple[str, ...] = ()
-    """Sets to ask with the paper's number of worked examples: NAME, or NAME=PATH of a local copy of these."""
+    """Sets to ask with the paper's number of worked examples: NAME, or NAME=PATH of a local copy of
+    these."""
     held_out: int = 64
     """Samples whose reference answers' likelihood is measured."""
 
@@ -102,16 +105,16 @@ class Together(Decoding):
 
     repeats: int = 5
     timed: int = 4
-    """Samples of each set that are decoded `repeats` times, for speeds; standard decoding and CoS decode all samples
-    once, for quality."""
+    """Samples of each set that are decoded `repeats` times, for speeds; standard decoding and CoS
+    decode all samples once, for quality."""
     sweep: str = ""
-    """A dial to measure along: `lambda:0.1,0.5,0.9`, `mu:0.1,0.5` or `gamma:1,3,5`; the default is each pairing's
-    own."""
+    """A dial to measure along: `lambda:0.1,0.5,0.9`, `mu:0.1,0.5` or `gamma:1,3,5`; the default is
+    each pairing's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollaborativeEvalConfig(Examples, Together, Placement):
-    """An evaluation of collaborative decoding, one request at a time as in the paper; presets as of `EvalConfig`."""
+    """An evaluation of collaborative decoding, one request at a time, as in the paper."""
 
     pairings: tuple[Pairing, ...]
     limit: int = 16
