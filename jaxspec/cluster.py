@@ -18,11 +18,11 @@ Made = TypeVar("Made")
 
 
 def join_cluster(place: str) -> None:
-    """Make this process one of several that compute together; to be called before anything touches a device.
+    """Make this process one of several that compute together; call it before using a device.
 
     Args:
-      place: empty, it is alone; `auto`, TPU slices, SLURM and Open MPI say who belongs together; else
-        `HOST:PORT,COUNT,INDEX`, where process 0 can be reached, how many there are, and which one this is.
+      place: Empty for a lone process; `auto` on TPU slices, under SLURM and Open MPI; else
+        `HOST:PORT,COUNT,INDEX`: process 0's address, the number of processes, and this one's.
 
     Raises InputError for another form, or where `auto` finds nothing.
     """
@@ -39,22 +39,23 @@ def join_cluster(place: str) -> None:
     found = re.fullmatch(r"(\S+:\d+),(\d+),(\d+)", place)
     if found is None or int(found[3]) >= int(found[2]):
         raise InputError(
-            f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX with INDEX from 0 to COUNT - 1"
+            f"cluster: {place!r}; give auto, or HOST:PORT,COUNT,INDEX "
+            "with INDEX from 0 to COUNT - 1"
         )
     jax.distributed.initialize(found[1], int(found[2]), int(found[3]))
 
 
 def process() -> tuple[int, int]:
-    """Return (i, n): this is the i-th of n processes that compute together. Alone it looks at no device."""
+    """Return (i, n): this is process i of n. A lone process touches no device for it."""
     return (
         (jax.process_index(), jax.process_count()) if jax.distributed.is_initialized() else (0, 1)
     )
 
 
 def in_all(work: Callable[[], Made]) -> list[Made]:
-    """Return what the work gives in each process, in their order; where it raises in one of them, raise in all.
+    """Return the work's results of all processes, in their order; raise in all if one raises.
 
-    All must call it at the same place, and what it gives must pickle.
+    All processes must call it at the same place, and its result must pickle.
     """
     if process()[1] == 1:
         return [work()]
@@ -63,11 +64,11 @@ def in_all(work: Callable[[], Made]) -> list[Made]:
         made = work()
     except Exception as raised:
         error = raised
-    told = error and (
+    failure = error and (
         type(error) if isinstance(error, InputError) else RuntimeError,
         first_line(error),
     )
-    own = np.frombuffer(pickle.dumps((made, told)), np.uint8)
+    own = np.frombuffer(pickle.dumps((made, failure)), np.uint8)
     sizes = multihost_utils.process_allgather(np.asarray(own.size))
     wide = multihost_utils.process_allgather(np.pad(own, (0, int(sizes.max()) - own.size)))
     found = [pickle.loads(row[:size].tobytes()) for row, size in zip(np.asarray(wide), sizes)]
@@ -80,13 +81,13 @@ def in_all(work: Callable[[], Made]) -> list[Made]:
 
 
 def on_first(work: Callable[[], Made]) -> Made:
-    """Do the work in the first process alone and return what it gives in all, as `in_all`."""
+    """Do the work in the first process and return its result in all, as `in_all`."""
     first = process()[0] == 0
     return in_all(lambda: work() if first else None)[0]  # type: ignore[return-value]
 
 
 def spread(work: Callable[[Sequence[Item]], Sequence[Made]], items: Sequence[Item]) -> list[Made]:
-    """Do the work on a share of the items in each process, and return in all what it gives of all, in their order."""
+    """Return the work's results for all items, in their order; each process does a share."""
     index, count = process()
     shares = in_all(lambda: list(work(items[index::count])))
     return [shares[i % count][i // count] for i in range(len(items))]

@@ -37,21 +37,21 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for terminal control characters and characters without an encoding."""
+    """Return the text with escapes for control characters and those without an encoding."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, cut and printable, or its type's name where it has no message."""
+    """Return an error's first line, cut and printable; without a message, its type's name."""
     line = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in line[:_LONGEST])
 
 
 @contextmanager
 def reading(what: str, mend: str = "save it again with save_pretrained") -> Iterator[None]:
-    """Raise InputError for any error of another library: "`what` (the error's first line); `mend`"."""
+    """Raise InputError for any error within: "`what` (the error's first line); `mend`"."""
     try:
         yield
     except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):

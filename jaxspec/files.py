@@ -1,4 +1,4 @@
-"""Files and directories that are written whole or not at all, whenever the program that writes them ends."""
+"""Files and directories that are written whole or not at all, whenever their program ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from jaxspec.errors import InputError
 
 ASSETS = Path(__file__).resolve().parent / "assets"
-"""Files that ship with the package: a page to ask about, and models, each pair in its own folder."""
+"""Files that ship with the package: a page, and models, each pair in its own folder."""
 TRIALS = Path("runs", "debug")
 """Folder for the output of trials (`--debug`)."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
@@ -28,7 +28,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 def trial_of(place: Path) -> Path:
-    """Return where a trial writes its output, so that it never blocks the run that writes to `place`.
+    """Return where a trial writes, so that it never blocks the run that writes to `place`.
 
     >>> trial_of(Path("runs/train/mini")).as_posix(), trial_of(Path("/data/mix")).as_posix()
     ('runs/debug/train/mini', 'runs/debug/data/mix')
@@ -44,7 +44,7 @@ def is_trial(place: Path) -> bool:
 
 
 def forget_trial(place: Path) -> None:
-    """Remove an earlier trial's output at `place` and in its siblings of that name; other output stays."""
+    """Remove an earlier trial's output at `place` and in its siblings of that name."""
     if not is_trial(place):
         return
     with writing(place):
@@ -56,7 +56,7 @@ def forget_trial(place: Path) -> None:
 
 
 def _said_by_system(error: BaseException) -> str | None:
-    """Return the operating system's message, if it is the cause, also through TensorStore or safetensors."""
+    """Return the operating system's message, if it is the cause, also through TensorStore."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     found = re.search(
@@ -92,7 +92,7 @@ def writing(path: Path | str, then: str | Callable[[], str] = "try again") -> It
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit within, so that files are cleaned up; other handlers stay."""
+    """Let SIGTERM and SIGHUP raise SystemExit within, so that files are cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,7 +116,7 @@ def signals_raise() -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield a new file next to `path`, which replaces it if the block succeeds and is removed otherwise.
+    """Yield a new file next to `path`, which replaces it if the block succeeds.
 
     Its folder is made. Raises InputError where it cannot be written.
     """
@@ -138,11 +138,12 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield a new directory next to `path`, which replaces it if the block succeeds and is removed otherwise.
+    """Yield a new directory next to `path`, which replaces it if the block succeeds.
 
-    Entries of an existing directory are kept, unless their names are `replaced` or written anew. `path` always holds
-    the old or the new directory, except between two renames: a program that is killed there leaves the old one as
-    `.NAME.old`, and the next call restores it. Later calls also remove what killed programs left half written.
+    Entries of an existing directory are kept, unless their names are `replaced` or written anew.
+    `path` always holds the old or the new directory, except between two renames: a program that is
+    killed there leaves the old one as `.NAME.old`, and the next call restores it. Later calls also
+    remove what killed programs left half written.
 
     Raises InputError where it cannot be written, or another process writes it.
     """
@@ -175,7 +176,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
 
 
 def check_directory(path: Path) -> None:
-    """Raise InputError where no directory can be written; restore one that a killed program was replacing."""
+    """Raise InputError where no directory can be written; restore one that a kill moved aside."""
     if str(path) != str(path).encode(errors="replace").decode():
         raise InputError(f"{path}: is no UTF-8, which tokenisers cannot open; give another name")
     with writing(path):
@@ -216,8 +217,8 @@ def _restore(path: Path) -> Path:
 def sole(path: Path) -> Iterator[None]:
     """Hold a lock file, which names this process and host, while the block runs.
 
-    The operating system releases it when the process ends, however it ends. A file system without locks guards
-    nothing.
+    The operating system releases it when the process ends, however it ends. A file system without
+    locks guards nothing.
 
     Raises InputError while another process holds it.
     """

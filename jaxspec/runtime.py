@@ -18,9 +18,9 @@ PROGRAM_BYTES = 2**30
 
 
 def setup_runtime() -> None:
-    """Keep compiled programs on disk, unless the process keeps them elsewhere, and silence transformers' notices.
+    """Keep compiled programs on disk, unless the process does, and silence transformers.
 
-    They lie in the user's cache directory, at most `PROGRAM_BYTES` of them; those used last stay.
+    The user's cache directory holds the `PROGRAM_BYTES` that were used last.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
     if "transformers" in sys.modules:
@@ -38,14 +38,14 @@ def setup_runtime() -> None:
 
 
 def parse_dtype(name: str) -> jnp.dtype:
-    """Return the dtype of this name. Raises InputError where it is none that models compute in or are stored as."""
+    """Return the dtype of this name; InputError for one that models do not use."""
     if name not in DTYPES:
-        raise InputError(f"dtype: {name!r} is none of models; {nearest(name, DTYPES)}")
+        raise InputError(f"unknown dtype {name!r}; {nearest(name, DTYPES)}")
     return jnp.dtype(name)
 
 
 def cache_directory() -> Path:
-    """Return where jaxspec keeps what it can make again: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
+    """Return the cache: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxspec"
 
 

@@ -1,8 +1,9 @@
-"""Where parameters and caches lie on a mesh: one strict table, parameter path -> logical axes -> mesh axes.
+"""Placement on a mesh: one strict table, parameter path -> logical axes -> mesh axes.
 
-The mesh has three axes. `data` splits batches, `fsdp` splits parameters and batches in training, `model` splits
-heads, MLPs and the vocabulary. Its axes are of type Auto: XLA propagates what the table and `constrain` say.
-Paths are those of the parameter tree joined by "/". Every path of every family matches exactly one row.
+The mesh has three axes. `data` splits batches, `fsdp` splits parameters and batches in training,
+`model` splits heads, MLPs and the vocabulary. Its axes are of type Auto: XLA propagates what the
+table and `constrain` say. Paths are those of the parameter tree joined by "/". Every path of every
+family matches exactly one row.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CACHE_AXES = ("batch", "kv_heads", None, None)
 """Axes of a layer's keys or values [B, K, S, H]."""
 
 _DECODER = r"(?:(?:language_model/)?model/(?:decoder/)?)?"
-"""What stands before a decoder's parameters; nothing before a KV head's."""
+"""Prefix of a decoder's parameters; a KV head's have none."""
 _TOWER = r"(?:vision_tower|visual)/(?:.+/)?"
 
 TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
@@ -94,12 +95,12 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
 def make_mesh(
     model: int = 1, fsdp: int = 1, data: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Return a mesh of the first data * fsdp * model devices. Raises InputError where there are fewer."""
+    """Return a mesh of the first data * fsdp * model devices; InputError if there are fewer."""
     devices = jax.devices() if devices is None else devices
     count = data * fsdp * model
     if min(data, fsdp, model) < 1 or count > len(devices):
         raise InputError(
-            f"mesh: {data} data x {fsdp} fsdp x {model} model devices asked for and there are {len(devices)}; "
+            f"mesh: {data} data x {fsdp} fsdp x {model} model devices, of {len(devices)}; "
             "give numbers from 1 on whose product is not more"
         )
     return jax.make_mesh(
@@ -109,24 +110,25 @@ def make_mesh(
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where it runs."""
+    """The devices and processes of a run."""
 
     model_parallel: int = 1
-    """Devices that a target is split over; drafts are on each."""
+    """Devices that a target is split over; drafts are replicated."""
     data_parallel: int = 1
     """Parts that a batch is split in, each on devices of its own."""
     cluster: str = ""
-    """On several hosts `auto`, or HOST:PORT,COUNT,INDEX: each decodes its share of the prompts, on its own devices, and
-    the first writes what all have found."""
+    """On several hosts `auto`, or HOST:PORT,COUNT,INDEX: each decodes its share of the prompts, on
+    its own devices, and process 0 writes the combined results."""
 
     def mesh(self, batch: int) -> Mesh | None:
-        """Return the mesh of this process's devices for batches of so many rows; None where it is of one.
+        """Return the mesh of this process's devices for batches of this many rows.
 
         Raises InputError where the devices or the batch do not fit.
         """
         if batch % self.data_parallel:
             raise InputError(
-                f"data_parallel: {self.data_parallel} parts do not divide a batch of {batch}; give others"
+                f"data_parallel: {self.data_parallel} parts do not divide a batch of {batch}; "
+                "give others"
             )
         if self.model_parallel == self.data_parallel == 1:
             return None
@@ -157,7 +159,7 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
 def spec(
     config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Return how a parameter is split. Heads are split whole: their number must divide, not only their columns."""
+    """Return how a parameter is split. Heads stay whole: their number must divide."""
     text = text_config(config)
     heads = {"heads": text.num_attention_heads, "kv_heads": text.num_key_value_heads}
     axes = logical_axes(path)
@@ -167,7 +169,7 @@ def spec(
 def partition(
     mesh: Mesh | AbstractMesh, axes: Sequence[str | None], counts: Sequence[int]
 ) -> PartitionSpec:
-    """Return the split of dimensions by their logical axes; `counts` must divide, or they stay whole."""
+    """Return the split of dimensions by their logical axes; a count that does not divide stays."""
     names = []
     for axis, count in zip(axes, counts):
         name = None if axis is None else MESH_AXES[axis]
@@ -179,7 +181,7 @@ def partition(
 
 
 def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) -> Any:
-    """Return the sharding of every parameter: a pytree like `params`, whose leaves need only have shapes."""
+    """Return the sharding of every parameter; the leaves of `params` need only have shapes."""
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         name = "/".join(key.key for key in path)
@@ -199,14 +201,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def mesh_of(params: Params) -> Any:
-    """Return the mesh that parameters lie on, or shapes would; None for those of a single device."""
+    """Return the mesh of parameters, or of their shapes; None on a single device."""
     sharding = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return mesh if mesh is not None and mesh.size > 1 else None
 
 
 def small_sharding(params: Params) -> Sharding | None:
-    """Return where small parameters lie that are read with these: on each device of their mesh, or on their device."""
+    """Return where small parameters go that are read with these: replicated, or their device."""
     mesh = mesh_of(params)
     if mesh is not None:
         return replicated(mesh)
@@ -216,7 +218,7 @@ def small_sharding(params: Params) -> Sharding | None:
 
 
 def put(params: Params, place: Any) -> Params:
-    """Return the parameters at a place, or each at its own; those that lie there already are the same arrays."""
+    """Move parameters to one place, or each to its own; those already there are not copied."""
 
     def moved(x: Any, place: Sharding | None) -> Any:
         return x if getattr(x, "sharding", None) == place else jax.device_put(x, place)
@@ -241,7 +243,7 @@ def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Says inside `jit` how x is split; without axes, that it is whole everywhere. Does nothing outside a mesh."""
+    """Split x by these axes inside `jit`; without axes it is replicated. No-op outside a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -249,10 +251,11 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def gather(x: Array, *axes: str | None) -> Array:
-    """Say inside `jit` that a product by a split matrix is gathered once it is there, split by these axes at most.
+    """Gather a product by a split matrix inside `jit`, and not the matrix; keep these axes split.
 
-    Without the barrier XLA gathers the matrix on GPUs where there are many rows: 250 MiB of LLaVA-1.5-7B's head, for
-    6 MiB of logits. TPUs gather the product as it is, and blocks of eight rows took 11 % more cycles with the barrier.
+    Without the barrier XLA gathers the matrix on GPUs where there are many rows: 250 MiB of
+    LLaVA-1.5-7B's head, for 6 MiB of logits. TPUs gather the product as it is, and blocks of eight
+    rows took 11 % more cycles with the barrier.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
@@ -268,9 +271,9 @@ FEW = 256
 def row_major(x: Array) -> Array:
     """Say inside `jit` that few rows are laid out in the order of their axes, on TPUs.
 
-    Left to itself, XLA lays products out there as their readers like it, and copies whole matrices of weights into an
-    order that suits: of LLaVA-1.5-7B those of all attention, which does not fit one v5e. Elsewhere it does not, and of
-    a mesh of CPUs it would gather what is so constrained.
+    Left to itself, XLA lays products out there as their readers like it, and copies whole matrices
+    of weights into an order that suits: of LLaVA-1.5-7B those of all attention, which does not fit
+    one v5e. Elsewhere it does not, and of a mesh of CPUs it would gather what is so constrained.
     """
     if x.size > FEW * x.shape[-1]:
         return x

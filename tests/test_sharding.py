@@ -126,7 +126,7 @@ def test_mesh():
     assert mesh_of({"a": jax.device_put(np.zeros(4), replicated(mesh))}) == mesh
     assert mesh_of({"a": jnp.zeros(4)}) is None
     for wrong in (0, math.prod(make_mesh().shape.values()) + len(jax.devices())):
-        with pytest.raises(InputError, match=f"{wrong} model devices asked for"):
+        with pytest.raises(InputError, match=f"{wrong} model devices, of"):
             make_mesh(model=wrong)
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints: models in Hugging Face layout, in and out, and the processors that lie beside them."""
+"""Checkpoints: reading and writing models in Hugging Face layout, and their processors."""

@@ -28,7 +28,8 @@ IMAGE_FILES = (
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
 )
 _PARTS = re.compile(
-    r"model(-\d{5}-of-\d{5})?\.safetensors|(model\.safetensors\.index|config|generation_config)\.json"
+    r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    r"|(config|generation_config)\.json"
     r"|README\.md|chat_template\.(jinja|json)|additional_chat_templates|"
     + "|".join(map(re.escape, TOKENIZER_FILES + IMAGE_FILES))
 )
@@ -36,16 +37,16 @@ _PARTS = re.compile(
 _WEIGHTS = (".safetensors", ".bin")
 _READ = (*_WEIGHTS, ".json", ".model", ".txt", ".jinja")
 _TORCH = (2, 11)
-"""The first torch that lists a file without reading its tensors; weights-only reading has holes before 2.10."""
+"""The first torch that lists files without reading tensors; before 2.10 weights-only has holes."""
 _LARGEST = 256 << 20
 """Size of the largest file besides weights; the largest known tokenisers have 40 million bytes."""
 
 
 def check_files(path: Path) -> None:
-    """Refuse a directory in which a file that may be read is a pipe or device, huge, or outside of it.
+    """Refuse a directory with a file to read that is a pipe, a device, huge, or outside of it.
 
-    Links may lead within the directory, and to the blobs of a hub cache. The error for any other link is the same
-    whether or not its target exists.
+    Links may lead within the directory, and to the blobs of a hub cache. The error for any other
+    link is the same whether or not its target exists.
     """
     home = Path(os.path.realpath(path))
     homes = [home]
@@ -74,19 +75,22 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def without_torch() -> str:
-    """Return why .bin weights cannot be read here, and the mend; "" where they can. Does not import torch."""
+    """Return why .bin weights cannot be read here, and the mend; "" where they can.
+
+    It does not import torch.
+    """
     found = installed("torch")
     if tuple(map(int, re.findall(r"\d+", found)[:2])) >= _TORCH:
         return ""
     least = ".".join(map(str, _TORCH))
     return (
         f"PyTorch's .bin is read with torch {least} or later, and here is {found or 'none'}; "
-        "pip install -e '.[torch]', or save the model as safetensors (`jaxspec export` where torch is)"
+        "pip install -e '.[torch]', or save the model as safetensors (`jaxspec export` with torch)"
     )
 
 
 def installed(package: str) -> str:
-    """Return the version of a Python package, without importing it; "" where it is not installed."""
+    """Return the version of a Python package, without importing it; "" if it is missing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -94,15 +98,16 @@ def installed(package: str) -> str:
 
 
 _OTHER_WEIGHTS = {
-    r"adapter_config\.json": "it is a LoRA adapter; merge it into its base model (PEFT: merge_and_unload) "
-    "and save that",
+    r"adapter_config\.json": "it is a LoRA adapter; merge it into its base model "
+    "(PEFT: merge_and_unload) and save that",
     r"pytorch_model(\.bin|\.bin\.index\.json)": "",
-    r"pytorch_model-\d+-of-\d+\.bin": f"only shards ({{}}) without their {BIN_INDEX}; fetch that too",
+    r"pytorch_model-\d+-of-\d+\.bin": f"only shards ({{}}) without their {BIN_INDEX}; "
+    "fetch that too",
     r".+\.gguf": "only GGUF weights ({}); give that file itself",
-    r".+\.(bin|pth|msgpack)": "only PyTorch or Flax weights ({}); save the model as safetensors with "
-    "transformers",
+    r".+\.(bin|pth|msgpack)": "only PyTorch or Flax weights ({}); "
+    "save the model as safetensors with transformers",
 }
-"""Name of a file in a directory without safetensors -> what it says about the model."""
+"""Name of a file in a directory without safetensors -> the problem with the model."""
 
 
 def other_weights(path: Path) -> str:
@@ -130,7 +135,7 @@ _NUMBERS = re.compile(r"\[(\n[-+.,\d\seE]+)\]")
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Write an object, indented, with each list of numbers (a draft vocabulary has thousands) on one line."""
+    """Write an object, indented; each list of numbers is one line (vocabularies have thousands)."""
     text = json.dumps(content, indent=2, ensure_ascii=False)
     text = _NUMBERS.sub(lambda found: "[" + " ".join(found[1].split()) + "]", text)
     file.write_text(text + "\n", encoding="utf-8")
@@ -155,7 +160,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
-    """Return the architecture of the config.json `raw`, which `read_raw_config` read from `path`."""
+    """Return the architecture of the config.json `raw`, read from the directory `path`."""
     file = path / "config.json"
     if "model_type" not in raw:
         raise InputError(f"{file}: no model_type; is this a model's directory?")
@@ -191,7 +196,7 @@ def written_whole(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def check_destination(path: str | Path, overwrite: bool, source: Path | None = None) -> None:
-    """Raise InputError where a checkpoint would replace another one unasked, its source, or other files."""
+    """Raise InputError where a checkpoint would replace its source, or anything unasked."""
     path = Path(os.path.abspath(Path(path).expanduser()))
     check_directory(path)
     if source is not None and path.resolve() in (read := source.resolve(), *read.parents):

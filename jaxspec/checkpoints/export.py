@@ -1,4 +1,4 @@
-"""Exports: any checkpoint that this library reads, rewritten with another dtype, vocabulary or part of the model."""
+"""Exports: checkpoints rewritten with another dtype, vocabulary or part of the model."""
 
 from __future__ import annotations
 
@@ -51,19 +51,21 @@ def export(
 ) -> ModelConfig | KVHeadConfig:
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
-    Tokeniser, processor, chat template, generation settings and a model card are written too. Entries of config.json
-    that this library does not read are kept. A KV head is written for this library alone.
+    Tokeniser, processor, chat template, generation settings and a model card are written too.
+    Entries of config.json that this library does not read are kept. A KV head is written for this
+    library alone.
 
     Args:
       target: Pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
       text_only: Write the decoder of an LVLM alone, as a language model of its own.
-      draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this library alone; by
-        default a KV head keeps all, and any other draft is `widened`, the only form that transformers reads.
+      draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this
+        library alone; by default a KV head keeps all, and any other draft is `widened`, the only
+        form that transformers reads.
       options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
 
     Raises:
-      InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger than the target's;
-        or `text_only` for a text model.
+      InputError: as `load` and `save`; the destination holds the source; the vocabulary is larger
+        than the target's; or `text_only` for a text model.
     """
     path, options = locate(source), options or SaveOptions()
     check_destination(destination, options.overwrite, path)
@@ -138,7 +140,7 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
     """Write the model with its tokeniser, processors, generation settings and card."""
     source, encoder, add_bos = model.source, None, False
     settings = source / "generation_config.json"
-    # A generation_config.json without EOS means that no token ends an answer, whatever config.json says.
+    # A generation_config.json without EOS means that no token ends an answer.
     generation = {"eos_token_id": None} | read_json(settings) if settings.is_file() else {}
     generation.pop("transformers_version", None)
     if has_tokenizer(source):
@@ -170,14 +172,15 @@ def _first_words(path: Path, words: tuple[int, ...], count: int) -> tuple[int, .
 def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[ModelConfig, Params]:
     """Add rows to the embedding, and columns to the head, that are the mean of the existing ones.
 
-    The logit of an added token is then the mean of the model's logits. It never exceeds their maximum, so, but for
-    rounding, no added token is ever the argmax; and a prompt that holds one reads an embedding of usual size.
-    Zeros would be the argmax wherever all logits are negative, and no finite bias-free column gives -inf.
+    The logit of an added token is then the mean of the model's logits. It never exceeds their
+    maximum, so, but for rounding, no added token is ever the argmax; and a prompt that holds one
+    reads an embedding of usual size. Zeros would be the argmax wherever all logits are negative,
+    and no finite bias-free column gives -inf.
     """
     text = text_config(config)
     if size < text.vocab_size:
         raise InputError(
-            f"vocabulary: {text.vocab_size} tokens and the target's {size}; rows cannot be taken away, "
+            f"vocabulary: {text.vocab_size} tokens, more than the target's {size}; "
             "export for a target with the same tokeniser"
         )
 
@@ -187,7 +190,7 @@ def pad_vocabulary(config: ModelConfig, params: Params, size: int) -> tuple[Mode
 
 
 def with_words(params: Params, words: int) -> Params:
-    """Return parameters with this many embeddings and output columns: the first ones, then copies of the mean."""
+    """Return parameters with this many tokens: the first ones, then copies of the mean."""
 
     def resized(path: Any, leaf: Array) -> Array:
         keys = tuple(key.key for key in path[-2:])
@@ -202,7 +205,7 @@ def with_words(params: Params, words: int) -> Params:
 
 
 def _text_entries(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the decoder's entries of an LVLM's config.json; token ids may be outside of text_config."""
+    """Return the decoder's entries of an LVLM's config.json; token ids may be outside of it."""
     outer = {key: raw[key] for key in _TOKEN_IDS if raw.get(key) is not None}
     inner = raw.get("text_config") or {}
     return outer | {key: value for key, value in inner.items() if value is not None}

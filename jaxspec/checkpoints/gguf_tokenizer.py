@@ -1,4 +1,4 @@
-"""The tokeniser that a GGUF file describes, made by transformers and brought to the file's own vocabulary."""
+"""A GGUF file's tokeniser, made by transformers, with the vocabulary of the file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def gguf_tokenizer(place: str, entries: dict[str, Any], vocab_size: int) -> Any:
     Args:
       place: The file, for errors.
 
-    Raises InputError for a chat template that is no text, or tokens that the model has no embeddings for.
+    Raises InputError for a chat template that is no text, or tokens that the model has no
+    embeddings for.
     """
     from tokenizers import pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -76,7 +77,7 @@ def gguf_tokenizer(place: str, entries: dict[str, Any], vocab_size: int) -> Any:
 
 
 def _as_transformers(architecture: str, own: dict[str, Any]) -> Any:
-    """Return what transformers makes of the entries: how texts are normalised, split and decoded."""
+    """Return transformers' tokeniser of the entries: it normalises, splits and decodes texts."""
     # Where transformers 5 has it, and transformers 4.
     places = [f"transformers.integrations.{name}" for name in ("gguf", "ggml")]
     theirs = import_module(next(place for place in places if find_spec(place)))
@@ -88,8 +89,8 @@ def _as_transformers(architecture: str, own: dict[str, Any]) -> Any:
 def _within_vocabulary(words: Any, own: dict[str, Any]) -> Any:
     """Return the tokeniser with the tokens of the file and no others.
 
-    transformers adds its own defaults: a byte-level vocabulary without <|endoftext|> gains an id behind its last,
-    which the model has no embedding for.
+    transformers adds its own defaults: a byte-level vocabulary without <|endoftext|> gains an id
+    behind its last, which the model has no embedding for.
     """
     from tokenizers import AddedToken, Tokenizer
 

@@ -1,9 +1,10 @@
-"""Models in Hugging Face layout: config.json and safetensors out, and in (or .bin), one file or shards.
+"""Models in Hugging Face layout: read from safetensors or .bin, written as safetensors.
 
-A tensor's name is computed from its parameter's path: `layers_0` reads `layers.0`; `kernel` and `embedding`
-read `weight`; a dense kernel [in, out] is stored [out, in], a convolution's [..., in, out] is stored
-[out, in, ...]. That is the layout of the hub's files, which transformers 4 and 5 both read. The other
-layouts that transformers has written are brought to it by the regex rows of `jaxspec.models.FAMILIES`.
+A tensor's name is computed from its parameter's path: `layers_0` reads `layers.0`; `kernel` and
+`embedding` read `weight`; a dense kernel [in, out] is stored [out, in], a convolution's [..., in,
+out] is stored [out, in, ...]. That is the layout of the hub's files, which transformers 4 and 5
+both read. The other layouts that transformers has written are brought to it by the regex rows of
+`jaxspec.models.FAMILIES`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from jaxspec.runtime import human_bytes
 from jaxspec.typing import Params
 
 _LARGE = 1 << 20
-"""Bytes from which on a second thread checks a tensor's numbers: a hand-over takes as long as so many."""
+"""Bytes from which on a second thread checks a tensor; for fewer, the hand-over takes longer."""
 _NOT_KEPT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("quantization_config", "compression_config", "vocab_size", "draft_vocabulary", "use_cache"),
 }
-"""Entries of a source's config.json that are not true of what is written from it, or not about the model."""
+"""Entries of a source's config.json that do not hold for its copy, or are not about the model."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,19 @@ class LoadReport:
     devices: int
     seconds: float
     host_growth: int
-    """By how many bytes the peak of this process's memory grew. On CPU devices that includes the parameters."""
+    """Growth of the process's peak memory; on CPU devices it includes the parameters."""
 
     def __str__(self) -> str:
         return (
-            f"{human_bytes(self.nbytes)} on {self.devices} device{'s' * (self.devices > 1)} in {self.seconds:.1f} s, "
+            f"{human_bytes(self.nbytes)} on {self.devices} device{'s' * (self.devices > 1)} "
+            f"in {self.seconds:.1f} s, "
             f"host memory grew by {human_bytes(self.host_growth)} at most"
         )
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model read from `path`, a local directory (tokeniser and image processor lie there too)."""
+    """A model read from `path`, a local directory, which also holds its processors."""
 
     config: ModelConfig
     params: Params
@@ -76,17 +78,19 @@ def load(
 ) -> Checkpoint:
     """Read the model in a directory.
 
-    Strict: every tensor is used once, every parameter is filled, shapes and floating dtypes fit config.json.
-    Tensors are read and cast one after the other, so the host never holds a second copy of the model.
+    Strict: every tensor is used once, every parameter is filled, shapes and floating dtypes fit
+    config.json. Tensors are read and cast one after the other, so the host never holds a second
+    copy of the model.
 
     Args:
       dtype: dtype of all parameters; None keeps each as stored.
-      shardings: pytree of `jax.sharding.Sharding`, shaped like the parameters (`jaxspec.sharding.shardings`).
-        Each process reads only the bytes that its devices hold. None puts everything on the default device.
+      shardings: pytree of `jax.sharding.Sharding`, shaped like the parameters
+        (`jaxspec.sharding.shardings`). Each process reads only the bytes that its devices hold.
+        None puts everything on the default device.
 
     Raises:
-      InputError: no such directory, unreadable files, an unsupported architecture, or tensors that do
-        not fit; one line that names the first few problems and counts the rest.
+      InputError: no such directory, unreadable files, an unsupported architecture, or tensors that
+        do not fit; one line that names the first few problems and counts the rest.
     """
     start, before = time.perf_counter(), _peak_memory()
     found = survey(path)
@@ -130,10 +134,12 @@ class SaveOptions:
 
     Fields:
       dtype: Dtype of the file's tensors; None keeps each as it is.
-      max_shard_bytes: Size from which on a model becomes shards with an index; the host holds one shard at a time.
-      generation: Entries of generation_config.json, which replace the config's BOS, EOS and padding ids; None
-        leaves an entry out.
-      extra: The source's config.json, whose entries are kept, nested ones too, where this library writes none.
+      max_shard_bytes: Size from which on a model becomes shards with an index; the host holds one
+        shard at a time.
+      generation: Entries of generation_config.json, which replace the config's BOS, EOS and padding
+        ids; None leaves an entry out.
+      extra: The source's config.json, whose entries are kept, nested ones too, where this library
+        writes none.
       overwrite: Replace a checkpoint at `path`; other files in its directory stay.
     """
 
@@ -154,16 +160,18 @@ def save(
     image_processor: Any | None = None,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a directory that `load` and transformers (4.57 and 5) read, with nothing missing or unexpected.
+    """Write a directory that `load` and transformers (4.57 and 5) read completely.
 
     It is written next to `path` and renamed at the end.
 
     Args:
       tokenizer, image_processor: transformers' objects, written too.
-      write_more: Function that writes more files into the directory, before it is renamed to `path`.
+      write_more: Function that writes more files into the directory, before it is renamed to
+        `path`.
 
     Raises:
-      InputError: `path` holds something, or cannot be written, or the parameters do not fit the config.
+      InputError: `path` holds something, or cannot be written, or the parameters do not fit the
+        config.
     """
     options = options or SaveOptions()
     slots, _ = slots_of(config)
@@ -199,7 +207,7 @@ def _read(
     sharding: Any | None,
     read: Callable[..., np.ndarray],
 ) -> jax.Array:
-    """Read (with `read`) what this process's devices hold of a tensor, once, and give each device its part."""
+    """Read this process's part of a tensor once, with `read`, and give each device its part."""
     back = np.argsort(slot.order)
     if sharding is None:
         whole = read(tensor)
@@ -215,7 +223,8 @@ def _read(
     def part(index: Any) -> np.ndarray:
         inner = [part.indices(size)[:2] for part, size in zip(index, slot.shape)]
         own = held[tuple(slice(a - b.start, z - b.start) for (a, z), b in zip(inner, box))]
-        # Copied, so that no device keeps the whole box alive; as integers, which numpy moves faster than bfloat16.
+        # Copies, so that no device keeps the whole box alive; numpy copies integers faster than
+        # bfloat16.
         if dtype in (None, own.dtype):
             return np.array(own.view(f"u{own.itemsize}"), order="C").view(own.dtype)
         return np.array(own, dtype, order="C")
@@ -247,7 +256,7 @@ def _write_tensors(
         tensors = {}
         for name in names:
             leaf = np.asarray(leaves[name]).transpose(slots[name].order)
-            # "C": safetensors writes the buffer as it lies, whatever its strides.
+            # "C": safetensors writes the buffer without regard to strides.
             tensors[name] = leaf.astype(dtype or leaf.dtype, order="C")
             where[name] = file
         write_tensors(path / file, tensors)

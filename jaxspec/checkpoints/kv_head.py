@@ -1,23 +1,23 @@
 """KV heads as files: `config.json` and `model.safetensors`, a format of this library's own.
 
-`config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder that the head's layers are
-(`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how images are pooled, and the target:
-where it was found (`target_name`) and the hash of its configuration. The head reads keys and values of the target's
-last layer as they lie in its cache, rotated; all its layers do.
+`config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder that the head's
+layers are (`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how
+images are pooled, and the target: where it was found (`target_name`) and the hash of its
+configuration. All layers of the head read the rotated keys and values of the target's last layer.
 
-| tensor                                             | shape                | where                         |
-|----------------------------------------------------|----------------------|-------------------------------|
-| `layers.i.{input,post_attention}_layernorm.weight` | [D]                  | Llama's layers, as everywhere |
-| `layers.i.self_attn.{q,k,v,o}_proj.weight`         | [out, in]            | (`.bias` where the target     |
-| `layers.i.mlp.{gate,up,down}_proj.weight`          | [out, in]            | has one)                      |
-| `norm.weight`                                      | [D]                  | before the target's own head  |
-| `kv_projector.{k,v}`                               | [k, n]               | pooling "linear"              |
-| `kv_projector.queries`                             | [k, K, H]            | pooling "attention"           |
-| `slot_bias`                                        | [1]                  | `slot_bias`                   |
-| `fc.weight`                                        | [D, 2 D]             | feature "last_hidden"         |
+| tensor                                             | shape     | where                         |
+|----------------------------------------------------|-----------|-------------------------------|
+| `layers.i.{input,post_attention}_layernorm.weight` | [D]       | Llama's layers, as everywhere |
+| `layers.i.self_attn.{q,k,v,o}_proj.weight`         | [out, in] | (`.bias` where the target     |
+| `layers.i.mlp.{gate,up,down}_proj.weight`          | [out, in] | has one)                      |
+| `norm.weight`                                      | [D]       | before the target's own head  |
+| `kv_projector.{k,v}`                               | [k, n]    | pooling "linear"              |
+| `kv_projector.queries`                             | [k, K, H] | pooling "attention"           |
+| `slot_bias`                                        | [1]       | `slot_bias`                   |
+| `fc.weight`                                        | [D, 2 D]  | feature "last_hidden"         |
 
-Embedding and output head are the target's and are not stored. `fc` reads a token's embedding and, behind it, the hidden
-state that the token was predicted from. The names are those of an EAGLE head's layers.
+Embedding and output head are the target's and are not stored. `fc` reads a token's embedding and,
+behind it, the hidden state that the token was predicted from. EAGLE heads use the same names.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_kv_head(path: str | Path) -> bool:
 
 
 def named_tensors(params: Params) -> dict[str, np.ndarray]:
-    """Return the parameters as they lie in the file."""
+    """Return the parameters by the names, and in the layout, of the file."""
     slots, _ = slots_in(params)
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     named = {tensor_name(path): np.asarray(leaf) for path, leaf in leaves}
@@ -89,7 +89,11 @@ def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTens
 
 
 def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
-    """Return what `save_kv_head` wrote; None keeps the file's dtype. InputError where anything does not fit."""
+    """Return the head in a directory; InputError where anything does not fit.
+
+    Args:
+      dtype: Dtype of its parameters; None keeps the file's.
+    """
     path = Path(path).expanduser()
     if not is_kv_head(path):
         raise InputError(

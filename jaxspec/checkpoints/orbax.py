@@ -1,9 +1,9 @@
-"""Training state on disk: Orbax, the newest steps kept, each written to a temporary name and renamed.
+"""Training state on disk: Orbax keeps the newest steps, each renamed when it is whole.
 
-A step holds the state, whose arrays each process writes its part of, and the place in the data, the same for all;
-with them what decides the run, and sums of both, for Orbax does not see a bit of an array that has turned over.
-`CheckpointManager` rather than Orbax v1, whose import path and function names still differ between the releases
-that the supported Python versions install.
+A step holds the state, of which each process writes its part, the place in the data, which is the
+same in all, and what decides the run. It also holds checksums: Orbax does not notice a flipped bit.
+Orbax v1 is not used, since its names still differ between the releases that the supported Python
+versions install.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from jaxspec.typing import Array
 
 State = TypeVar("State")
 
-# Orbax's threads print a traceback for every failed write, and lines for files that it does not need; here what ends a
-# run becomes the one line of an InputError.
+# Orbax's threads print a traceback for every failed write, and lines for files that it does not
+# need; here one InputError says it.
 _ECHOES = ("_SignalingThread", "Failed to json parse Metadata file")
 logging.getLogger("absl").addFilter(
     lambda record: not any(echo in record.getMessage() for echo in _ECHOES)
@@ -42,14 +42,14 @@ logging.getLogger("absl").addFilter(
 
 
 class Checkpoints:
-    """Saves and restores (state, place in the data) by step; a context manager, leaving waits for pending writes.
+    """Saves and restores (state, place in the data) by step; leaving waits for pending writes.
 
     Args:
-      directory: a folder that all processes see, or an address such as `gs://bucket/run`.
-      keep: how many of the newest steps are kept. An older one goes only after a newer one is whole.
-      run: what decides the result, for JSON; every step that is saved tells it.
+      directory: Folder that all processes see, or an address such as `gs://bucket/run`.
+      keep: Number of newest steps to keep; an older one is removed after a newer one is whole.
+      run: Everything that decides the result, for JSON; it is saved with every step.
 
-    Raises WriteError where the directory cannot be written, at once or when a pending write is waited for.
+    Raises WriteError where the directory cannot be written, at once or at the end of a write.
     """
 
     def __init__(self, directory: Path | str, keep: int = 2, run: Any = None) -> None:
@@ -78,7 +78,7 @@ class Checkpoints:
             self._manager.close()
 
     def newest(self) -> tuple[int, Any] | None:
-        """Return the newest step that can be read, and the `run` that it tells; None when nothing is saved."""
+        """Return the newest readable step and its `run`; None when nothing is saved."""
         for step in self._steps():
             found, _ = self._read(step, data=ocp.args.JsonRestore())
             if found is not None:
@@ -86,15 +86,16 @@ class Checkpoints:
         return None
 
     def save(self, step: int, state: object, place: Any, *, wait: bool = False) -> None:
-        """Writes in the background, unless it is to `wait`; the arrays are copied first, so they may be donated.
+        """Save a step in the background, of copies of the arrays, so that they may be donated.
 
         Args:
-          place: the place in the data, the same in all processes, for JSON.
+          place: Place in the data, the same in all processes, for JSON.
+          wait: Return after the step is written.
         """
         with self._writing():
             if self._manager.latest_step() != step:
-                told = {"processes": [place], "run": self._run, "state": int(_sum(state))}
-                data = ocp.args.JsonSave(told | {"sum": _sum_of_json(told)})
+                saved = {"processes": [place], "run": self._run, "state": int(_sum(state))}
+                data = ocp.args.JsonSave(saved | {"sum": _sum_of_json(saved)})
                 parts = {"state": ocp.args.StandardSave(state), "data": data}
                 self._manager.save(step, args=ocp.args.Composite(**parts), force=True)
             if wait:
@@ -103,8 +104,8 @@ class Checkpoints:
     def restore(self, state: State) -> tuple[State, Any]:
         """Return the newest saved state, shaped and placed like `state`, and the place in the data.
 
-        The devices and processes may be others than those that saved it. (`state` itself, None) when nothing is
-        saved. Steps that are damaged are told, and set aside where an older one is not.
+        Other devices and processes may have saved it. Returns (`state` itself, None) when nothing
+        is saved. Damaged steps are named, and renamed if an older one is whole.
 
         Raises InputError where all are damaged.
         """
@@ -132,7 +133,7 @@ class Checkpoints:
     def _read(self, step: int, **parts: Any) -> tuple[Any, str]:
         """These parts of a step, or None and why they cannot be read; in every process the same."""
         found, reason = None, ""
-        # TensorStore prints errors that it raises once more, from threads and from coroutines that are left over.
+        # TensorStore prints its errors once more, from threads and from left-over coroutines.
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             found = self._manager.restore(step, args=ocp.args.Composite(**parts))
@@ -160,8 +161,8 @@ class Checkpoints:
                 aside = next(name for name in names if not (self._directory / name).exists())
                 with self._writing():
                     (self._directory / str(step)).rename(self._directory / aside)
-                told = f"step {step} is damaged ({reason}); it is {aside} now, and step {whole} is whole"
-                print(f"{self._directory}: {told}", file=sys.stderr)
+                line = f"step {step} is damaged ({reason}), now {aside}; step {whole} is whole"
+                print(f"{self._directory}: {line}", file=sys.stderr)
         if damaged:
             multihost_utils.sync_global_devices("damaged steps")
             self._manager.reload()
@@ -177,17 +178,17 @@ class Checkpoints:
 
 
 def forget(directory: str) -> None:
-    """Remove all that is saved there, and the directory. Raises WriteError where that cannot be done."""
+    """Remove a directory with everything in it; WriteError where that fails."""
     with writing(directory):
         epath.Path(directory).rmtree(missing_ok=True)
 
 
 def _check(found: Any) -> None:
     """Raise ValueError where what was read is not what was written."""
-    told = dict(found["data"])
-    if "sum" in told and told.pop("sum") != _sum_of_json(told):
+    data = dict(found["data"])
+    if "sum" in data and data.pop("sum") != _sum_of_json(data):
         raise ValueError("its place in the data is not what was saved")
-    if "state" in found and told.get("state") not in (None, int(_sum(found["state"]))):
+    if "state" in found and data.get("state") not in (None, int(_sum(found["state"]))):
         raise ValueError("its arrays are not those that were saved")
 
 
@@ -198,7 +199,7 @@ def _sum_of_json(values: Any) -> int:
 
 @jax.jit
 def _sum(state: Any) -> Array:
-    """Return a number that any other bit in the state would change, however its arrays are placed; they are not moved."""
+    """Return a checksum of the state's bits, wherever its arrays are placed; they are not moved."""
     total = jnp.uint32(0)
     for leaf in map(jnp.asarray, jax.tree.leaves(state)):
         unsigned = jnp.dtype(f"u{min(leaf.dtype.itemsize, 4)}")

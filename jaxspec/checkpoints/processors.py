@@ -1,7 +1,7 @@
 """Tokenisers and image processors: transformers' own, read and written with a checkpoint.
 
-Image processors use transformers' Pillow backend, so that pixels are the same with and without torchvision, and
-neither torch nor torchvision is needed.
+Image processors use transformers' Pillow backend, so that pixels are the same with and without
+torchvision, and neither torch nor torchvision is needed.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """Return the tokeniser of a directory, a transformers `PreTrainedTokenizerBase`, with its chat template.
+    """Return a directory's tokeniser, transformers' `PreTrainedTokenizerBase`, with its template.
 
     A processor's template replaces the tokeniser's own, as in transformers' `AutoProcessor`.
     Raises `InputError` where the directory holds none or transformers cannot read it.
     """
     from transformers import AutoTokenizer
 
-    # From a config.json alone, transformers 5 silently makes an empty tokeniser; from a vocab.json alone, merges.
+    # transformers 5 makes an empty tokeniser of a config.json alone, and merges of a vocab.json.
     mend = "save it again with save_pretrained"
     if _require(path, _TOKENIZERS, "tokenizer") == "tokenizer.model":
         mend = "put the model's tokenizer.json there too"
@@ -81,9 +81,10 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def _processor_template(path: Path) -> Any | None:
-    """Return the chat template of the two files that only processors read, in transformers 5's order.
+    """Return the chat template of the files that only processors read, in transformers 5's order.
 
-    Tokenisers read all other places: chat_template.jinja, additional_chat_templates, tokenizer_config.json.
+    Tokenisers read all other places: chat_template.jinja, additional_chat_templates,
+    tokenizer_config.json.
     """
     for name in _TEMPLATE_FILES:
         if (path / name).is_file():
@@ -96,14 +97,16 @@ def _processor_template(path: Path) -> Any | None:
 
 
 def load_image_processor(path: str | Path, config: ModelConfig | None = None) -> Any:
-    """Return the image processor of a checkpoint directory, transformers' own on its Pillow backend.
+    """Return a directory's image processor, transformers' own on its Pillow backend.
 
-    Called with `images=[...], return_tensors="np"`, it gives `pixel_values` [I, 3, Y, X], channels first.
+    Called with `images=[...], return_tensors="np"`, it gives `pixel_values` [I, 3, Y, X], channels
+    first.
 
     Args:
       config: Model whose tower reads the images; the processor is checked against it.
 
-    Raises `InputError` where the directory holds none, or transformers cannot read it, or it does not fit `config`.
+    Raises `InputError` where the directory holds none, or transformers cannot read it, or it does
+    not fit `config`.
     """
     import transformers
 
@@ -172,7 +175,7 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
 
 
 def _check_torchvision() -> None:
-    """Raise InputError where torchvision breaks on import; transformers reports its own class as missing."""
+    """Raise InputError where torchvision breaks on import, which transformers misreports."""
     if find_spec("torchvision") is None:
         return
     mend = "install the one made for the torch that is there, or uninstall it"
@@ -181,7 +184,7 @@ def _check_torchvision() -> None:
 
 
 def single_tile_processor(tiled: Any) -> Any:
-    """Return LLaVA-1.5's processor, one cropped tile per image, with a LLaVA-NeXT one's sizes and colours."""
+    """Return LLaVA-1.5's processor, one cropped tile per image, with a tiled one's settings."""
     import transformers
 
     known = {key: value for key, value in tiled.to_dict().items() if key in _SINGLE_TILE_SETTINGS}
@@ -193,9 +196,10 @@ def single_tile_processor(tiled: Any) -> Any:
 def save_processors(
     path: Path, config: ModelConfig, tokenizer: Any | None, image_processor: Any | None
 ) -> None:
-    """Write the tokeniser and the image processor into `path`, so that transformers 4 and 5 read them.
+    """Write the tokeniser and the image processor so that transformers 4 and 5 read them.
 
-    With both, and an LVLM, `processor_config.json` makes transformers' `AutoProcessor` work on the directory.
+    With both, and an LVLM, `processor_config.json` makes transformers' `AutoProcessor` work on the
+    directory.
     """
     if tokenizer is not None:
         tokenizer.save_pretrained(str(path))
@@ -207,7 +211,7 @@ def save_processors(
 
 
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
-    """Return the settings by which the family's processor class in transformers counts placeholders."""
+    """Return the settings by which transformers' processor counts placeholders."""
     if isinstance(config, QwenVLConfig):
         return {"processor_class": "Qwen2_5_VLProcessor"}
     shared = {
@@ -234,8 +238,8 @@ def copy_processors(
     """Copy tokeniser and, for an LVLM, processor files, made readable for transformers 4 and 5.
 
     Args:
-      tokenizer: Tokeniser whose dictionary of chat templates is written to the files that both versions read, and to
-        no others.
+      tokenizer: Tokeniser whose dictionary of chat templates is written to the files that both
+        versions read, and to no others.
       add_bos: Make the copy put BOS in front of texts.
     """
     for name in (*TOKENIZER_FILES, *(() if isinstance(config, TextConfig) else IMAGE_FILES)):

@@ -1,7 +1,7 @@
 """Weight files: the list of a directory's tensors, and any box of a tensor without the rest.
 
-The bytes of a box are read by position into an array of its size. Nothing is mapped into memory: a mapped file counts
-against the host while it is open, and a slice of columns maps all of it.
+The bytes of a box are read by position into an array of its size. Nothing is mapped into memory: a
+mapped file counts against the host while it is open, and a slice of columns maps all of it.
 
 Safetensors and PyTorch's .bin differ only in how a file's tensors are listed.
 """
@@ -63,7 +63,7 @@ class StoredTensor:
     nbytes: int
 
     def read(self, box: Box | None = None) -> np.ndarray:
-        """Return the tensor, or a box of it, without reading other bytes; InputError if the file ends early."""
+        """Return the tensor, or a box of it, and read no other bytes; InputError if it is cut."""
         spans = [
             part.indices(size)[:2]
             for part, size in zip(box or [slice(None)] * len(self.shape), self.shape)
@@ -88,8 +88,9 @@ class StoredTensor:
 def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
     """Raise InputError where a tensor holds infinity or NaN.
 
-    As integers, unsigned or signed, infinity is the least number whose exponent bits are all set, and NaN is above it.
-    numpy compares integers at the speed of memory, and bfloat16 ten times slower.
+    As integers, unsigned or signed, infinity is the least number whose exponent bits are all set,
+    and NaN is above it. numpy compares integers at the speed of memory, and bfloat16 ten times
+    slower.
     """
     bits = numbers.reshape(-1).view(f"u{numbers.itemsize}")
     above, below = (np.array(end, numbers.dtype).view(bits.dtype) for end in (np.inf, -np.inf))
@@ -97,7 +98,8 @@ def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
         part = bits[start : start + _CHUNK]
         if part.max() >= below or part.view(f"i{part.itemsize}").max() >= above:
             raise InputError(
-                f"{tensor.file}: {tensor.name} holds NaN or infinity; fetch it again, or another model"
+                f"{tensor.file}: {tensor.name} holds NaN or infinity; "
+                "fetch it again, or another model"
             )
 
 
@@ -111,7 +113,7 @@ def _read_fully(file: Any, buffer: memoryview, at: int) -> None:
 
 
 def list_file(file: Path) -> list[StoredTensor]:
-    """Return the tensors of a weight file, in name order; InputError where it is cut short or corrupt."""
+    """Return the tensors of a weight file, in name order; InputError where it is corrupt."""
     if not file.exists():
         raise InputError(f"{file}: named by the index and not there; fetch it")
     with reading(f"{file}: unreadable", "fetch it again"):
@@ -142,7 +144,7 @@ def _in_safetensors(file: Path) -> list[StoredTensor]:
 
 
 def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
-    """Return the tensors of one file, or of the shards of an index; append to `problems` what is wrong.
+    """Return the tensors of one file or of an index's shards; problems go to `problems`.
 
     Safetensors are read before .bin.
     """
@@ -177,7 +179,7 @@ def list_directory(path: Path, problems: list[str]) -> list[StoredTensor]:
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Return the file of each tensor, by an index, which may name only files of its own directory."""
+    """Return the file of each tensor, by an index; InputError for a file elsewhere."""
     ending = file.suffixes[-3]
     with reading(f"{file}: not readable as an index", "fetch it again"):
         index = read_json(file)["weight_map"]
@@ -188,6 +190,6 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write a file of safetensors, which others may read as they may read its directory's config.json."""
+    """Write safetensors, which others may read as they may read the directory's config.json."""
     save_file(tensors, file, metadata={"format": "pt"})
     file.chmod((file.parent / "config.json").stat().st_mode)  # else only the owner may

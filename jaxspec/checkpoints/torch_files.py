@@ -1,7 +1,7 @@
-"""Listing PyTorch's .bin: which tensors a file of torch.save holds, and where in it their numbers lie.
+"""Listing PyTorch's .bin: the tensors of a file of torch.save, and the position of their numbers.
 
-torch's weights-only unpickler reads the file's pickle, on the device "meta": it makes tensors alone, and they have
-shapes and no numbers. torch is imported for this and nothing else.
+torch's weights-only unpickler reads the file's pickle, on the device "meta": it makes tensors
+alone, and they have shapes and no numbers. torch is imported for this and nothing else.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """Return dtype, shape, place of the first byte and number of bytes of each tensor of a zip of torch.save.
+    """Return dtype, shape, first byte and number of bytes of each tensor of a file of torch.save.
 
-    Raises InputError for what is no dictionary of tensors alone, and other errors where the file cannot be read.
+    Raises InputError for what is no dictionary of tensors alone, and other errors where the file
+    cannot be read.
     """
     with open(file, "rb") as stream:
         if stream.read(4) != b"PK\x03\x04":
             raise InputError(
-                f"{file}: not as torch writes files since 1.6; fetch it again, or {_saved_again(file)}"
+                f"{file}: not as torch writes files since 1.6; fetch it again, "
+                f"or {_saved_again(file)}"
             )
     with zipfile.ZipFile(file) as archive:
         if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
             raise ValueError("its parts are packed, which torch does not do")
     torch = _imported_torch()
     try:
-        with warnings.catch_warnings(action="ignore"):  # of damage, which is told below
+        with warnings.catch_warnings(action="ignore"):  # about damage, which is reported below
             held = torch.load(file, map_location="meta", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
@@ -51,7 +53,7 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
     for name, tensor in held.items():
         if tensor.layout != torch.strided or not tensor.is_contiguous():
             raise InputError(
-                f"{file}: {str(name)[:60]!r} lies in no row-major order; {_saved_again(file)}"
+                f"{file}: {str(name)[:60]!r} is not in row-major order; {_saved_again(file)}"
             )
         dtype = str(tensor.dtype).removeprefix("torch.")
         offset = (
@@ -64,7 +66,7 @@ def list_torch_file(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, in
 
 
 def _imported_torch() -> Any:
-    """Return torch, also where the command has hidden it from transformers (`jaxspec.cli.hide_torch`)."""
+    """Return torch, also where the command has hidden it from transformers."""
     if sys.modules.get("torch", sys) is None:
         del sys.modules["torch"]
     import torch  # pyright: ignore[reportMissingImports]
@@ -75,6 +77,7 @@ def _imported_torch() -> Any:
 def _saved_again(file: Path) -> str:
     """Return the command that writes a .bin anew as this library reads it."""
     return (
-        f"in its folder: python -c \"import torch; d = torch.load('{file.name}', weights_only=True); "
+        f'in its folder: python -c "import torch; '
+        f"d = torch.load('{file.name}', weights_only=True); "
         f"torch.save({{k: v.contiguous() for k, v in d.items()}}, '{file.name}')\""
     )

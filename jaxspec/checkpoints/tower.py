@@ -20,9 +20,10 @@ from jaxspec.typing import Params
 
 
 def tower_files(path_or_id: str | Path) -> list[Path]:
-    """Return the files of weights that hold a checkpoint's vision tower, fetched from the hub if need be.
+    """Return a checkpoint's weight files that hold its vision tower, fetched if need be.
 
-    The index of a sharded checkpoint names the shard of each tensor. Without an index all files count.
+    The index of a sharded checkpoint names the shard of each tensor. Without an index all files
+    count.
     """
     path = locate(path_or_id, wanted=SMALL)
     if (path / SINGLE).is_file() or not (path / INDEX).is_file():

@@ -262,7 +262,7 @@ def damaged(vicuna: Path, case: str) -> str:
         return f"{FIRST}: lacks {name}, which the index says it holds"
     if case == "transposed":
         torch.save({name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}, file)
-        return "lies in no row-major order; in its folder: python -c"
+        return "is not in row-major order; in its folder: python -c"
     if case == "nested":
         torch.save({"state_dict": tensors}, file)
         return f"{FIRST}: holds no dictionary of tensors alone; in its folder: python -c"

@@ -135,4 +135,4 @@ def test_command_line(pair, capsys):
     assert "on 2 devices in" in err
     with pytest.raises(SystemExit):
         main([*arguments, "--model-parallel", "9"])
-    assert "9 model devices asked for and there are 8" in capsys.readouterr().err
+    assert "9 model devices, of 8" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_a_trial_leaves_no_checkpoints_and_goes_on_from_none(
         (["llava15_68m"], "blip_laion_cc_sbu_558k: not in .*docs/training.md"),
         (["mini_text", "--data", "nowhere"], "nowhere: no prepared data"),
         (["llava15_68m", "--held-out", "talk"], "held_out talk: no stage .*give --align.evaluate-every or --tune"),
-        (["mini_text", "--dtype", "bf16"], "dtype: 'bf16' is none of models; did you mean 'bfloat16'"),
+        (["mini_text", "--dtype", "bf16"], "unknown dtype 'bf16'; did you mean 'bfloat16'"),
         (["kv_mini", "--data", "typo=/nowhere"], "--data typo: no stage reads it"),
         (["kv_mini", "--loss", "ce"], "--loss: no such option; "),
         (["llava15_68m", "--data", "llava_v1_5_mix=x"], "no stage reads it; did you mean 'llava_v1_5_mix665k'"),
