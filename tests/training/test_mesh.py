@@ -85,7 +85,7 @@ def test_mesh_of_a_batch():
     assert list(given.devices.flat) == jax.devices()[5:]
     with pytest.raises(InputError, match="a batch of 6 does not divide over 2 data x 2 fsdp"):
         MeshConfig(data=2, fsdp=2).make(6)
-    with pytest.raises(InputError, match="4 data x 4 fsdp x 1 model devices asked for"):
+    with pytest.raises(InputError, match="4 data x 4 fsdp x 1 model devices, of"):
         MeshConfig(data=4, fsdp=4).make(16)
 
 
