@@ -154,11 +154,13 @@ def lacking_files(files: Iterable[Path]) -> str:
     `train-00000-of-00002.parquet` alone gives "1 of the 2 files train-*-of-00002.parquet".
     """
     sets = Counter(
-        found.group(1, 2, 3) for file in files if (found := _NUMBERED.fullmatch(file.name))
+        (file.parent, *found.groups())
+        for file in files
+        if (found := _NUMBERED.fullmatch(file.name))
     )
     incomplete = (
         f"{n} of the {int(of)} files {name}-*-of-{of}{end}"
-        for (name, of, end), n in sets.items()
+        for (_, name, of, end), n in sets.items()
         if n != int(of)
     )
     return next(incomplete, "")
