@@ -1,4 +1,4 @@
-"""Loaded models: a checkpoint with its tokeniser and image processor, and which two of them make a pair."""
+"""Loaded models: checkpoints with tokeniser and image processor, and checks of pairs."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from jaxspec.sharding import mesh_of, put, shardings, small_sharding
 from jaxspec.typing import Params
 
 SPARE_TOKENS = 64
-"""Added and padding tokens that only one of target and draft may have."""
+"""Number of added and padding tokens that only one of target and draft may have."""
 
 
 @dataclass(frozen=True)
 class LoadedHead:
-    """A KV head: what it computes, and its own parameters."""
+    """A KV head's configuration and parameters."""
 
     config: KVHeadConfig
     params: Params
-    """With the target's output head for the words of a draft vocabulary, where it has one."""
+    """The head's own, and the target's output head for the words of a draft vocabulary."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checkpoint with what turns text and images into its inputs."""
+    """A checkpoint with its tokeniser and image processor."""
 
     config: ModelConfig
     params: Params
@@ -60,9 +60,9 @@ class LoadedModel:
     image_processor: Any
     """None for text models."""
     report: huggingface.LoadReport | None = None
-    """What reading it took; None for models that were not read."""
+    """Report of the reading; None for models that were not read from files."""
     head: LoadedHead | None = None
-    """A KV head made for it, as a target; it drafts in the view kv."""
+    """KV head that drafts for this target, in the view kv."""
 
     @classmethod
     def load(
@@ -74,14 +74,19 @@ class LoadedModel:
         share_tower_with: LoadedModel | None = None,
         mesh: Mesh | None = None,
     ) -> LoadedModel:
-        """Read a Hugging Face directory or hub id; InputError where anything is missing or does not fit.
+        """Read a Hugging Face directory or hub id.
 
-        It computes in `dtype`: by default in float32 on CPUs, which are no faster in 16 bits, else in what its files
-        hold. The process's compiled programs are kept on disk from then on, unless it keeps them elsewhere.
+        From then on the process keeps its compiled programs on disk, unless JAX is configured to
+        keep them elsewhere. Raises InputError where anything is missing or does not fit.
 
-        Without `tiles`, `without_tiles` of it. With `share_tower_with`, `sharing_tower` with that model, loaded before.
-        With a mesh (`jaxspec.sharding.make_mesh`) the parameters are split over it, and an `Engine` of this target
-        runs on it.
+        Args:
+          dtype: Dtype of the computation. The default is float32 on CPUs, which are no faster in
+            16 bits, and the files' own dtype elsewhere.
+          revision: Branch, tag or commit on the hub.
+          tiles: False applies `without_tiles`.
+          share_tower_with: A loaded model for `sharing_tower`.
+          mesh: Mesh of `jaxspec.sharding.make_mesh` to split the parameters over. An `Engine` of
+            this target runs on it.
         """
         setup_runtime()
         path = locate(path_or_id, revision)
@@ -105,7 +110,7 @@ class LoadedModel:
 
     @classmethod
     def without_weights(cls, path_or_id: str | Path) -> LoadedModel:
-        """Return a checkpoint's configuration, tokeniser and image processor; no weights are fetched or read."""
+        """Return a model without weights, which are neither fetched nor read."""
         path = locate(path_or_id, wanted=SMALL)
         return cls._described(path, directories.read_config(path))
 
@@ -116,7 +121,10 @@ class LoadedModel:
         return cls(with_stop_tokens(config, path), {}, load_tokenizer(path), processor)
 
     def with_head(self, path: str | Path) -> LoadedModel:
-        """Return the model with the KV head of a directory, in its own dtype. InputError if that was made for another."""
+        """Return the model with a directory's KV head, in the model's dtype.
+
+        Raises InputError for a head that was made for another target.
+        """
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
         check_target(config, self.config)
         if words := config.text_config.draft_vocabulary:
@@ -127,17 +135,18 @@ class LoadedModel:
         return replace(self, head=LoadedHead(config, put(params, small_sharding(self.params))))
 
     def without_tiles(self) -> LoadedModel:
-        """Return a LLaVA-NeXT read as LLaVA-1.5: of each image one tile, scaled and cropped, and no end-of-line
-        embedding.
+        """Return a LLaVA-NeXT that reads images as LLaVA-1.5 does.
 
-        The released TABED code runs its LLaVA-NeXT targets so. LLaVA-1.5 and text models are what they were.
-        InputError for families whose images are never one such tile.
+        Each image is one tile, scaled and cropped, without an end-of-line embedding. The released
+        TABED code runs its LLaVA-NeXT targets in this way. LLaVA-1.5 and text models stay as they
+        are. Raises InputError for families whose images are never one such tile.
         """
         if self.images is None or self.config.model_type == "llava":
             return self
         if self.config.model_type != "llava_next" or not isinstance(self.config, LlavaNextConfig):
             raise InputError(
-                f"tiles: only a llava_next model can be read without, and this is {self.config.model_type!r}; "
+                f"tiles: only a llava_next model can be read without tiles, and this is "
+                f"{self.config.model_type!r}; "
                 "leave the option out"
             )
         params = {name: leaf for name, leaf in self.params.items() if name != "image_newline"}
@@ -147,10 +156,10 @@ class LoadedModel:
         )
 
     def sharing_tower(self, other: LoadedModel) -> LoadedModel:
-        """Return the model with the other's arrays as its vision tower, where they are its own in the other's dtype,
-        and on the same devices.
+        """Return the model with the other's arrays as its vision tower, if both towers are equal.
 
-        Else the model itself. The second copy of the tower is free then.
+        Equal means the same values in the other's dtype, on the same devices. Otherwise return the
+        model itself. Sharing frees the second copy of the tower.
         """
         if not isinstance(self.config, LvlmConfig) or not isinstance(other.config, LvlmConfig):
             return self
@@ -164,26 +173,26 @@ class LoadedModel:
 
     @cached_property
     def mesh(self) -> Mesh | None:
-        """The mesh that its parameters lie on; None for those of a single device."""
+        """The mesh of its parameters; None on a single device."""
         return mesh_of(self.params)
 
     @property
     def model(self) -> LanguageModel:
-        """The functions that its parameters go into."""
+        """The model as pure functions of its parameters."""
         return LanguageModel(self.config)
 
     @property
     def images(self) -> ImageInputs | None:
-        """How its tower reads images; None for text models."""
+        """Reader of images for its tower; None for text models."""
         reader = family_of(self.config.model_type).images
         return reader and reader(self.config, self.image_processor)
 
 
 def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
-    """Return the configuration with generation_config.json's end-of-sequence ids, where there is such a file.
+    """Return the configuration with generation_config.json's end-of-sequence ids, if it exists.
 
-    As in transformers: chat models name the token that ends a turn there, and often nowhere else; and where the file
-    names none, no token ends an answer.
+    As in transformers: chat models name the token that ends a turn there, and often nowhere else.
+    Without an id in the file, no token ends an answer.
     """
     file = path / "generation_config.json"
     if not file.is_file():
@@ -199,7 +208,7 @@ def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
 def image_inputs(
     model: LoadedModel, pictures: Sequence[Sequence[Image]], tiles: int
 ) -> dict[str, Any] | None:
-    """Return the tiles [B, U, ...] of each row's images, padded with zeros; None if there are to be none."""
+    """Return the tiles [B, U, ...] of each row's images, padded with zeros; None for no tiles."""
     if tiles == 0 or model.images is None:
         return None
     shapes = model.images.shapes(model.config)
@@ -217,8 +226,7 @@ def image_inputs(
 
 
 def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int]) -> int:
-    """Return the bucket of the tiles that the prompt's images are to the model; of no model 0, of a text model that of
-    0."""
+    """Return the bucket for the tiles of a prompt's images in a model; 0 without a model."""
     if model is None:
         return 0
     reader = model.images
@@ -231,7 +239,7 @@ def image_tiles(model: LoadedModel | None, prompt: Prompt, buckets: Sequence[int
 
 
 def prompt_encoder(model: LoadedModel) -> PromptEncoder:
-    """Return what makes the prompts of requests that are written with this model's tokens."""
+    """Return the encoder of prompts in this model's tokens."""
     return PromptEncoder.of(model.config, model.tokenizer)
 
 
@@ -253,7 +261,7 @@ def same_tower(target: LoadedModel, draft: LoadedModel) -> bool:
 
 
 def _equal(ours: Params, theirs: Params) -> bool:
-    """Return whether two trees hold the same arrays: same names, and same values in their dtypes."""
+    """Return whether two trees hold the same names, and the same values in `theirs`' dtypes."""
     if jax.tree.structure(ours) != jax.tree.structure(theirs):
         return False
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
@@ -263,21 +271,25 @@ def _equal(ours: Params, theirs: Params) -> bool:
 
 
 def check_vocabulary(name: str, model: LoadedModel, spare: int) -> None:
-    """Refuses a tokeniser whose ids the model has no embeddings for, but for `spare` of them."""
+    """Refuse a tokeniser with more than `spare` ids that the model has no embeddings for."""
     size = text_config(model.config).vocab_size
     ids = model.tokenizer.get_vocab().values()
     beyond = sum(i >= size for i in ids)
     if beyond > spare or max(ids, default=0) > WHOLE:
         raise InputError(
-            f"{name} vocabulary: {beyond} tokens of the tokeniser have ids over config.json's vocab_size "
-            f"{size}; use the tokeniser that belongs to the model"
+            f"{name} vocabulary: {beyond} tokens of the tokeniser have ids over config.json's "
+            f"vocab_size {size}; use the tokeniser that belongs to the model"
         )
 
 
 def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "the target") -> None:
-    """Refuses another tokeniser whose ids mean other words than the first one's; the errors call them so.
+    """Refuse another tokeniser whose ids mean other words than the first one's.
 
-    An id may stand for one added token here and for another there: padding, say, which no model writes.
+    One id may mean different added tokens, such as padding, which no model writes.
+
+    Args:
+      name: The other model in errors.
+      whose: The first tokeniser's model in errors.
     """
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     added = {*tokenizer.get_added_vocab(), *other.get_added_vocab()}
@@ -303,14 +315,15 @@ def check_words(tokenizer: Any, other: Any, name: str = "draft", whose: str = "t
 
 
 def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...]) -> None:
-    """Refuses a draft whose token ids mean other words than the target's, and views that it cannot read."""
+    """Refuse a draft with other token ids than the target's, and views that it cannot read."""
     check_words(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft, SPARE_TOKENS)
     if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
         here, there = draft.config.image_token_index, target.config.image_token_index
         if here != there:
             raise InputError(
-                f"draft: image_token_index {here} and the target's is {there}; use a draft made for this target"
+                f"draft: image_token_index {here}, and the target's is {there}; "
+                "use a draft made for this target"
             )
         return
     blind = [view.name for view in views if view.reads_images]

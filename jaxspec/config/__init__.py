@@ -1,7 +1,7 @@
-"""Architectures as frozen dataclasses, read from and written to Hugging Face `config.json` dictionaries.
+"""Architectures as frozen dataclasses, to and from Hugging Face `config.json` dictionaries.
 
-Field names and default values are Hugging Face's, because published files leave out whatever equals the
-default of the transformers class that wrote them (`llava-hf/llava-1.5-7b-hf` names neither width nor depth).
+Field names and default values are Hugging Face's: published files leave out values that equal the
+default of their transformers class (`llava-hf/llava-1.5-7b-hf` names neither width nor depth).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The KV head as a frozen dataclass: a draft head that reads its target's key-value cache (AASD)."""
+"""The KV head's configuration: a draft head that reads its target's key-value cache (AASD)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from jaxspec.config.text import RopeScaling, RotaryConfig, TextConfig, decoder_c
 from jaxspec.errors import InputError, nearest
 
 Pooling = Literal["linear", "attention", "avgpool", "none", "drop"]
-"""How the keys and values of one image become slots: by learned matrices (the paper's W_K and W_V); by learned
-queries that attend to them, for images of any size; by averages; not at all; or the image is left out."""
+"""How the keys and values of one image become slots.
+
+linear: by learned matrices, the paper's W_K and W_V.
+attention: by learned queries that attend to them, for images of any size.
+avgpool: by averages.
+none: unchanged.
+drop: the image is left out.
+"""
 
 Feature = Literal["none", "last_hidden"]
-"""What a head reads of a token besides its embedding: nothing, as the paper's; or the final-normed hidden state that
-it was predicted from, the target's of a block's first token, else the head's own (EAGLE's input)."""
+"""What a head reads besides a token's embedding.
+
+none: nothing, as in the paper.
+last_hidden: the final-normed hidden state that predicted the token (EAGLE's input): the target's
+  for a block's first token, the head's own for the others.
+"""
 
 _DEPENDS_ON = (
     *(
@@ -45,27 +55,27 @@ _MOST_POOLED = 1 << 24
 
 @dataclass(frozen=True)
 class KVHeadConfig:
-    """What a KV head computes, and of which target."""
+    """A KV head's layers, inputs and target."""
 
     text_config: RotaryConfig
     """Its own layers: the target's decoder, with as many layers as the head has."""
     target_hash: str
     """`target_hash` of the target's configuration."""
     target_name: str = ""
-    """Where the target is to be had; for people."""
+    """Name of the target, for people."""
     pooling: Pooling = "linear"
     image_tokens: int = 0
-    """n: slots of an image that are read, its first ones: of tiled images the base tile, which comes first."""
+    """n: number of slots that are read of an image, from its first: a tiled image's base tile."""
     image_slots: int = 0
-    """k: slots that are left of an image."""
+    """k: number of slots of a pooled image."""
     slot_bias: bool = False
-    """A learned bias on the scores of image slots, at first ln(n / k): a slot that stands for n / k of the target's
-    has then as much weight as these (Bolya et al. 2023, "Token Merging", proportional attention)."""
+    """Whether image slots have a learned bias on their scores, ln(n / k) at first: a slot then has
+    the weight of the n / k slots it was pooled from (Bolya et al. 2023, proportional attention)."""
     reads_text: bool = True
-    """Without, the target's keys and values of text are left out (ablation)."""
+    """Whether the target's keys and values of text are read; False is an ablation."""
     feature: Feature = "none"
     gamma: int = 5
-    """J: draft length that it was trained for."""
+    """J: draft length of its training."""
 
     model_type: ClassVar = "jaxspec_kv_head"
 
@@ -75,13 +85,13 @@ class KVHeadConfig:
                 raise InputError(f"KV head: {name} {value!r} is unknown; {nearest(value, known)}")
         if self.pools and not 0 < self.image_slots <= self.image_tokens:
             raise InputError(
-                f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an image; "
-                "give 1 or more, and at most the tokens"
+                f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an "
+                "image; give 1 or more, and at most the tokens"
             )
         if self.image_tokens * self.image_slots > _MOST_POOLED:
             raise InputError(
-                f"KV head: {self.image_slots} slots for {self.image_tokens} tokens take matrices of over "
-                f"{_MOST_POOLED} numbers; give fewer"
+                f"KV head: {self.image_slots} slots for {self.image_tokens} tokens take matrices "
+                f"of over {_MOST_POOLED} numbers; give fewer"
             )
 
     @property
@@ -98,17 +108,19 @@ class KVHeadConfig:
     def of_target(
         cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any
     ) -> Self:
-        """Return the configuration of a head for a target (a `ModelConfig`).
+        """Return the configuration of a head for a target.
 
         Args:
-          layers: decoder layers of the head; all of them read the target's last.
-          image_tokens: n; by default those of a LLaVA's tile.
-          options: further fields; those of images mean nothing where the target is a text model.
+          target: A `ModelConfig`.
+          layers: Decoder layers of the head, which all read the target's last layer.
+          image_tokens: n; the default is a LLaVA's tokens of one tile.
+          options: Further fields; a text model's head ignores those of images.
         """
         text: TextConfig = getattr(target, "text_config", target)
         if not isinstance(text, RotaryConfig):
             raise InputError(
-                f"KV head: a target of type {text.model_type!r} has no rotary keys to read; give another"
+                f"KV head: a target of type {text.model_type!r} has no rotary keys to read; "
+                "give another"
             )
         if text is target:
             image_tokens, options = (
@@ -128,7 +140,7 @@ class KVHeadConfig:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        """Return what `to_dict` wrote."""
+        """Return the configuration that `to_dict` wrote."""
         known = known_fields(cls, raw)
         if "text_config" not in known or "target_hash" not in known:
             raise InputError(
@@ -138,7 +150,7 @@ class KVHeadConfig:
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what config.json holds."""
+        """Return the entries of config.json."""
         return (
             {"model_type": self.model_type}
             | asdict(self)
@@ -147,7 +159,7 @@ class KVHeadConfig:
 
 
 def target_hash(target: Any) -> str:
-    """Return 16 hexadecimal digits of SHA-256 over the fields of a target's configuration that a head relies on."""
+    """Return 16 hexadecimal digits of SHA-256 over the target's fields that a head relies on."""
     text: TextConfig = getattr(target, "text_config", target)
     fields: dict[str, Any] = {name: getattr(text, name, None) for name in _DEPENDS_ON}
     if isinstance(fields["rope_scaling"], RopeScaling):

@@ -1,4 +1,4 @@
-"""LVLMs as frozen dataclasses: the LLaVA families and Qwen2.5-VL, to and from Hugging Face `config.json`."""
+"""LVLM configurations: the LLaVA families and Qwen2.5-VL, to and from `config.json`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _QWEN_TEXT_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class _Lvlm:
-    """What the families share."""
+    """Fields and rules that the families share."""
 
     text_config: RotaryConfig
     vision_config: Any
@@ -68,7 +68,7 @@ class _Lvlm:
 
 @dataclass(frozen=True)
 class LlavaConfig(_Lvlm):
-    """LLaVA-1.5: tower, two-layer projector, rotary decoder. Defaults are transformers' `LlavaConfig`'s."""
+    """LLaVA-1.5: tower, two-layer projector, rotary decoder. Defaults are transformers'."""
 
     text_config: RotaryConfig = field(default_factory=LlamaConfig)
     vision_config: VisionConfig = field(default_factory=VisionConfig)
@@ -81,28 +81,28 @@ class LlavaConfig(_Lvlm):
 
     architecture = "LlavaForConditionalGeneration"
     _decoder: ClassVar = "llama"
-    """What a `text_config` without a model_type is."""
+    """The model_type of a `text_config` that names none."""
     _tower: ClassVar = "clip_vision_model"
-    """What a `vision_config` without one is."""
+    """The model_type of a `vision_config` that names none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         part, layers = f"{self.model_type} config", self.vision_config.num_hidden_layers
         if self.vision_feature_layer not in range(-layers - 1, layers + 1):
             raise InputError(
-                f"{part}: a tower of {layers} layers has no vision_feature_layer {self.vision_feature_layer}; "
-                "fix config.json"
+                f"{part}: a tower of {layers} layers has no vision_feature_layer "
+                f"{self.vision_feature_layer}; fix config.json"
             )
         check_choice(part, self, "vision_feature_select_strategy", "default", "full")
         check_choice(part, self, "projector_hidden_act", "gelu")
 
     @property
     def image_marks(self) -> None:
-        """No tokens stand around an image's placeholder."""
+        """Tokens around an image's placeholder; LLaVAs have none."""
 
     @property
     def tower(self) -> Any:
-        """All that the features of an image depend on, but for the weights."""
+        """Everything besides the weights that an image's features depend on."""
         pinpoints = getattr(self, "image_grid_pinpoints", None)
         return (
             self.vision_config,
@@ -113,7 +113,7 @@ class LlavaConfig(_Lvlm):
 
     @property
     def image_tokens(self) -> int:
-        """P: features that the tower gives of one tile, which is a whole image of LLaVA-1.5."""
+        """P: features of one tile, which is a whole image in LLaVA-1.5."""
         vision = self.vision_config
         return (
             vision.side**2 + vision.class_token - (self.vision_feature_select_strategy == "default")
@@ -136,7 +136,7 @@ class LlavaConfig(_Lvlm):
 
 @dataclass(frozen=True)
 class LlavaNextConfig(LlavaConfig):
-    """LLaVA-NeXT: an image is a base tile and the tiles of the best grid. Defaults are `LlavaNextConfig`'s."""
+    """LLaVA-NeXT: an image is a base tile and the tiles of the best grid."""
 
     model_type: str = "llava_next"
     image_grid_pinpoints: tuple[tuple[int, int], ...] = (
@@ -146,7 +146,7 @@ class LlavaNextConfig(LlavaConfig):
         (1008, 336),
         (336, 1008),
     )
-    """Heights and widths that an image may be scaled into, whole tiles."""
+    """Heights and widths of the grids, in whole tiles."""
 
     architecture = "LlavaNextForConditionalGeneration"
 
@@ -159,19 +159,20 @@ class LlavaNextConfig(LlavaConfig):
             pinpoints = ()
         if not pinpoints:
             raise InputError(
-                f"{part}: image_grid_pinpoints {str(self.image_grid_pinpoints)[:60]!r} must be pairs of height and "
-                "width; fix config.json"
+                f"{part}: image_grid_pinpoints {str(self.image_grid_pinpoints)[:60]!r} must be "
+                "pairs of height and width; fix config.json"
             )
         object.__setattr__(self, "image_grid_pinpoints", pinpoints)
         for height, width in pinpoints:
             if height % side or width % side or height * width > MOST_TILES * side**2:
                 raise InputError(
-                    f"{part}: image_grid_pinpoints must be at most {MOST_TILES} whole tiles of {side} pixels, and "
-                    f"{height}x{width} is not; fix config.json"
+                    f"{part}: image_grid_pinpoints must be at most {MOST_TILES} whole tiles of "
+                    f"{side} pixels, and {height}x{width} is not; fix config.json"
                 )
         if self.image_tokens != self.vision_config.side**2:
             raise InputError(
-                f"{part}: vision_feature_select_strategy {self.vision_feature_select_strategy!r} leaves "
+                f"{part}: vision_feature_select_strategy "
+                f"{self.vision_feature_select_strategy!r} leaves "
                 f"{self.image_tokens} features of {self.vision_config.side**2} patches; "
                 "use 'default' with CLIP towers and 'full' with SigLIP's"
             )
@@ -196,7 +197,7 @@ def _onevision_tower() -> VisionConfig:
 
 @dataclass(frozen=True)
 class LlavaOnevisionConfig(LlavaNextConfig):
-    """LLaVA-OneVision: NeXT's tiles, at most so many tokens an image. Defaults are `LlavaOnevisionConfig`'s."""
+    """LLaVA-OneVision: NeXT's tiles, with a bound on the tokens of an image."""
 
     text_config: RotaryConfig = field(default_factory=Qwen2Config)
     vision_config: VisionConfig = field(default_factory=_onevision_tower)
@@ -219,8 +220,8 @@ class LlavaOnevisionConfig(LlavaNextConfig):
         super().__post_init__()
         if not re.fullmatch(r"anyres_max_[1-9]\d{0,2}", self.vision_aspect_ratio):
             raise InputError(
-                f"llava_onevision config: vision_aspect_ratio {self.vision_aspect_ratio!r} is not supported; "
-                "use 'anyres_max_9' or another number"
+                f"llava_onevision config: vision_aspect_ratio {self.vision_aspect_ratio!r} is not "
+                "supported; use 'anyres_max_9' or another number"
             )
 
     @property
@@ -236,7 +237,8 @@ class LlavaOnevisionConfig(LlavaNextConfig):
 class QwenVLConfig(_Lvlm):
     """Qwen2.5-VL: a tower of windowed attention, merger, Qwen2 decoder with M-RoPE.
 
-    Defaults are those of transformers' `Qwen2_5_VLConfig` (whose own tower and decoder do not fit each other).
+    Defaults are those of transformers' `Qwen2_5_VLConfig`, whose tower and decoder do not fit each
+    other.
     """
 
     text_config: Qwen2Config
@@ -259,8 +261,9 @@ class QwenVLConfig(_Lvlm):
             )
         if self.vision_config.out_hidden_size != self.text_config.hidden_size:
             raise InputError(
-                f"qwen2_5_vl config: the tower's out_hidden_size {self.vision_config.out_hidden_size} is not the "
-                f"decoder's hidden_size {self.text_config.hidden_size}; fix config.json"
+                "qwen2_5_vl config: the tower's out_hidden_size "
+                f"{self.vision_config.out_hidden_size} is not the decoder's "
+                f"hidden_size {self.text_config.hidden_size}; fix config.json"
             )
 
     @property
@@ -275,8 +278,10 @@ class QwenVLConfig(_Lvlm):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        """Read the hub's flat files, whose decoder's fields stand beside `vision_config`, and the nested ones that
-        transformers writes since 4.52."""
+        """Read the hub's flat files, and the nested ones that transformers writes since 4.52.
+
+        Flat files hold the decoder's fields at the level of `vision_config`.
+        """
         known, text = cls.known(raw), raw.get("text_config") or raw
         decoder = Qwen2Config.from_hf(
             _QWEN_TEXT_DEFAULTS | text | {"model_type": Qwen2Config.model_type}

@@ -1,4 +1,4 @@
-"""What the entries of config.json may be: one table by name, for the names mean the same in all families."""
+"""Types and ranges of config.json's entries: one table, as names mean the same in all families."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rule:
         return " or ".join(forms[level] for level in self.levels)
 
     def allows(self, value: Any, level: int = 0) -> bool:
-        """Return whether a value is of the type and in the range; a truth value is no number, and infinity is none."""
+        """Return whether a value has the type and range; booleans and infinity are no numbers."""
         if isinstance(value, list | tuple):
             return level < max(self.levels) and all(self.allows(part, level + 1) for part in value)
         if level not in self.levels or not isinstance(
@@ -57,17 +57,17 @@ def _rules(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 _SWITCHES = (
-    "attention_bias do_layer_norm_before enable_bias layer_norm_elementwise_affine mlp_bias multimodal_projector_bias "
-    "reads_text remove_final_layer_norm _remove_final_layer_norm slot_bias tie_word_embeddings truncate "
-    "use_sliding_window vision_use_head"
+    "attention_bias do_layer_norm_before enable_bias layer_norm_elementwise_affine mlp_bias "
+    "multimodal_projector_bias reads_text remove_final_layer_norm _remove_final_layer_norm "
+    "slot_bias tie_word_embeddings truncate use_sliding_window vision_use_head"
 )
 _WORDS = (
-    "activation_function feature hidden_act model_type pooling projector_hidden_act rope_type target_hash target_name "
-    "type vision_aspect_ratio vision_feature_select_strategy"
+    "activation_function feature hidden_act model_type pooling projector_hidden_act rope_type "
+    "target_hash target_name type vision_aspect_ratio vision_feature_select_strategy"
 )
 _TOKENS = (
-    "bos_token_id image_token_id image_token_index video_token_id video_token_index vision_end_token_id "
-    "vision_start_token_id"
+    "bos_token_id image_token_id image_token_index video_token_id video_token_index "
+    "vision_end_token_id vision_start_token_id"
 )
 _WIDTHS = (
     "ffn_dim hidden_size in_channels intermediate_size num_channels out_hidden_size projection_dim "
@@ -107,7 +107,7 @@ RULES: dict[str, Rule] = {
 
 
 def check_fields(part: str, raw: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> None:
-    """Raise InputError for the first entry that the table does not allow; null is allowed, for it means the default.
+    """Raise InputError for the first entry that the table does not allow; null means the default.
 
     Args:
       part: what errors call it, such as "text config".
@@ -120,7 +120,7 @@ def check_fields(part: str, raw: Mapping[str, Any], rules: Mapping[str, Rule] = 
 
 
 def check_choice(part: str, config: Any, name: str, *known: str) -> None:
-    """Raise InputError where a configuration's field is none of the known words."""
+    """Raise InputError for a field with an unknown word."""
     if (value := getattr(config, name)) not in known:
         raise InputError(
             f"{part}: {name} {value!r} is not supported; supported: {', '.join(map(repr, known))}"

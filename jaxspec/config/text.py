@@ -1,4 +1,4 @@
-"""Decoders as frozen dataclasses, read from and written to Hugging Face `config.json` dictionaries."""
+"""Decoder configurations, to and from Hugging Face `config.json` dictionaries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched past the trained context (`linear`, `llama3`, `yarn`)."""
+    """Stretching of rotary frequencies past the trained context (`linear`, `llama3`, `yarn`)."""
 
     rope_type: str = "default"
     factor: float = 1.0
@@ -43,16 +43,16 @@ class RopeScaling:
     truncate: bool = True
     """`yarn`: whether the range between the two is widened to whole dimensions."""
     attention_factor: float = 0.0
-    """What rotated queries and keys are scaled by; 0 means the YaRN paper's 0.1 ln(factor) + 1, else 1."""
+    """Scale of rotated queries and keys; 0 means 0.1 ln(factor) + 1 for YaRN, and 1 otherwise."""
     mrope_section: tuple[int, ...] = ()
-    """M-RoPE, with any type: how many frequencies turn with time, with height and with width. Empty: one position."""
+    """M-RoPE's numbers of frequencies for time, height and width; empty for one position."""
 
     def __post_init__(self) -> None:
         check_choice("text config", self, "rope_type", *_ROPE_KEYS)
         if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
             raise InputError(
-                f"text config: low_freq_factor {self.low_freq_factor} is not below high_freq_factor "
-                f"{self.high_freq_factor}; fix config.json"
+                f"text config: low_freq_factor {self.low_freq_factor} is not below "
+                f"high_freq_factor {self.high_freq_factor}; fix config.json"
             )
         if not self.attention_factor:
             factor = self.factor if self.rope_type == "yarn" else 1.0
@@ -60,7 +60,7 @@ class RopeScaling:
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
-        """Read a rotary dictionary of either transformers version; `positions` is the model's context."""
+        """Read a rotary dictionary of transformers 4 or 5; `positions` is the model's context."""
         known = known_fields(cls, raw)
         kind = raw.get("rope_type") or raw.get("type") or "default"
         kind = "default" if kind == "mrope" else kind
@@ -91,7 +91,7 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 
 @dataclass(frozen=True)
 class TextConfig:
-    """What decoding needs to know of any decoder; the families below add what their modules read."""
+    """Fields of every decoder; the families below add those of their modules."""
 
     model_type: str
     vocab_size: int
@@ -137,7 +137,8 @@ class Biases(NamedTuple):
 class RotaryConfig(TextConfig):
     """Decoders of Llama's shape: rotary positions, RMS norms, gated MLP.
 
-    The families differ in biases and in defaults, which are those of their transformers classes, and here Llama's.
+    The families differ in biases and in defaults, which are their transformers classes'. These
+    defaults are Llama's.
     """
 
     vocab_size: int = 32000
@@ -158,7 +159,7 @@ class RotaryConfig(TextConfig):
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
-    draft_vocabulary: tuple[int, ...] = field(default=(), repr=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    draft_vocabulary: tuple[int, ...] = field(default=(), repr=False)  # pyright: ignore
     """The tokens that its output head scores, see `jaxspec.models.vocabulary`; empty: all."""
 
     def __post_init__(self) -> None:
@@ -175,20 +176,21 @@ class RotaryConfig(TextConfig):
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise InputError(
-                f"text config: head_dim {self.head_dim} of hidden_size {self.hidden_size} and num_attention_heads "
-                f"{self.num_attention_heads} must be even, for rotary positions; fix config.json"
+                f"text config: head_dim {self.head_dim} of hidden_size {self.hidden_size} and "
+                f"num_attention_heads {self.num_attention_heads} must be even, for rotary "
+                "positions; fix config.json"
             )
         words = self.draft_vocabulary
         if words and (len(set(words)) < len(words) or max(words) >= self.vocab_size):
             raise InputError(
-                f"text config: draft_vocabulary must be different token ids below vocab_size {self.vocab_size}; "
-                "fix config.json"
+                "text config: draft_vocabulary must be different token ids below vocab_size "
+                f"{self.vocab_size}; fix config.json"
             )
         sections = self.rope_scaling.mrope_section
         if sections and (len(sections) != 3 or sum(sections) != self.head_dim // 2):
             raise InputError(
-                f"text config: mrope_section {list(sections)} must be 3 numbers that add up to half of head_dim "
-                f"{self.head_dim}; fix config.json"
+                f"text config: mrope_section {list(sections)} must be 3 numbers that add up to "
+                f"half of head_dim {self.head_dim}; fix config.json"
             )
         check_choice("text config", self, "hidden_act", "silu")
 
@@ -198,7 +200,7 @@ class RotaryConfig(TextConfig):
 
     @classmethod
     def from_hf(cls, raw: dict[str, Any]) -> Self:
-        """Read the family's dictionary, with the rotary keys of transformers 4 or of transformers 5."""
+        """Read the family's dictionary, with the rotary keys of transformers 4 or 5."""
         known = known_fields(cls, raw)
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
         positions = known.get("max_position_embeddings", cls.max_position_embeddings)
@@ -211,7 +213,7 @@ class RotaryConfig(TextConfig):
         return cls(**known)
 
     def to_hf(self) -> dict[str, Any]:
-        """Return the family's dictionary, with the rotary keys of transformers 4 and of transformers 5."""
+        """Return the family's dictionary, with the rotary keys of transformers 4 and 5."""
         scaling, out = self.rope_scaling.to_hf(), super().to_hf()
         words = out.pop("draft_vocabulary")
         return (
@@ -295,11 +297,12 @@ class Qwen2Config(RotaryConfig):
 
 
 def _refuse_window(window: int | None, positions: int) -> None:
-    """Raise InputError for a window that does not hold the whole context; one that does changes nothing."""
+    """Raise InputError for a window smaller than the context."""
     if window is not None and window < positions:
         raise InputError(
-            f"text config: sliding_window {window} is smaller than max_position_embeddings {positions}, and windows "
-            f"are not supported; set max_position_embeddings to {window} in config.json to use it up to there"
+            f"text config: sliding_window {window} is smaller than max_position_embeddings "
+            f"{positions}, and windows are not supported; set max_position_embeddings to {window} "
+            "in config.json to use it up to there"
         )
 
 
@@ -372,22 +375,25 @@ class OptConfig(TextConfig):
 
 
 def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
-    """Return the decoder of an LVLM, by its `text_config`'s own model_type (without one it is a Llama).
+    """Return an LVLM's decoder by its `text_config`'s model_type, which is Llama's by default.
 
-    Raises InputError where it is none of Llama's shape.
+    Raises InputError for a decoder that is not of Llama's shape.
     """
     check_fields("text config", raw)
     kinds = {kind.model_type: kind for kind in (LlamaConfig, MistralConfig, Qwen2Config)}
     model_type = raw.get("model_type") or LlamaConfig.model_type
     if model_type not in kinds:
         raise InputError(
-            f"text config: model_type {model_type!r} is not supported; supported: {', '.join(map(repr, kinds))}"
+            f"text config: model_type {model_type!r} is not supported; "
+            f"supported: {', '.join(map(repr, kinds))}"
         )
     return kinds[model_type].from_hf(raw)
 
 
 def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the entries of `raw` that are fields, lists as tuples; null means the default, unless a field may be None.
+    """Return the entries of `raw` that are fields, lists as tuples.
+
+    Null means the default, unless a field may be None.
 
     Raises InputError for an entry, field or not, that `jaxspec.config.schema` does not allow.
     """

@@ -1,4 +1,4 @@
-"""Vision towers as frozen dataclasses, read from and written to Hugging Face `config.json` dictionaries."""
+"""Vision tower configurations, to and from Hugging Face `config.json` dictionaries."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _VISION_DEFAULTS: dict[str, dict[str, Any]] = {
     }
     | {"vision_use_head": True},
 }
-"""`CLIPVisionConfig`'s and `SiglipVisionConfig`'s: what a `vision_config` that is in the file may leave out."""
+"""Defaults of `CLIPVisionConfig` and `SiglipVisionConfig`, for entries that a file leaves out."""
 
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """A CLIP or SigLIP vision tower. Defaults are the ViT-L/14-336 of a `LlavaConfig` without `vision_config`."""
+    """A CLIP or SigLIP tower. Defaults are the ViT-L/14-336 of LLaVAs without `vision_config`."""
 
     model_type: str = "clip_vision_model"
     hidden_size: int = 1024
@@ -45,27 +45,28 @@ class VisionConfig:
     hidden_act: str = "quick_gelu"
     layer_norm_eps: float = 1e-5
     projection_dim: int = 768
-    """CLIP's only, and no part of the tower itself."""
+    """CLIP's only, and not a part of the tower itself."""
     vision_use_head: bool = False
-    """SigLIP's only: attention pooling, of which LVLMs use nothing."""
+    """SigLIP's only: attention pooling, which LVLMs do not use."""
 
     def __post_init__(self) -> None:
         check_choice("vision config", self, "model_type", *_VISION_DEFAULTS)
         if self.image_size < self.patch_size or self.hidden_size % self.num_attention_heads:
             raise InputError(
-                f"vision config: image_size {self.image_size} must hold a patch of {self.patch_size}, and "
-                f"num_attention_heads {self.num_attention_heads} divide hidden_size {self.hidden_size}; fix config.json"
+                f"vision config: image_size {self.image_size} must hold a patch of "
+                f"{self.patch_size}, and num_attention_heads {self.num_attention_heads} divide "
+                f"hidden_size {self.hidden_size}; fix config.json"
             )
         check_choice("vision config", self, "hidden_act", "quick_gelu", "gelu", "gelu_pytorch_tanh")
 
     @property
     def side(self) -> int:
-        """Patches along one side of the image; what is left over at its right and lower edge is not read."""
+        """Patches along one side of the image; a rest at the right and lower edge is not read."""
         return self.image_size // self.patch_size
 
     @property
     def class_token(self) -> bool:
-        """Whether a class token stands before the patches: CLIP's."""
+        """Whether a class token precedes the patches, as in CLIP."""
         return self.model_type == "clip_vision_model"
 
     @classmethod
@@ -110,8 +111,8 @@ class QwenVisionConfig:
             )
         if self.hidden_size % (4 * self.num_heads):
             raise InputError(
-                f"vision config: num_heads {self.num_heads} does not cut hidden_size {self.hidden_size} into heads "
-                "of a multiple of 4; fix config.json"
+                f"vision config: num_heads {self.num_heads} does not cut hidden_size "
+                f"{self.hidden_size} into heads of a multiple of 4; fix config.json"
             )
 
     @property

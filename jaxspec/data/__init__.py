@@ -1,1 +1,1 @@
-"""Data: picturebook, the benchmarks, your own files, training data, and images."""
+"""Data: benchmarks, your own files, training data, and images."""

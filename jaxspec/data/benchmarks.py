@@ -1,11 +1,11 @@
-"""The papers' evaluation sets: where each lies, which columns matter, and how it is asked.
+"""The papers' evaluation sets: their places on the hub, columns and prompts.
 
-Sets of IbED and TABED, and those that AASD and CoS add. A set is read in the order of its rows and the first 100 count
-(`test_set` of picturebook does the same), of MMLU with its subjects by turns; a row that cannot be read is an error and
-not skipped, because the first hundred would be others then. Prompts are TABED's where it prints them; its released code
-asks LLaVA-Bench without the instruction that the paper prints. Where its text links a subset of LMMs-Eval-Lite, that is
-read, but for POPE, which the code reads whole. IbED names no split of ChartQA, TextVQA and VQAv2: here they are those
-whose answers are public.
+The sets of IbED and TABED, and those that AASD and CoS add. The first 100 rows of a set count, as
+in picturebook's `test_set`; MMLU's subjects take turns. An unreadable row is an error: if it were
+skipped, other rows would be the first hundred. Prompts are TABED's where it prints them; its
+released code asks LLaVA-Bench without the printed instruction. Subsets of LMMs-Eval-Lite are read
+where TABED's text links them, except POPE, which its code reads whole. IbED names no split of
+ChartQA, TextVQA and VQAv2: the splits with public answers are read.
 
 References: TABED, appendix I.1 and its released loader; IbED, appendix A.
 """
@@ -26,7 +26,10 @@ from jaxspec.data.samples import Sample, stored_image, text_of
 from jaxspec.errors import InputError, nearest
 from jaxspec.prompts.placeholders import place_images
 
-REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer.\n"
+REASON = (
+    "For the following question, provide a detailed explanation of your reasoning leading to "
+    "the answer.\n"
+)
 """TABED's instruction before questions that a word could answer."""
 
 SUMMARISE = "Sum up this article in a few sentences.\n"
@@ -39,10 +42,10 @@ class Shots:
     """Worked examples that a paper puts before every question."""
 
     split: str
-    """Their split; the first rows of it count."""
+    """Split of the examples; its first rows count."""
     count: int
     by: str = ""
-    """Column that examples and question share the value of; the set's rows are read with its values by turns."""
+    """Column whose value examples and question share; its values take turns in the set."""
 
 
 @dataclass(frozen=True)
@@ -51,35 +54,35 @@ class Benchmark:
 
     name: str
     title: str
-    """As the papers' tables call it."""
+    """Name in the papers' tables."""
     hub: str
     split: str
     config: str = "default"
     synthetic: str | None = None
-    """The picturebook set that stands for it."""
+    """The picturebook set that replaces it offline."""
     question: tuple[str, ...] = ("question",)
-    """Columns that may hold the question; the first that a file has counts."""
+    """Columns of the question; the first one that a file has counts."""
     answer: tuple[str, ...] = ("answer",)
-    """Columns that may hold the reference; text, a number or a list of either."""
+    """Columns of the reference: text, a number or a list of either."""
     images: str = "image"
-    """What the names of image columns match in full; they count in the order of their numbers. Empty: no images."""
+    """Pattern of image columns, ordered by their numbers; empty for sets without images."""
     options: str = ""
     """Column of the answers to choose from; the reference is then an index into them."""
     only: tuple[str, str] | None = None
-    """Rows with this value of this column are the set."""
+    """Column and value of the set's rows."""
     prompt: str = "{question}"
     short: bool = False
-    """References are a few words, so that an answer can be judged right or wrong."""
+    """Whether references are a few words, so that answers can be judged right or wrong."""
     final: str = ""
-    """What stands before the short answer in a long reference."""
+    """Mark before the short answer in a long reference."""
     shots: Shots | None = None
     """For `few_shot_samples`."""
     labels: tuple[str, ...] = ()
-    """Columns of text that are kept beside the question."""
+    """Further text columns to keep."""
 
 
 def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
-    """Return a task of LLaVA-NeXT-Interleave-Bench: each row has its own question with its placeholders."""
+    """Return a task of LLaVA-NeXT-Interleave-Bench, whose rows have questions with placeholders."""
     return Benchmark(
         name,
         title,
@@ -95,10 +98,11 @@ def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
 def _asked(
     name: str, title: str, hub: str, split: str, synthetic: str, config: str = "default"
 ) -> Benchmark:
-    """Return a set of short answers to questions about an image, which IbED and TABED ask to be reasoned."""
+    """Return a set of short answers about an image; IbED and TABED ask for the reasoning."""
     return Benchmark(
         name, title, hub, split, config, synthetic,
-        answer=("multiple_choice_answer", "answers", "answer"), prompt=REASON + "{question}", short=True,
+        answer=("multiple_choice_answer", "answers", "answer"), prompt=REASON + "{question}",
+        short=True,
     )  # fmt: skip
 
 
@@ -106,27 +110,33 @@ BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark(
-            "llava-bench", "LLaVA-Bench", "lmms-lab/llava-bench-in-the-wild", "train", synthetic="describe",
-            question=("question", "text"), answer=("gpt_answer",), prompt=REASON + "{question}",
+            "llava-bench", "LLaVA-Bench", "lmms-lab/llava-bench-in-the-wild", "train",
+            synthetic="describe", question=("question", "text"), answer=("gpt_answer",),
+            prompt=REASON + "{question}",
         ),
         _asked("docvqa", "DocVQA", "lmms-lab/LMMs-Eval-Lite", "lite", "read", "docvqa_val"),
         _asked("pope", "POPE", "lmms-lab/POPE", "test", "exist"),
-        Benchmark("mm-vet", "MM-Vet", "lmms-lab/MMVet", "test", synthetic="reason", prompt=REASON + "{question}"),
+        Benchmark(
+            "mm-vet", "MM-Vet", "lmms-lab/MMVet", "test", synthetic="reason",
+            prompt=REASON + "{question}",
+        ),
         _interleaved("iedit", "IEdit", "IEdit", "edit"),
         _interleaved("magicbrush", "MagicBrush", "MagicBrush", "brush"),
         _interleaved("spot-the-diff", "Spot-the-Diff", "Spot-the-Difference", "spot"),
         _interleaved("pororosv", "PororoSV", "PororoSV", "saga"),
         _interleaved("vist", "VIST", "VIST", "album"),
         Benchmark(
-            "nq", "NQ", "google-research-datasets/nq_open", "validation", "nq_open", "facts", images="", short=True
+            "nq", "NQ", "google-research-datasets/nq_open", "validation", "nq_open", "facts",
+            images="", short=True,
         ),
         Benchmark(
-            "gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True, final="####",
-            shots=Shots("train", 4),
+            "gsm8k", "GSM8K", "openai/gsm8k", "test", "main", "sums", images="", short=True,
+            final="####", shots=Shots("train", 4),
         ),
         Benchmark(
-            "humaneval", "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval", images="",
-            question=("prompt",), answer=("canonical_solution",), labels=("test", "entry_point"),
+            "humaneval", "HumanEval", "openai/openai_humaneval", "test", "openai_humaneval",
+            images="", question=("prompt",), answer=("canonical_solution",),
+            labels=("test", "entry_point"),
         ),
         Benchmark(
             "mmlu", "MMLU", "cais/mmlu", "test", "all", images="", options="choices", short=True,
@@ -141,8 +151,8 @@ BENCHMARKS = {
         _asked("textvqa", "TextVQA", "lmms-lab/textvqa", "validation", "read"),
         _asked("vqav2", "VQAv2", "lmms-lab/VQAv2", "validation", "reason"),
         Benchmark(
-            "hallusionbench", "HallusionBench", "lmms-lab/HallusionBench", "image", synthetic="exist",
-            answer=("gt_answer_details",), prompt=REASON + "{question}",
+            "hallusionbench", "HallusionBench", "lmms-lab/HallusionBench", "image",
+            synthetic="exist", answer=("gt_answer_details",), prompt=REASON + "{question}",
         ),
         Benchmark("ocrbench", "OCRBench", "echo840/OCRBench", "test", synthetic="read", short=True),
         Benchmark(
@@ -172,11 +182,11 @@ def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
     """Yield all samples of a set in the order of its rows, one at a time.
 
     Args:
-      path: a local copy in the hub's columns: a parquet or JSONL file, or a folder of them. In JSONL an image is
-        the path of a file, from the JSONL's folder or from `images/` in it. None: the hub's own.
+      path: Local copy in the hub's columns: a parquet or JSONL file, or a folder of them. In JSONL
+        an image is a path relative to the file's folder or its `images/`. None reads the hub's.
 
-    Raises InputError, naming file and row, where a column is missing, an image cannot be decoded, or placeholders
-    and images differ in number.
+    Raises InputError, naming file and row, where a column is missing, an image cannot be decoded,
+    or placeholders and images differ in number.
     """
     known = benchmark(name)
     for number, row in enumerate(_rows(known, known.split, path)):
@@ -186,15 +196,16 @@ def benchmark_samples(name: str, path: Path | None = None) -> Iterator[Sample]:
 def few_shot_samples(
     name: str, path: Path | None = None, examples: Path | None = None
 ) -> Iterator[Sample]:
-    """Yield `benchmark_samples` with worked examples before every question, as CoS asks text models.
+    """Yield `benchmark_samples` with worked examples before each question, as in CoS.
 
-    Four for GSM8K, five of the question's own subject for MMLU, one for CNN/DM: the first of the split that is not
-    tested. (The released code brings worked examples of its own; those of MMLU reason before they answer.)
+    Four for GSM8K, five of the question's own subject for MMLU, one for CNN/DM: the first rows of
+    the split that is not tested. (The released code has its own worked examples, and MMLU's reason
+    before they answer.)
 
     Args:
-      examples: a local copy of the examples' split, like `path`.
+      examples: Local copy of the examples' split, like `path`.
 
-    Raises InputError for a set that is asked without examples, and where there are fewer.
+    Raises InputError for a set without examples, and for too few of them.
     """
     known = benchmark(name)
     shots = known.shots
@@ -217,7 +228,8 @@ def few_shot_samples(
             kind = f" of {shots.by} {row.values.get(shots.by)!r}" if shots.by else ""
             place = examples or f"{known.hub}, split {shots.split}"
             raise InputError(
-                f"shots: {len(group)} rows{kind} in {place}, and {name} takes {shots.count}; give more"
+                f"shots: {len(group)} rows{kind} in {place}, and {name} takes {shots.count}; "
+                "give more"
             )
         sample = _sample(known, number, row)
         question, answer = sample.turns[0]
@@ -254,7 +266,7 @@ def _rows(known: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
 
 
 def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
-    """Yield all rows, one of each value of the column at a time, so that the first hundred are of all values."""
+    """Yield the column's values by turns, so that the first hundred rows have all of them."""
     groups: dict[str, list[DataRow]] = {}
     for row in rows:
         groups.setdefault(str(row.values.get(column)), []).append(row)
@@ -270,7 +282,8 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
     )
     if known.images and not images:
         raise InputError(
-            f"{row.place}: no image in column {known.images!r}, of {list(row.values)}; name {known.name}'s own data"
+            f"{row.place}: no image in column {known.images!r}, of {list(row.values)}; "
+            f"name {known.name}'s own data"
         )
     asked = text_of(row, known.question) if known.question else ""
     answers = _texts(
@@ -306,7 +319,7 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return all answers in a cell: text, a number, a list of them, or VQA's {answer, confidence} each."""
+    """Return all answers in a cell: text, a number, VQA's {answer, confidence}, or a list."""
     if value is None:
         return []
     if isinstance(value, Mapping):

@@ -1,19 +1,19 @@
 """Conversations to train on, from files: LLaVA's JSON and its relatives, and text.
 
-Read are a `.json` list, `.jsonl`, also packed as `.jsonl.gz`, and parquet. A row is one of
+Files are a `.json` list, `.jsonl`, `.jsonl.gz` or parquet. A row is one of
 
 | columns | as in |
 |---|---|
 | `conversations` of {from, value}, `image` or `images` | LLaVA, LLaVA-OneVision |
 | `messages` of {role, content} | chat data |
-| question and answer, under the names of `ASKED` and `TOLD` | GSM8K, Alpaca |
+| question and answer, under the names of `ASKED` and `ANSWERED` | GSM8K, Alpaca |
 | `text`, with `<human>:` and `<bot>:` before what each says | OIG |
 | `text` else | plain text, learned as it is, without roles: RedPajama |
 | `prompt` of {role, text, replies}, the best ranked reply counts | OpenAssistant's trees |
 
-`image` is a path, or a list of them, or the hub's {bytes, path}; `video` a folder of frames, or a list of their paths.
-Frames are images: `<video>` stands for as many placeholders as there are frames. What cannot be read is an InputError
-of its row, and `readable` counts, logs and skips such rows.
+`image` is a path, a list of paths, or the hub's {bytes, path}. `video` is a folder of frames, or a
+list of their paths. Frames are images: `<video>` becomes one placeholder per frame. An unreadable
+row raises InputError, and `readable` counts, logs and skips it.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ ROLES = {
     "system": "system",
 }
 SPEAKER = re.compile(r"(?:^|\n)<(human|bot)>:")
-"""What stands before each message in texts of the Open Instruction Generalist."""
+"""Mark before each message in texts of the Open Instruction Generalist."""
 ASKED = ("question", "instruction", "prompt")
-TOLD = ("answer", "output", "response", "completion")
+ANSWERED = ("answer", "output", "response", "completion")
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 """Suffixes of the frames in a folder."""
 THREADS = 8
-"""Rows that are read at a time: decoding an image to check it takes longest."""
+"""Rows that are read at a time: decoding their images takes longest."""
 
 
 @dataclass
 class Skipped:
-    """Rows that could not be read: at most `limit` of them, each a line {id, reason} of the file `log`."""
+    """Unreadable rows: at most `limit`, each a line {id, reason} of the file `log`."""
 
     limit: int
     log: Path
     count: int = field(default=0, init=False)
 
     def start(self) -> None:
-        """Remove what an earlier run logged."""
+        """Remove an earlier run's log."""
         with writing(self.log):
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self.log.unlink(missing_ok=True)
@@ -72,7 +72,8 @@ class Skipped:
             log.write(json.dumps({"id": name, "reason": str(reason)}, ensure_ascii=False) + "\n")
         if self.count > self.limit:
             raise InputError(
-                f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; the last: {reason} "
+                f"data: {self.count} rows cannot be read, and {self.limit} may be skipped; "
+                f"the last: {reason} "
                 f"(all are in {self.log}; mend them, or raise the limit)"
             ) from reason
 
@@ -80,16 +81,16 @@ class Skipped:
 def readable(
     path: Path, skipped: Skipped, images: Path | None = None, frames: int = 8, outside: bool = False
 ) -> Iterator[Sample]:
-    """Yield the conversations of a file, or of all parquet or JSONL files of a folder, in their order.
+    """Yield the conversations of a file, or of a folder's parquet or JSONL files, in their order.
+
+    Raises InputError for too many unreadable rows, a missing folder of images, and frames below 1.
 
     Args:
-      path: `hub:OWNER/NAME/FILE` too.
-      skipped: receives the rows that cannot be read; raises InputError when they are too many.
-      images: the folder that image paths are relative to; None: the file's own folder, or `images/` in it.
-      frames: most frames of a video, spread evenly over those there are.
-      outside: take images that lie outside of that folder too; a stranger's row may name any file there is.
-
-    Raises InputError for a folder of images that is none, and for frames below 1.
+      path: A file, a folder, or `hub:OWNER/NAME/FILE`.
+      skipped: Receiver of the unreadable rows.
+      images: Folder of relative image paths; None means the file's folder, or `images/` in it.
+      frames: Most frames of a video, spread evenly over all frames.
+      outside: Whether to read images outside of that folder; a stranger's row may name any file.
     """
     check_counts(frames=frames)
     if images is not None and not images.is_dir():
@@ -127,7 +128,7 @@ def _finished(name: str, future: Future[Sample], skipped: Skipped) -> Iterator[S
 
 
 def conversation(row: DataRow, frames: int = 8) -> Sample:
-    """Return the sample that a row holds, its images decoded once; InputError, naming the row, where there is none."""
+    """Return a row's sample, its images decoded once. Raises InputError that names the row."""
     images = _images(row, frames)
     turns = _turns(row)
     try:
@@ -135,12 +136,12 @@ def conversation(row: DataRow, frames: int = 8) -> Sample:
         asked = place_in_turns(list(shown), len(images))
     except InputError as error:
         raise InputError(f"{row.place}: {error}") from error
-    told = [answer for _, answer in turns]
-    if not all(answer.strip() for answer in told):
+    answers = [answer for _, answer in turns]
+    if not all(answer.strip() for answer in answers):
         raise InputError(f"{row.place}: an answer is empty; there is nothing to learn from it")
-    if any(PLACEHOLDER in answer for answer in told):
+    if any(PLACEHOLDER in answer for answer in answers):
         raise InputError(f"{row.place}: {PLACEHOLDER} in an answer; images belong to questions")
-    return Sample("", "", images, tuple(zip(asked, told, strict=True)))
+    return Sample("", "", images, tuple(zip(asked, answers, strict=True)))
 
 
 def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
@@ -156,12 +157,13 @@ def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
 
 
 def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
-    """Return frames of a video, at most so many, spread evenly from the first to the last."""
+    """Return at most `frames` frames of a video, spread evenly from the first to the last."""
     if len(values) == 1 and isinstance(values[0], str) and row.folder is not None:
         folder = row.folder / values[0]
         if not os.path.isdir(folder):
             raise InputError(
-                f"{row.place}: video {values[0]!r:.60} is no folder of frames in {row.folder}; extract them"
+                f"{row.place}: video {values[0]!r:.60} is no folder of frames in {row.folder}; "
+                "extract them"
             )
         values = sorted(
             f"{values[0]}/{file.name}"
@@ -177,7 +179,7 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
 
 
 def _turns(row: DataRow) -> list[tuple[str, str]]:
-    """Return (question, answer) of every answered turn; plain text is the answer to an empty question."""
+    """Return (question, answer) of every answered turn; plain text answers an empty question."""
     if isinstance(row.values.get("prompt"), Mapping):
         return _pairs(row, _best_path(row.values["prompt"]), "role", "text")
     for column, speaker, words in (
@@ -187,10 +189,10 @@ def _turns(row: DataRow) -> list[tuple[str, str]]:
         if column in row.values:
             return _pairs(row, row.values[column], speaker, words)
     asked = next((row.values[name] for name in ASKED if name in row.values), None)
-    told = next((row.values[name] for name in TOLD if name in row.values), None)
+    answer = next((row.values[name] for name in ANSWERED if name in row.values), None)
     text = row.values.get("text")
-    if isinstance(asked, str) and isinstance(told, str):
-        return [(asked.strip(), told.strip())]
+    if isinstance(asked, str) and isinstance(answer, str):
+        return [(asked.strip(), answer.strip())]
     if isinstance(text, str) and text.lstrip().startswith("<human>:"):
         _, *said = SPEAKER.split(text.lstrip())
         messages = [
@@ -200,8 +202,8 @@ def _turns(row: DataRow) -> list[tuple[str, str]]:
     if isinstance(text, str):
         return [("", text.strip())]
     raise InputError(
-        f"{row.place}: columns {list(row.values)!r:.200} hold no conversation; give conversations, messages, text, "
-        f"or one of {', '.join(ASKED)} with one of {', '.join(TOLD)}"
+        f"{row.place}: columns {list(row.values)!r:.200} hold no conversation; give conversations, "
+        f"messages, text, or one of {', '.join(ASKED)} with one of {', '.join(ANSWERED)}"
     )
 
 
@@ -209,8 +211,8 @@ def _best_path(prompt: Any) -> list[Any]:
     """Return the messages of an OpenAssistant tree along the replies that people ranked first."""
 
     def rank(reply: Any) -> float:
-        told = reply.get("rank") if isinstance(reply, Mapping) else None
-        return told if isinstance(told, int | float) else math.inf
+        place = reply.get("rank") if isinstance(reply, Mapping) else None
+        return place if isinstance(place, int | float) else math.inf
 
     path = [prompt]
     while (
@@ -225,8 +227,8 @@ def _best_path(prompt: Any) -> list[Any]:
 def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
     """Return pairs of question and answer.
 
-    A system message goes before the first question. What the assistant says before that is left out, and so is a last
-    question without an answer.
+    A system message precedes the first question. Answers before it, and a last question without an
+    answer, are left out.
     """
     system, turns, asked = "", [], None
     for message in said if isinstance(said, list) else [said]:
@@ -234,7 +236,8 @@ def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str,
         text = message.get(words) if isinstance(message, Mapping) else None
         if role is None or not isinstance(text, str):
             raise InputError(
-                f"{row.place}: {str(message)[:60]!r} is no message {{{speaker}, {words}}}; mend the row"
+                f"{row.place}: {str(message)[:60]!r} is no message {{{speaker}, {words}}}; "
+                "mend the row"
             )
         if role == "system" and not turns and asked is None:
             system = f"{text.strip()}\n"

@@ -16,10 +16,10 @@ _PARQUET = "refs/convert/parquet"
 
 
 def on_disk(path: Path) -> Path:
-    """Return where data lie: `path` itself, or that of `hub:OWNER/NAME/FILE`, a file of a data set on the hub.
+    """Return the local path of data: `path` itself, or the cached copy of `hub:OWNER/NAME/FILE`.
 
-    `hub:OWNER/NAME` is the folder of all its files that have rows, and FILE may be a folder too. They are fetched as
-    their repository holds them, and kept in the hub's cache, from which they are read where there is no network.
+    FILE is a file or folder of a data set on the hub; without it, all files with rows are taken.
+    They are fetched once into the hub's cache, which is read where there is no network.
     """
     place = str(path)
     if not place.startswith(HUB):
@@ -36,8 +36,10 @@ def on_disk(path: Path) -> Path:
             snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted)
         )
     except unreachable as error:
-        told = f"not to be had from the hub ({first_line(error)}); check the id, or fetch it elsewhere ({fetch})"
-        raise InputError(f"data {place}: {told}") from error
+        raise InputError(
+            f"data {place}: not to be had from the hub ({first_line(error)}); "
+            f"check the id, or fetch it elsewhere ({fetch})"
+        ) from error
     if not (folder / file).exists():
         raise InputError(
             f"data {place}: there is no such file; check its name, or fetch it elsewhere ({fetch})"
@@ -52,10 +54,10 @@ def hub_rows(
     columns: re.Pattern[str],
     only: tuple[str, str] | None,
 ) -> Iterator[DataRow]:
-    """Yield rows of a public data set, from the parquet copy that the hub keeps of every one.
+    """Yield rows of a public data set, from the hub's own parquet copy of it.
 
-    Of each file only the columns and row groups that are needed come over the network. Where the hub is not to be had,
-    or HF_HUB_OFFLINE says so, they come from its local cache (`hf download OWNER/NAME --repo-type dataset`).
+    Only the needed columns and row groups come over the network. Without a network, or with
+    HF_HUB_OFFLINE, the local cache is read (`hf download OWNER/NAME --repo-type dataset`).
     """
     from fsspec.implementations.local import LocalFileSystem
     from huggingface_hub import HfFileSystem
@@ -82,15 +84,18 @@ def hub_rows(
                 yield from raised(kept(parquet_rows(handle, shard, None, columns, only), only))
     except unreachable as error:
         raise InputError(
-            f"hub data set {repository}, config {config}, split {split}: cannot be read ({first_line(error)}); "
-            f"fetch it where there is a network (hf download {repository} --repo-type dataset), or give a local copy "
-            "with --data NAME=PATH (of worked examples, with --shots)"
+            f"hub data set {repository}, config {config}, split {split}: cannot be read "
+            f"({first_line(error)}); fetch it where there is a network (hf download {repository} "
+            "--repo-type dataset), or give a local copy with --data NAME=PATH "
+            "(of worked examples, with --shots)"
         ) from error
 
 
 def _cached_shards(repository: str, config: str, split: str) -> list[str]:
-    """Return the files of a split in the hub's local cache, if there are any: of the parquet copy, or those that the
-    data set's card names. Raises FileNotFoundError where only some of them are there."""
+    """Return a split's files in the hub's local cache: the parquet copy's, or the card's.
+
+    Raises FileNotFoundError where only some of them are there.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -99,9 +104,7 @@ def _cached_shards(repository: str, config: str, split: str) -> list[str]:
         try:
             folder = Path(snapshot_download(repository, allow_patterns=list(patterns), **where))
         except LocalEntryNotFoundError as error:
-            if (
-                type(error) is not LocalEntryNotFoundError
-            ):  # a download that was stopped, where it is known
+            if type(error) is not LocalEntryNotFoundError:  # an incomplete download
                 raise
             return []
         return sorted(file for pattern in patterns for file in folder.glob(pattern))
@@ -115,7 +118,7 @@ def _cached_shards(repository: str, config: str, split: str) -> list[str]:
 
 
 def _named_by(card: Path, config: str, split: str) -> list[str]:
-    """Return the patterns of the parquet files of a split, as the card of a data set names them."""
+    """Return the patterns of a split's parquet files in a data set's card."""
     from huggingface_hub import metadata_load
 
     try:
@@ -126,8 +129,10 @@ def _named_by(card: Path, config: str, split: str) -> list[str]:
             if entry["config_name"] == config
             for part in entry["data_files"]
         ]
-        told = [part["path"] for part in parts if part["split"] == split]
+        paths = [part["path"] for part in parts if part["split"] == split]
     except Exception as error:  # whatever a stranger's YAML holds
         raise FileNotFoundError(f"{card} names no files of it") from error
-    patterns = [pattern for path in told for pattern in ([path] if isinstance(path, str) else path)]
+    patterns = [
+        pattern for path in paths for pattern in ([path] if isinstance(path, str) else path)
+    ]
     return [pattern for pattern in patterns if re.fullmatch(r"\w(?!.*\.\.)[\w./*-]*", str(pattern))]

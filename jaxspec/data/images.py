@@ -17,10 +17,8 @@ from jaxspec.errors import InputError
 
 def load_image(path: str | Path) -> Image.Image:
     """Return the image file as upright RGB (EXIF rotation applied, transparency on white)."""
-    path, name = (
-        Path(path),
-        repr(str(path))[1:-1][:200],
-    )  # of a stranger's captions, say: on one line
+    # A stranger's captions may name a path of several lines.
+    path, name = Path(path), repr(str(path))[1:-1][:200]
     if not os.path.isfile(path):  # not `Path.is_file`, which raises for names that are too long
         found = "a folder" if os.path.isdir(path) else "no such file"
         raise InputError(f"image {name}: {found}; give an image file")
@@ -33,9 +31,9 @@ class StoredImage:
 
     content: bytes
     name: str
-    """What errors call it: file, row and column."""
+    """File, row and column, for errors."""
     size: tuple[int, int] | None = None
-    """Height and width of the upright image in pixels, where that is known without decoding."""
+    """Height and width of the upright image in pixels, if known without decoding."""
 
     def load(self) -> Image.Image:
         """Return the image as upright RGB; InputError where the bytes are no image."""
@@ -56,9 +54,7 @@ def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
                 raise InputError(
                     f"image {name}: EPS is a program, and none is run; convert it to PNG"
                 )
-            _check_size(
-                image.size, name
-            )  # which its header tells, before megabytes become gigabytes
+            _check_size(image.size, name)  # from the header, before megabytes become gigabytes
             image.load()
             upright = ImageOps.exif_transpose(image)
     except InputError:
@@ -80,7 +76,7 @@ class Picture:
 
     @classmethod
     def of(cls, image: Any) -> Picture:
-        """Take what `to_rgb` takes; what can be told without decoding is checked."""
+        """Return the picture of anything that `to_rgb` takes, checked without decoding."""
         if isinstance(image, Picture):
             return image
         if isinstance(image, str | Path):
@@ -98,21 +94,22 @@ class Picture:
 
 
 def image_hash(image: Image.Image) -> str:
-    """Return SHA-256 (hex) of an RGB image: of "WIDTHxHEIGHT:" and the pixels' bytes, row by row."""
+    """Return SHA-256 (hex) of "WIDTHxHEIGHT:" and an RGB image's bytes, row by row."""
     return hashlib.sha256(f"{image.width}x{image.height}:".encode() + image.tobytes()).hexdigest()
 
 
 LONGEST = 200
-"""Qwen2.5-VL's limit too."""
+"""Longest side over the shortest; Qwen2.5-VL's limit too."""
 MOST_PIXELS = 89_478_485
 """Above these, 89 million, Pillow warns of decompression bombs."""
 
 
 def to_rgb(image: Any, name: str = "given in memory") -> Image.Image:
-    """Return a PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image of at least one pixel.
+    """Return a PIL image, a stored image or a uint8 array [Y, X, 3] as an RGB PIL image.
 
-    Raises InputError for other arrays, images whose pixels have no known range or are over 89 million, and strips that
-    are longer than 200 times their width: scaled to a tower's shorter edge they would be gigabytes.
+    Raises InputError for other arrays, empty images, pixels without a known range, over 89 million
+    pixels, and strips over 200 times as long as wide: scaled to a tower's shorter edge they would
+    take gigabytes.
     """
     if isinstance(image, StoredImage):
         return image.load()
@@ -147,7 +144,8 @@ def _check_kind(image: Image.Image, name: str) -> None:
     _check_size(image.size, name)
     if image.mode in ("I", "F"):
         raise InputError(
-            f"image {name}: pixels of mode {image.mode}, of any range; convert it to 8 bits a channel"
+            f"image {name}: pixels of mode {image.mode}, of any range; "
+            "convert it to 8 bits a channel"
         )
 
 

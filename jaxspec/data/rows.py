@@ -208,7 +208,7 @@ def _file_rows(
 
 
 def _lines(handle: Any, file: Path) -> Iterator[DataRow | InputError]:
-    """Yield the rows of a JSONL file. Only "\\n" ends a line: texts may hold U+2028 and its like."""
+    """Yield the rows of a JSONL file. Only "\\n" ends a line: texts may hold U+2028."""
     for number, line in enumerate(iter(lambda: handle.readline(LONGEST), b""), 1):
         place = f"{file} line {number}"
         if len(line) == LONGEST:

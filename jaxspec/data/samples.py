@@ -2,17 +2,17 @@
 
 A line of a JSONL file of your own (or a row of parquet, in the same columns) is
 
-    {"id": "kitchen", "image": "kitchen.jpg", "turns": ["What is odd here?", "Why?"], "reference": "The chair floats."}
+    {"id": "kitchen", "image": "kitchen.jpg", "turns": ["What is odd?", "Why?"],
+     "reference": "The chair floats."}
 
-| column              | what                                                                                      |
-|---------------------|-------------------------------------------------------------------------------------------|
-| `id`                | a name, or a whole number, each once                                                      |
-| `image` or `images` | a path, or a list of paths; without either the conversation is text alone                 |
-| `turns`             | the questions, one or more; `<image>` marks where images go, else all precede the first   |
-| `reference`         | optional: the right answer to the first question, or a list with one for every turn       |
+- `id`: A name or a whole number, each once.
+- `image` or `images`: A path, or a list of paths; a conversation without images has neither.
+- `turns`: The questions, one or more. `<image>` marks the place of an image; without marks, the
+  images precede the first question.
+- `reference`: Optional right answer to the first question, or a list with one for every turn.
 
-Paths are sought in the folder of the file and in `images/` in it, or in the folder that is given for them. Other
-columns are not read.
+Paths are relative to the file's folder, to its `images/`, or to the folder that is given for them.
+Other columns are not read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from jaxspec.prompts.placeholders import place_in_turns
 class Sample:
     """A conversation about images.
 
-    `turns` are (question, answer); the questions hold as many `<image>` as there are `images`, in that order.
-    The answer is the set's reference, empty where the set has none.
+    `turns` are (question, answer). The questions hold one `<image>` for each of `images`, in order.
+    The answer is the set's reference, or empty.
     """
 
     id: str
@@ -43,18 +43,18 @@ class Sample:
     """uint8 arrays [Y, X, 3], PIL images or `StoredImage`s."""
     turns: tuple[tuple[str, str], ...]
     accepted: tuple[str, ...] = field(default=(), kw_only=True)
-    """Short answers to the first question that count as right, where the set tells them."""
+    """Short answers to the first question that count as right."""
     labels: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
-    """What else the set says of the sample, such as MMSpec's topic and category."""
+    """Further columns of the sample, such as MMSpec's topic and category."""
 
 
 def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[Sample]:
     """Yield the conversations of a file, as the set `name`.
 
     Args:
-      images: where their images lie; None: beside the file, or in `images/` there.
+      images: Folder of the images; None means the file's folder, or `images/` in it.
 
-    Raises InputError, naming file and line, for what is not in the form above.
+    Raises InputError, naming file and line, for a row in another form.
     """
     if images is not None and not images.is_dir():
         raise InputError(
@@ -65,7 +65,7 @@ def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[S
         sample = own_sample(name, row if images is None else replace(row, folder=images))
         if (first := known.setdefault(sample.id, row.place)) != row.place:
             raise InputError(
-                f"{row.place}: id {sample.id!r} stands at {first} already; give each its own"
+                f"{row.place}: id {sample.id!r} is at {first} already; give each its own"
             )
         yield sample
 
@@ -94,11 +94,12 @@ def own_sample(name: str, row: DataRow) -> Sample:
         stored_image(row, "image" if one else "images", path)
         for path in ([one] if one else many or ())
     ]
-    told = row.values.get("reference")
-    answers = told if isinstance(told, list) else [told or "", *[""] * (len(turns) - 1)]
+    right = row.values.get("reference")
+    answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
     if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
         raise InputError(
-            f"{row.place}: 'reference' is {told!r:.60}; give a text, or a list of {len(turns)}, one a turn"
+            f"{row.place}: 'reference' is {right!r:.60}; "
+            f"give a text, or a list of {len(turns)}, one a turn"
         )
     try:
         asked = place_in_turns(turns, len(images))
@@ -108,7 +109,10 @@ def own_sample(name: str, row: DataRow) -> Sample:
 
 
 def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
-    """Return the image of a cell: the hub's {bytes, path}, or a path. It is decoded once, so that errors come early."""
+    """Return the image of a cell: the hub's {bytes, path}, or a path.
+
+    It is decoded once, so that errors come early.
+    """
     place = f"{row.place}, {column}"
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         image = StoredImage(value["bytes"], place)
@@ -117,7 +121,8 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
         file = next((Path(file) for file in places if os.path.isfile(file)), None)
         if file is None:
             raise InputError(
-                f"{place}: no such image file {value!r:.60} in {row.folder} or its images/; check the path"
+                f"{place}: no such image file {value!r:.60} in {row.folder} or its images/; "
+                "check the path"
             )
         if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
             where = f"image file {value!r:.60} lies outside of {row.folder}"
@@ -140,7 +145,7 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
 
 
 def text_of(row: DataRow, columns: tuple[str, ...]) -> str:
-    """Return the text of the first of the columns that the row has; InputError if it has none, or no text in it."""
+    """Return the text of the first column that the row has; InputError if there is no text."""
     value = next((row.values[column] for column in columns if column in row.values), None)
     if not isinstance(value, str) or not value.strip():
         found = (
@@ -149,6 +154,7 @@ def text_of(row: DataRow, columns: tuple[str, ...]) -> str:
             else f"missing among {list(row.values)!r:.200}"
         )
         raise InputError(
-            f"{row.place}: column {' or '.join(columns)!r} {found}; mend the row, or name the set's own data"
+            f"{row.place}: column {' or '.join(columns)!r} {found}; "
+            "mend the row, or name the set's own data"
         )
     return value.strip()

@@ -1,8 +1,8 @@
 """Training samples: prepared data and weighted mixtures of them, at random access.
 
-A folder of prepared data is `OUT/NAME/2.0.0`, a TFDS data set of one split, `train`. Its ArrayRecord
-shards are read at random, here and by `tfds.data_source`. Images keep their files' encoding, and one
-that several rows show is written once. Neither writing nor reading needs TensorFlow.
+A folder of prepared data is `OUT/NAME/2.0.0`, a TFDS data set of one split, `train`. Its shards
+are ArrayRecord files, read at random here and by `tfds.data_source`. Images keep their files'
+encoding, and an image that several rows show is written once. TensorFlow is not needed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from jaxspec.files import sole, writing
 
 SPLIT = "train"
 FileFormat = Literal["array_record", "parquet"]
-"""How shards are written. Parquet is what `tfds.load` reads, with TensorFlow; here it is held in memory whole."""
+"""Format of the shards. `tfds.load` reads parquet, with TensorFlow; here it is held in memory."""
 
 
 def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any:
-    """Return an endless sequence of samples of all sources, by their weights: a Grain `MapDataset`, read by index.
+    """Return an endless sequence of samples from all sources: a Grain `MapDataset`, read by index.
 
-    Each source is shuffled as a whole, and anew in every epoch of its own; the order is a function of the seed.
+    Each source is shuffled anew in each of its epochs; the order is a function of the seed. Raises
+    InputError for weights that are not above 0.
 
-    Raises InputError for weights that are not above 0.
+    Args:
+      sources: Samples, and the weight of their share.
+      seed: Seed of the shuffles.
     """
     for source, weight in sources:
         if not 0 < weight < float("inf"):
@@ -53,12 +56,12 @@ def mixture(sources: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Any
 
 
 class Prepared(Sequence[Sample]):
-    """Prepared data as samples, read one by one from their shards; may be sent to other processes.
+    """Prepared data as samples, read one by one from their shards; other processes can unpickle it.
+
+    Raises InputError for a path without prepared data.
 
     Args:
       path: `OUT/NAME/2.0.0`, or `OUT/NAME`.
-
-    Raises InputError where there is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,14 +100,14 @@ class Prepared(Sequence[Sample]):
                 for image, size in zip(images_of(self._records, index, record), sizes)
             ),
             tuple(
-                (asked.decode(), told.decode())
-                for asked, told in zip(turns["question"], turns["answer"])
+                (question.decode(), answer.decode())
+                for question, answer in zip(turns["question"], turns["answer"])
             ),
         )
 
 
 class Conversations(tfds.core.GeneratorBasedBuilder):
-    """Writes samples in their order; `metadata` is asked for at the end, and is kept with the data."""
+    """Writes samples in their order, and keeps `metadata()`, called at the end, with the data."""
 
     VERSION = tfds.core.Version("2.0.0")
 
@@ -116,19 +119,22 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
         metadata: Callable[[], dict[str, Any]] = dict,
         file_format: FileFormat = "array_record",
     ) -> None:
-        self.name = name  # type: ignore[misc]  # TFDS takes it from the class otherwise: one class serves all sets
+        # One class serves all sets; TFDS would take the name from the class.
+        self.name = name  # type: ignore[misc]
         self._samples, self._metadata = samples, metadata
         super().__init__(data_dir=str(out), file_format=file_format)
 
     def _info(self) -> tfds.core.DatasetInfo:
         kinds = tfds.features
         # Not `Image`: without TensorFlow it can neither pass bytes through nor decode a sequence.
-        encoded = kinds.Tensor(shape=(), dtype=np.object_)  # type: ignore[arg-type]
+        encoded: Any = kinds.Tensor(shape=(), dtype=np.object_)  # type: ignore[arg-type]
+        place: Any = kinds.Tensor(shape=(2,), dtype=np.int64)  # type: ignore[arg-type]
+        size: Any = kinds.Tensor(shape=(2,), dtype=np.int32)  # type: ignore[arg-type]
         features = {
             "id": kinds.Text(),
             "images": kinds.Sequence(encoded),  # those that no earlier row shows
-            "shown": kinds.Sequence(kinds.Tensor(shape=(2,), dtype=np.int64)),  # type: ignore[arg-type]
-            "sizes": kinds.Sequence(kinds.Tensor(shape=(2,), dtype=np.int32)),  # type: ignore[arg-type]
+            "shown": kinds.Sequence(place),  # row and place of every image, see `images_of`
+            "sizes": kinds.Sequence(size),
             "turns": kinds.Sequence({"question": kinds.Text(), "answer": kinds.Text()}),
         }
         return tfds.core.DatasetInfo(
@@ -174,7 +180,7 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
 
 
 def data_folder(name: str, out: Path) -> Path:
-    """Return where a data set of this name lies, or will lie. Raises InputError for what is no such name."""
+    """Return the folder of a data set's name. Raises InputError for a name that TFDS refuses."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         raise InputError(
             f"name {name!r}: a data set's name is lower-case words joined by _, such as my_photos"
@@ -192,13 +198,14 @@ def prepare(
 ) -> Path:
     """Write the samples to `out/name/2.0.0`, in shards of 64 MB to 1 GB, and return that folder.
 
-    A run that failed or was stopped leaves nothing, nor folders; what one that was killed left is removed.
+    A run that fails or is stopped leaves no files or folders; the leftovers of a killed run are
+    removed. Raises InputError if there are no samples, the folder exists, or another run prepares
+    it now.
 
     Args:
-      total: how many samples there will be, for the progress bar.
-      metadata: asked for when all are written; kept beside the data.
-
-    Raises InputError if there are no samples, the folder exists, or another run prepares it now.
+      total: Number of samples, for the progress bar.
+      metadata: Function whose result, after the last sample, is kept with the data.
+      file_format: Format of the shards.
     """
     folder = data_folder(name, out)
     written = 0

@@ -1,4 +1,4 @@
-"""Records of prepared TFDS data sets, as rows of JSON and of the hub have them."""
+"""Records of prepared TFDS data sets, with the values that rows of JSON and of the hub have."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from jaxspec.errors import InputError, first_line, nearest
 
 TFDS = "tfds:"
 _PREPARED = {"images", "sizes", "turns"}
-"""Columns by which prepared training data are known."""
+"""Columns that only prepared training data have together."""
 _NAME_AND_SPLIT = re.compile(r"(.*?)(?:@([^@/]+))?")
 
 
 def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of a TFDS data set by their features; those of `train.prepare` as your own sets have them."""
+    """Yield place and values of a TFDS data set's records.
+
+    Records of `train.prepare` get the columns of your own sets (`jaxspec/data/samples.py`).
+    """
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise InputError(
             f"data {place}: TFDS is not installed; pip install -e '.[train]'"
         ) from error
-    name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore[union-attr]
+    name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore
     folders = [
         file.parent
         for version in ("", "*.*.*/")
@@ -74,7 +77,7 @@ def images_of(records: Any, index: int, record: Mapping[str, Any]) -> list[bytes
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of TFDS as JSON and the hub have it: bytes are text, or an image's; pixels are a PNG."""
+    """Return a TFDS value in JSON's and the hub's form: text, image bytes, or pixels as PNG."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -18,7 +18,7 @@ class Caption:
 
     text: str
     ms: float = 0.0
-    """Its share of the captioner's time for the batch that it was made in, compilation not counted."""
+    """Its share of the captioner's time for its batch, without compilation."""
 
 
 class Captioner(Protocol):
@@ -30,10 +30,10 @@ class Captioner(Protocol):
 
 
 def caption_ids(tokenizer: Any, caption: str) -> list[int]:
-    """Return the ids that stand for an image in view C: those of "image: ", then the caption's, both without BOS.
+    """Return the ids that replace an image in view C: "image: " and the caption, without BOS.
 
-    For Llama's tokeniser the first three are TABED's literal [1967, 29901, 29871]. Words such as `<image>` or
-    `</s>` in a caption are spelt out: they are nobody's placeholder and end nothing.
+    For Llama's tokeniser the first three are TABED's literal [1967, 29901, 29871]. `<image>` and
+    `</s>` in a caption are encoded as plain text: they are no placeholder and end nothing.
     """
     return [
         token

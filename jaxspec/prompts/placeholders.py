@@ -35,7 +35,7 @@ def place_in_turns(questions: Sequence[str], images: int) -> list[str]:
 
 
 def check_text(question: str) -> None:
-    """Raise InputError for a lone surrogate: a command line has them for bytes that are no UTF-8."""
+    """Raise InputError for a lone surrogate, as a command line has for bytes that are no UTF-8."""
     try:
         question.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Prompts as rows: each image's placeholder replaced by what a view shows of it; rows as padded batches."""
+"""Prompts as rows: a view's slots or ids replace each image's placeholder; rows as batches."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ class PromptRow:
 
     @property
     def positions(self) -> np.ndarray:
-        """Return the rotary positions, int32 [3, L]: the slots themselves where `rotary` is None."""
+        """Return the rotary positions, int32 [3, L]; the slots where `rotary` is None."""
         slots = np.arange(len(self), dtype=np.int32)
         return np.tile(slots, (3, 1)) if self.rotary is None else self.rotary
 
     def followed_by(self, tokens: Sequence[int]) -> PromptRow:
-        """Return the row with more text behind it."""
+        """Return the row with more text after it."""
         return _concatenated([self, PromptRow(np.asarray(tokens, np.int32))])
 
 
 def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
-    """Return rows one behind the other as one; the positions of each begin after the largest of the one before.
+    """Return the rows joined. Each row's positions begin after the largest of the row before.
 
-    A slot of text has the source TEXT, and its rotary positions are all three the same: behind an image at the
+    A slot of text has the source TEXT and three equal rotary positions: after an image at the
     positions 1 to 4, two tokens take 5 and 6.
     """
 
     def column(name: str, text: np.ndarray) -> np.ndarray | None:
-        """Return a field of all parts; what has none is so many times what a slot of text has."""
+        """Return a field of all parts; a part without it repeats the value of a text slot."""
         found = [getattr(part, name) for part in parts]
         if all(x is None for x in found):
             return None
@@ -101,27 +101,26 @@ def same_slots(one: PromptRow, other: PromptRow) -> int:
 def rewrite(
     tokens: np.ndarray, image_token: int | None, shown: Sequence[Slots | Sequence[int]]
 ) -> PromptRow:
-    """Return the prompt with its i-th placeholder replaced by what stands for image i: slots that show it, or ids.
+    """Return the prompt with its i-th placeholder replaced by `shown[i]`: image slots or ids.
 
-    Of [1, 99, 5] with the placeholder 99, ids [7, 8] make [1, 7, 8, 5].
+    [1, 99, 5] with the placeholder 99 and the ids [7, 8] becomes [1, 7, 8, 5].
     """
     places = np.flatnonzero(tokens == image_token)
     if len(places) != len(shown):
         raise InputError(
-            f"prompt: {len(places)} image placeholders but {len(shown)} images; give one a placeholder"
+            f"prompt: {len(places)} image placeholders but {len(shown)} images; "
+            "give one image per placeholder"
         )
     before, *texts = np.split(np.asarray(tokens, np.int32), places)
     parts, first = [PromptRow(before)], 0
-    for stands, text in zip(shown, texts, strict=True):
-        if isinstance(stands, Slots):  # the images' feature rows lie one behind the other
-            sources = np.where(stands.sources < 0, stands.sources, stands.sources + first).astype(
-                np.int32
-            )
-            first += stands.rows
+    for image, text in zip(shown, texts, strict=True):
+        if isinstance(image, Slots):  # the table holds the images' feature rows in their order
+            sources = np.where(image.sources < 0, image.sources, image.sources + first)
+            first += image.rows
             ids = np.full(len(sources), image_token, np.int32)
-            parts.append(PromptRow(ids, sources, stands.blend, stands.positions))
+            parts.append(PromptRow(ids, sources.astype(np.int32), image.blend, image.positions))
         else:
-            parts.append(PromptRow(np.asarray(stands, np.int32)))
+            parts.append(PromptRow(np.asarray(image, np.int32)))
         parts.append(PromptRow(text[1:]))
     return _concatenated(parts)
 
@@ -152,7 +151,7 @@ def prompt_row(
 
 
 def which_image(row: PromptRow, slots: Sequence[int]) -> np.ndarray:
-    """Return which image each slot of a row shows, -1 for text; `slots` is how many each image takes."""
+    """Return the image that each slot of a row shows, -1 for text; `slots` counts each image's."""
     shown = np.full(len(row), -1)
     if row.sources is not None:
         shown[row.sources[:, 0] != TEXT] = np.repeat(np.arange(len(slots)), slots)
@@ -162,10 +161,14 @@ def which_image(row: PromptRow, slots: Sequence[int]) -> np.ndarray:
 def stack_rows(
     rows: Sequence[Sequence[PromptRow]], width: int, views: int | None = None
 ) -> tuple[PromptRows, ...]:
-    """Return host arrays of each form of B prompts, right-padded to `width`, or all but the first to `views`.
+    """Return host arrays of each form of B prompts, right-padded.
 
-    The first form is the target's. Rotary positions are given to all the draft's views or to none: they are one
-    batch, and a text draft has none even where the target has.
+    The first form is the target's. Either all of the draft's views have rotary positions or none:
+    they are one batch, and a text draft has none even where the target has.
+
+    Args:
+      width: Slots of the first form, and of the others without `views`.
+      views: Slots of the other forms.
     """
     parts = slice(1), slice(1, None)
     mrope = [any(row.rotary is not None for forms in rows for row in forms[part]) for part in parts]
@@ -194,7 +197,7 @@ def _stack(rows: list[PromptRow], width: int, mrope: bool) -> PromptRows:
 
 
 def _pad(rows: Sequence[np.ndarray | None], width: int, fill: int) -> np.ndarray | None:
-    """Return [B, L, blended] of rows [l, blended], absent ones all `fill`; None where all are absent."""
+    """Return [B, L, blended] of rows [l, blended], `fill` for None; None if all are None."""
     like = next((row for row in rows if row is not None), None)
     if like is None:
         return None
@@ -216,7 +219,7 @@ def bucket(size: int, buckets: Sequence[int], what: str) -> int:
 
 
 def pad_rows(rows: Sequence[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right-pad ragged int rows to [B, width] with zeros, and return them with their lengths [B]."""
+    """Return ragged int rows as [B, width], right-padded with zeros, and their lengths [B]."""
     out = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row

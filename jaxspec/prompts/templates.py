@@ -1,4 +1,4 @@
-"""Turns of user and assistant as text: a tokeniser's chat template, or Vicuna's form without one."""
+"""Turns of user and assistant as text, by a tokeniser's chat template or in Vicuna's form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxspec.errors import InputError, first_line
 from jaxspec.prompts.placeholders import PLACEHOLDER
 
 _ANSWER = "<<the answer>>"
-"""The answer that a template is given, to see what it writes after an answer."""
+"""An answer that a template is given, to find the text that it writes next."""
 
 
 def vicuna_turn(question: str) -> str:
@@ -88,7 +88,7 @@ def render_follow_up(
 def bos_before(tokenizer: Any, text: str) -> list[int]:
     """Return the ids that precede a first turn: BOS, or none.
 
-    There is none where the template writes it, and where neither template nor tokeniser puts one.
+    The template may write BOS itself, or neither template nor tokeniser puts one.
     """
     bos = tokenizer.bos_token_id
     if bos is None:

@@ -1,4 +1,4 @@
-"""Views: the same prompt as the draft may be shown it. The views of a request are rows of one ragged batch.
+"""Views: forms in which the draft is shown a prompt; a request's views are rows of one batch.
 
 | view | each image becomes                                    | paper        |
 |------|-------------------------------------------------------|--------------|
@@ -12,10 +12,11 @@
 | P-1d, P-after | pooled in reading order; pooled after the projector    |     |
 | kv   | no prompt: a KV head's reading of the target's cache  | AASD         |
 
-Of images in tiles, view P shows the base tile alone, that is the whole image; where a quarter of its tokens is no
-square, P leaves the nearest square below (169 of OneVision's 729).
-Tokens that the template puts around an image (Qwen2.5-VL's <|vision_start|> and <|vision_end|>) stay in every view.
-There P is the mean of 2x2 image tokens: its projector merges patches, so that nothing is pooled before it.
+For images in tiles, view P shows the base tile alone, which is the whole image. Where a quarter of
+its tokens is no square, P keeps the nearest square below (169 of OneVision's 729 tokens).
+Every view keeps the template's tokens around an image (Qwen2.5-VL's <|vision_start|> and
+<|vision_end|>). There P is the mean of 2x2 image tokens: the projector merges patches, so nothing
+can be pooled before it.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class View:
     """How the image features are pooled (view P)."""
     reads_captions: bool = False
     reads_target: bool = False
-    """No view of the prompt: what a KV head makes of the target's cache."""
+    """A KV head reads the target's cache; the draft is shown no prompt."""
 
     def substitute(self, encoder: PromptEncoder, caption: str) -> list[int]:
-        """Return the ids that stand for one image in a view that reads none; `caption` is read by view C alone."""
+        """Return the ids that replace one image in a view without images; C reads `caption`."""
         tokenizer = encoder.tokenizer
         if self.reads_captions:
             return caption_ids(tokenizer, caption)
@@ -95,7 +96,8 @@ def parse_view(name: str) -> View:
         return View(name, reads_images=True, pool=pool)
     if name not in VIEWS:
         raise InputError(
-            f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, or P36 for 36 pooled tokens"
+            f"views: {name!r} is unknown; choose from {', '.join(VIEWS)}, P, "
+            "or P36 for 36 pooled tokens"
         )
     return VIEWS[name]
 

@@ -68,7 +68,7 @@ def test_what_is_wrong_is_told_by_line(line: dict[str, Any], message: str, tmp_p
 
 def test_names_and_folders_that_are_not_there(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", LINE, LINE)
-    with pytest.raises(InputError, match=r"line 2: id 'a' stands at .* line 1 already"):
+    with pytest.raises(InputError, match=r"line 2: id 'a' is at .* line 1 already"):
         list(own_samples("mine", path))
     with pytest.raises(InputError, match=r"images .*: no such folder"):
         list(own_samples("mine", path, tmp_path / "photos"))
