@@ -41,18 +41,18 @@ from jaxspec.typing import Array, Float, Int, Params
 
 @dataclass(frozen=True)
 class Family:
-    """What the library needs to know of a model type."""
+    """The classes and file layouts of a model type."""
 
     config: type[ModelConfig]
     module: Callable[[Any], nn.Module]
     layouts: tuple[tuple[str, str], ...] = ()
-    """Regex rewrites, in order, that bring any known file layout to the names of the hub's files."""
+    """Regex rewrites, in order, from any known file layout to the names of the hub's files."""
     images: type[ImageInputs] | None = None
-    """How its tower reads images; None for text models."""
+    """Reader of images for its tower; None for text models."""
     tower: str = r"vision_tower/"
-    """Regex of the parameters that image features are made with."""
+    """Regex of the vision tower's parameters."""
     title: str = ""
-    """What people call it."""
+    """Name for people."""
 
 
 _LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
@@ -97,10 +97,11 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(model_type: str) -> Family:
-    """Return the entry of a model type. Raises InputError where there is none."""
+    """Return the entry of a model type. Raises InputError for an unknown one."""
     if model_type not in FAMILIES:
         raise InputError(
-            f"config.json: model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
+            f"config.json: model_type {model_type!r} is not supported; "
+            f"supported: {', '.join(FAMILIES)}"
         )
     return FAMILIES[model_type]
 
@@ -147,7 +148,10 @@ def image_zeros(config: ModelConfig, batch: int, tiles: int) -> dict[str, Array]
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A text model or an LVLM as pure functions of (parameters, inputs); hashable, so it can be a static argument."""
+    """A text model or an LVLM as pure functions of (parameters, inputs).
+
+    It is hashable, so it can be a static argument.
+    """
 
     config: ModelConfig
 
@@ -161,7 +165,7 @@ class LanguageModel:
         return self._images is not None
 
     def blended(self, pool: Pool | None) -> int:
-        """Return how many feature rows a prompt slot of an image blends; 0 for a text model."""
+        """Return the number of feature rows that an image slot blends; 0 without images."""
         return self._images.blended(pool) if self._images else 0
 
     @property
@@ -184,7 +188,7 @@ class LanguageModel:
         features: Float[Array, "B U P E"] | None,
         pool: Pool | None = None,
     ) -> Float[Array, "B L D"]:
-        """Return prompt embeddings; the slots of images show the features, projected (and pooled for view P)."""
+        """Return prompt embeddings. Image slots show projected features, pooled for view P."""
         embeds = self._text(params, "embed", rows.tokens)
         if features is None or rows.sources is None:
             return embeds
@@ -200,9 +204,11 @@ class LanguageModel:
         slots: int,
         keep_hidden: bool = False,
     ) -> tuple[Float[Array, "B V"], KVCache]:
-        """Run right-padded prompts: return the logits of what follows each, and a cache of `slots` that holds them.
+        """Run right-padded prompts; return each one's next-token logits, and their cache.
 
-        With `keep_hidden` the cache has a place for hidden states, and the prompts' in it.
+        Args:
+          slots: Slots of the cache.
+          keep_hidden: Whether the cache also keeps hidden states.
         """
         hidden, cache = self.read(params, embeds, rows, slots)
         if keep_hidden:
@@ -214,7 +220,7 @@ class LanguageModel:
     def read(
         self, params: Params, embeds: Float[Array, "B L D"], rows: PromptRows, slots: int
     ) -> tuple[Float[Array, "B L D"], KVCache]:
-        """Run right-padded prompts: return the final-normed hidden state of every token, and their cache."""
+        """Run right-padded prompts; return final-normed hidden states and the cache."""
         batch, width, _ = embeds.shape
         cache = init_cache(self.text, batch, slots, embeds.dtype)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
@@ -223,11 +229,11 @@ class LanguageModel:
         return hidden, cache.replace(length=rows.length, shift=shift)
 
     def logits(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Return the scores of what follows, float32."""
+        """Return the scores of the next token, float32."""
         return self._text(params, "logits", hidden)
 
     def scores(self, params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
-        """Return the same of the draft vocabulary alone, where there is one."""
+        """Return the scores of the draft vocabulary, or of all tokens without one."""
         return self._text(params, "scores" if self.text.draft_vocabulary else "logits", hidden)
 
     def score(
@@ -237,7 +243,10 @@ class LanguageModel:
         features: Float[Array, "B U P E"] | None,
         pool: Pool | None = None,
     ) -> Float[Array, "B L words"]:
-        """Return the `scores` of what follows every token of right-padded rows, without a cache: what training reads."""
+        """Return the next-token `scores` of every token of right-padded rows, without a cache.
+
+        Training reads these.
+        """
         embeds = self.embed(params, rows, features, pool)
         positions = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         hidden, _ = self._text(params, "hidden", embeds, positions, None, None, rows.rotary)
@@ -250,11 +259,10 @@ class LanguageModel:
         cache: KVCache,
         tree: TreeMask | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Append T tokens, or nodes of a tree, to every row; return the logits of what follows each, and the longer
-        cache.
+        """Append T tokens, or nodes of a tree, to each row; return next-token logits and the cache.
 
-        On a mesh each device gets whole rows of logits: left as the head's columns split them, all that is made of
-        them, drafts above all, would be split too, and every sum over the vocabulary would be a message.
+        On a mesh each device gets whole rows of logits. If the head's columns split them, drafts
+        would be split too, and each sum over the vocabulary would be a message.
         """
         logits, cache = self._text(params, "extend", tokens, cache, tree)
         return gather(logits, "batch"), cache

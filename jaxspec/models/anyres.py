@@ -1,9 +1,10 @@
 """Images of any resolution: LLaVA-NeXT's and LLaVA-OneVision's tiles.
 
-An image is scaled into the best of some grids of tiles and padded to fill it. The tower reads a base tile (the
-whole image) and then the grid's tiles, row by row. The prompt shows the base tile's features, then the grid's,
-stitched together, less the padding, each line closed by a learned embedding. Sections 3 of the LLaVA-NeXT
-(2024-01-30) post and 3.1 of LLaVA-OneVision (arXiv 2408.03326); rounding is that of transformers.
+An image is scaled into the best of some grids of tiles and padded to fill it. The tower reads a
+base tile (the whole image) and then the grid's tiles, row by row. The prompt shows the base tile's
+features, then the grid's, joined and without the padding; a learned embedding closes each line.
+Section 3 of the LLaVA-NeXT post (2024-01-30), section 3.1 of LLaVA-OneVision (arXiv 2408.03326);
+rounding as in transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jaxspec.models.llava import LlavaImages, check_pixels
 
 
 class LlavaNextImages(LlavaImages):
-    """LLaVA-NeXT: a base tile and those of the best grid. View P shows the base tile alone, pooled."""
+    """LLaVA-NeXT: a base tile and the best grid's tiles. View P shows the base tile, pooled."""
 
     def tiles(self, size: Size, images: int = 1) -> int:
         rows, columns = self._tiles(size)
@@ -43,8 +44,9 @@ class LlavaNextImages(LlavaImages):
             expected = self.tiles((image.height, image.width), len(images))
             if len(values) != expected:
                 raise InputError(
-                    f"image processor: makes {len(values)} tiles of {image.height}x{image.width} pixels, and "
-                    f"config.json asks for {expected}; use the preprocessor_config.json that belongs to the model"
+                    f"image processor: makes {len(values)} tiles of {image.height}x{image.width} "
+                    f"pixels, and config.json asks for {expected}; "
+                    "use the preprocessor_config.json that belongs to the model"
                 )
             out.append({"pixels": values.transpose(0, 2, 3, 1)})
         return out
@@ -75,8 +77,8 @@ class LlavaNextImages(LlavaImages):
 class LlavaOnevisionImages(LlavaNextImages):
     """LLaVA-OneVision: as NeXT, with the features of large grids scaled down.
 
-    Where a prompt has several images, each is its base tile (padded to a square, not stretched) and one
-    end-of-line embedding.
+    In a prompt with several images, each is its base tile (padded to a square, not stretched) and
+    one end-of-line embedding.
     """
 
     @staticmethod
@@ -90,9 +92,8 @@ class LlavaOnevisionImages(LlavaNextImages):
         if pool is not None:
             return super().slots(size, pool, images)
         per_tile = self.config.image_tokens
-        grid = (
-            self._grid(size) if images == 1 else np.zeros((1, 0), np.int32)
-        )  # of several: one line, empty
+        empty = np.zeros((1, 0), np.int32)  # several images: one line without patches
+        grid = self._grid(size) if images == 1 else empty
         over = math.sqrt(grid.size / (self.config.most_tiles * per_tile))
         height, width = (int(length // over) if over > 1.1 else length for length in grid.shape)
         if over > 1.1 and not (height and width):
@@ -111,14 +112,14 @@ class LlavaOnevisionImages(LlavaNextImages):
         )
 
     def _processed(self, images: Sequence[Any]) -> list[np.ndarray]:
-        # In a list of their own they are the images of one prompt; in a flat list, of a prompt each.
+        # A nested list holds the images of one prompt; a flat list, one image per prompt.
         return list(
             np.asarray(self.processor(images=[list(images)], return_tensors="np")["pixel_values"])
         )
 
 
 def best_resolution(size: Size, pinpoints: Sequence[Size]) -> Size:
-    """Return the pinpoint in which an image keeps most of its pixels, and of several the one with least padding."""
+    """Return the pinpoint that keeps most of an image's pixels, and then has the least padding."""
     original = size[0] * size[1]
 
     def merit(pinpoint: Size) -> tuple[int, int]:
@@ -139,7 +140,7 @@ def _too_thin(size: Size) -> InputError:
 
 
 def unpadded(grid: np.ndarray, size: Size) -> np.ndarray:
-    """Return a grid of patches less the rows or columns that are padding around an image of that size."""
+    """Return a grid of patches without the padding around an image of that size."""
     height, width = grid.shape
     if size[1] / size[0] > width / height:
         padding = (height - int(round(size[0] * (width / size[1]), 7))) // 2
@@ -149,8 +150,10 @@ def unpadded(grid: np.ndarray, size: Size) -> np.ndarray:
 
 
 def bilinear(grid: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return sources [height, width, 4] and weights that scale a grid as PyTorch's `interpolate` with corners not
-    aligned."""
+    """Return sources [height, width, 4] and weights that scale a grid to height and width.
+
+    They are those of PyTorch's `interpolate` with `align_corners=False`.
+    """
     (top, bottom, low), (left, right, near) = (
         _neighbours(length, scaled)
         for length, scaled in zip(grid.shape, (height, width), strict=True)
@@ -161,7 +164,7 @@ def bilinear(grid: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.
 
 
 def _neighbours(length: int, scaled: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the two places that each of `scaled` samples of a line lies between, and how near it is to the second."""
+    """Return each sample's two neighbours on a line, and the weight of the second one."""
     step = np.float32(length) / np.float32(max(scaled, 1))  # float32 throughout, as PyTorch
     at = np.maximum(
         step * (np.arange(scaled, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5), 0

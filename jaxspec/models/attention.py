@@ -1,4 +1,4 @@
-"""Attention: of new tokens over a cache, of long prompts in blocks, and of tiles that know no order.
+"""Attention: of new tokens over a cache, of long prompts in blocks, and without order in tiles.
 
 Scores and their softmax are float32. Nothing here holds the scores of all pairs of a long prompt.
 """
@@ -19,7 +19,7 @@ from jaxspec.sharding import CACHE_AXES, partition
 from jaxspec.typing import Array, Bool, Float, Int
 
 BLOCK = 512
-"""Queries, and keys, whose scores exist at once where a prompt is long: of twice as many tokens, or more."""
+"""Queries and keys of a block; prompts of two blocks or more are read block by block."""
 
 
 def attend(
@@ -32,10 +32,10 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """Return grouped attention in which the query at position p reads the slots 0..p.
 
-    With `seen`, the queries are the last T of the A nodes of a token tree: they read all slots before the tree,
-    and of the tree those that `seen` marks. `bias` is added to the scores of each slot.
+    With `seen`, the queries are the last T nodes of a token tree. They read all slots before the
+    tree, and the tree's slots that `seen` marks. `bias` is added to the scores of each slot.
 
-    Long runs of queries go in blocks. Where there are as many slots as queries these are whole rows, from position 0.
+    Long runs of queries are read in blocks. With as many slots as queries, rows begin at 0.
     """
     count = q.shape[1]
     if count < 2 * BLOCK or seen is not None or bias is not None:
@@ -77,7 +77,10 @@ def _attend_whole(
 
 
 def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K rows H"]:
-    """Return one matrix a key-value head, as the cache has them: XLA would transpose all slots for any other order."""
+    """Return one matrix per key-value head, in the cache's order.
+
+    In any other order XLA would transpose all slots.
+    """
     batch, count, _, width = q.shape
     rows = q.reshape(batch, count, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
     return rows.reshape(batch, kv_heads, -1, width)
@@ -95,9 +98,9 @@ def _visible(
 
 @jax.custom_vjp
 def _attend_blocks(q: Array, k: Array, v: Array, positions: Array) -> Array:
-    """Attend block by block of queries, to the blocks of keys up to the last that one of them reads.
+    """Attend block by block: queries to key blocks, up to the last key that a query reads.
 
-    Sums and largest scores are carried from block to block (Dao et al. 2022, "FlashAttention", algorithm 1).
+    The loop carries sums and largest scores (Dao et al. 2022, "FlashAttention", algorithm 1).
     """
     return _map_blocks(partial(_read_blocks, k, v), q, positions)
 
@@ -155,7 +158,10 @@ def _keep_inputs(q: Array, k: Array, v: Array, positions: Array) -> tuple[Array,
 
 
 def _pull_back(kept: tuple[Array, ...], gradient: Array) -> tuple[Array | None, ...]:
-    """Return the gradients by way of each block's whole scores: a loop that ends where it must has none of its own."""
+    """Return the gradients through each block's whole scores.
+
+    A dynamic-length loop has no reverse-mode gradient.
+    """
     q, k, v, positions = kept
 
     def again(q: Array, k: Array, v: Array) -> Array:
@@ -174,12 +180,12 @@ def splash(
     owner: Int[Array, "B T"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """Return attention of whole rows by JAX's kernel for TPUs, whose scores never leave the chip's fast memory.
+    """Return attention of whole rows by JAX's TPU kernel, which keeps scores in fast memory.
 
-    Each reads what is before it; with `owner`, all that has the same owner. On a mesh each device runs its own rows
-    and heads.
+    A token reads the tokens before it; with `owner`, all tokens of the same owner. On a mesh each
+    device runs its own rows and heads.
     """
-    # A quarter of a second, which only long prompts take.
+    # The import takes a quarter of a second; only long prompts need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     count, lanes = q.shape[1], 128
@@ -222,7 +228,7 @@ def attend_freely(
     v: Float[Array, "... P N H"],
     seen: Bool[Array, "... Q P"] | None = None,
 ) -> Float[Array, "... Q N H"]:
-    """Return attention that knows no order, as in towers: to all keys, or to those that `seen` marks."""
+    """Return attention without order, as in towers, to all keys or to those that `seen` marks."""
     scores = (
         jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32)
         * q.shape[-1] ** -0.5

@@ -1,7 +1,7 @@
-"""The decoder of Llama, Mistral and Qwen2 as pure functions of (parameters, inputs, cache), and what LVLMs do with one.
+"""The decoder of Llama, Mistral and Qwen2 as pure functions of (parameters, inputs, cache).
 
-Parameter names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is `model.layers.0.self_attn.q_proj.weight`
-transposed.
+`Lvlm` adds the images. Parameter names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel`
+is `model.layers.0.self_attn.q_proj.weight` transposed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class Places(NamedTuple):
-    """Where T new tokens of each row stand, and what they read."""
+    """Slots and positions of T new tokens in each row, and the slots that they read."""
 
     slots: Int[Array, "B T"]
-    """Their indices in their rows: the cache slots that they are written to, and the last that they read."""
+    """Cache slots of the tokens; each token reads the slots up to its own."""
     rotary: Int[Array, "B T"] | Int[Array, "B 3 T"]
-    """The positions that their angles are made of; for M-RoPE three a token, but where they are equal."""
+    """Positions of the rotary angles; three per token for M-RoPE, unless they are equal."""
     seen: Bool[Array, "#B T tree"] | None = None
-    """Makes the tokens nodes of a tree, see `attend`."""
+    """Mask that makes the tokens nodes of a tree, see `attend`."""
     live: int | None = None
-    """No token's slot reaches it, so that only so many slots are read: as many as tokens where these are whole rows, in
-    order. Static."""
+    """Number of slots to read, above every token's slot; static. Whole rows read as many slots as
+    they have tokens."""
 
 
 class Attention(nn.Module):
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         at: Places,
         cache: LayerCache | None,
     ) -> tuple[Float[Array, "B T N H"], LayerCache | None]:
-        """Write what is new to the cache, if there is one, and attend to all that the tokens may read."""
+        """Write new keys and values to the cache, if there is one, and attend to visible slots."""
         k, v, cache = remember(cache, k, v, at.slots, at.live)
         bias = () if cache is None else (leaf[:, : at.live] for leaf in cache[2:])
         return attend(q, k, v, at.slots, at.seen, *bias), cache
@@ -148,7 +148,10 @@ class CausalLM(nn.Module):
             self.lm_head = Dense(len(c.draft_vocabulary) or c.vocab_size, bias=False, widens=True)
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Return token embeddings; ids past the vocabulary (a target's padding seen by a draft) read the last row."""
+        """Return token embeddings.
+
+        Ids past the vocabulary, such as a target's padding in a draft, read the last row.
+        """
         return self.model.embed_tokens(jnp.clip(tokens, 0, self.config.vocab_size - 1))
 
     def hidden(
@@ -160,10 +163,15 @@ class CausalLM(nn.Module):
         rotary: Int[Array, "B T"] | Int[Array, "B 3 T"] | None = None,
         seen: Bool[Array, "#B T tree"] | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
-        """Return the final-normed hidden states of T tokens a row, and the cache with their keys and values written.
+        """Return the final-normed hidden states of T tokens a row, and the written cache.
 
-        `positions` are the `slots` of `Places`, `rotary` others than these for the angles; `live` and `seen` are told
-        there. The cache's `length` is left to the caller. Without a cache the tokens attend to each other only.
+        The caller sets the cache's `length`. Without a cache the tokens attend to each other only.
+
+        Args:
+          embeds: Embeddings of the tokens.
+          positions: `slots` of `Places`, and its `rotary` unless that is given.
+          cache: Cache to write to.
+          live, rotary, seen: See `Places`.
         """
         return self.model(
             embeds, Places(positions, positions if rotary is None else rotary, seen, live), cache
@@ -174,7 +182,7 @@ class CausalLM(nn.Module):
         return fill_vocabulary(self.config, self.scores(hidden))
 
     def scores(self, hidden: Float[Array, "... D"]) -> Float[Array, "... words"]:
-        """Return the scores of the tokens of the draft vocabulary, where there is one."""
+        """Return the scores of the draft vocabulary, or of all tokens without one."""
         if self.config.tie_word_embeddings and not self.config.draft_vocabulary:
             return self.model.embed_tokens.attend(hidden).astype(jnp.float32)
         return self.lm_head(hidden).astype(jnp.float32)
@@ -182,9 +190,9 @@ class CausalLM(nn.Module):
     def extend(
         self, tokens: Int[Array, "B T"], cache: KVCache, tree: TreeMask | None = None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Append T tokens to every row at its length; return the logits of what follows each, and the longer cache.
+        """Append T tokens to each row at its length; return next-token logits and the cache.
 
-        They follow one another, or are nodes of the `tree` that ends with them.
+        The tokens follow one another, or are the last nodes of `tree`.
         """
         return self.advance(self.embed(tokens), cache, tree)
 
@@ -212,8 +220,11 @@ class CausalLM(nn.Module):
 
 
 class Lvlm(nn.Module):
-    """What LVLMs share: `encode` makes tower features of images, `project` the table that prompt slots show of these,
-    and `language_model` reads the prompt."""
+    """The common part of LVLMs.
+
+    `encode` turns images into tower features, `project` turns these into the table of rows that
+    prompt slots show, and `language_model` reads the prompt.
+    """
 
     config: Any
 
@@ -228,7 +239,8 @@ class Lvlm(nn.Module):
     ) -> Float[Array, "B L V"]:
         """Return the logits of a whole right-padded batch, without a cache.
 
-        `sources`, `blend` and `rotary` are those of its `PromptRows`; without, the table's rows are shown in order.
+        `sources`, `blend` and `rotary` are those of `PromptRows`. Without them, image slots show
+        the table's rows in order.
         """
         if sources is None:
             sources = in_order(tokens == self.config.image_token_index)

@@ -1,9 +1,9 @@
-"""What a model reads: prompts as token ids, images as tiles, and which prompt slots show what of the images.
+"""Inputs of models: prompts as token ids, images as tiles, and the features that prompt slots show.
 
-A tower reads an image as one or more *tiles* of one shape (the whole of LLaVA-1.5, the crops of LLaVA-NeXT, the
-attention windows of Qwen2.5-VL), so that images of any size are a number of tiles, and a bucket of tiles is one
-compiled program. What the prompt shows of an image is data: each of its slots is a blend of rows of the table of
-projected features. Unpadding, end-of-line embeddings, interpolation and pooling are all such blends.
+A tower reads an image as one or more *tiles* of one shape: the whole image for LLaVA-1.5, crops for
+LLaVA-NeXT, attention windows for Qwen2.5-VL. Images of any size are a number of tiles, and a bucket
+of tiles is one compiled program. Each image slot of a prompt is a blend of rows of the table of
+projected features. Unpadding, end-of-line embeddings, interpolation and pooling are blends too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxspec.errors import InputError
 from jaxspec.typing import Array, Float, Int
 
 TEXT, NEWLINE = -1, -2
-"""Sources of a slot that shows its own token, and of one that shows the learned end-of-line embedding."""
+"""Sources of a slot with its own token, and of one with the learned end-of-line embedding."""
 
 Size = tuple[int, int]
 """Height and width of an image in pixels."""
@@ -30,32 +30,32 @@ Shapes = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 class PromptRows(struct.PyTreeNode):
-    """Right-padded prompts in one form: as the target reads them, or as a view shows them to the draft."""
+    """Right-padded prompts in one form: the target's, or a view for the draft."""
 
     tokens: Int[Array, "B L"]
     length: Int[Array, " B"]
     sources: Int[Array, "B L blended"] | None = None
-    """Feature rows that a slot shows; TEXT where it shows its token. None where no slot shows an image."""
+    """Feature rows of each slot; TEXT for a slot with its token. None without image slots."""
     blend: Float[Array, "B L blended"] | None = None
     """Their weights; None for a single source."""
     rotary: Int[Array, "B 3 L"] | None = None
     """Rotary positions (time, height, width) where they are not the slots (M-RoPE)."""
     shift: Int[Array, " B"] | None = None
-    """With `rotary`: the position of the token after the prompt, less its slot."""
+    """With `rotary`: position minus slot of the token after the prompt."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """What the prompt slots of one image show: blends of feature rows, counted from the image's first."""
+    """Prompt slots of one image: blends of feature rows, counted from the image's first."""
 
     sources: np.ndarray
     """int32 [P, K], or NEWLINE. K is the same for all images of a family and view."""
     rows: int
-    """Feature rows that the image takes in the table."""
+    """Number of the image's feature rows in the table."""
     blend: np.ndarray | None = None
     """float32 [P, K]; None for K = 1."""
     positions: np.ndarray | None = None
-    """int32 [3, P], M-RoPE positions counted from the image's first; the text goes on after the largest."""
+    """int32 [3, P], M-RoPE positions from the image's first; text continues after the largest."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Pool:
     """Average pooling of an image's features (view P)."""
 
     tokens: int | None = None
-    """Tokens that are left of one tile; None for a quarter, or over squares the nearest square below it."""
+    """Tokens of a pooled tile; None means a quarter, for avg2d the nearest square below it."""
     kind: Literal["avg2d", "avg1d"] = "avg2d"
-    """Over squares of the tile, or over runs of the features in reading order."""
+    """Averages over squares of the tile, or over runs of features in reading order."""
     after_projector: bool = False
-    """Where the projector's outputs are averaged, not its inputs."""
+    """Whether the projector's outputs are averaged, not its inputs."""
 
     def count(self, tokens: int) -> int:
-        """Return how many tokens are left of a tile of `tokens`."""
+        """Return the number of tokens of a pooled tile of `tokens`."""
         left = self.tokens
         if left is None:
             left = tokens // 4 if self.kind == "avg1d" else math.isqrt(tokens // 4) ** 2
@@ -81,8 +81,8 @@ class Pool:
             or (self.kind == "avg2d" and math.isqrt(tokens) ** 2 != tokens)
         ):
             raise InputError(
-                f"view P: a tile of {tokens} image tokens cannot be pooled to {left} by {self.kind}; "
-                "give a square number below, such as a quarter, or use avg1d"
+                f"view P: a tile of {tokens} image tokens cannot be pooled to {left} by "
+                f"{self.kind}; give a square number below, such as a quarter, or use avg1d"
             )
         return left
 
@@ -104,7 +104,7 @@ def _windows(size: int, left: int) -> np.ndarray:
 
 
 class ImageInputs(Protocol):
-    """How a family's tower reads images: host side, made of a configuration and transformers' image processor."""
+    """A family's reader of images, on the host, with transformers' image processor."""
 
     mrope: ClassVar[bool]
     """Whether `slots` have positions (M-RoPE)."""
@@ -113,12 +113,12 @@ class ImageInputs(Protocol):
 
     @staticmethod
     def shapes(config: Any) -> Shapes:
-        """Tell the arrays of one tile."""
+        """Return the arrays of one tile."""
         ...
 
     @staticmethod
     def blended(pool: Pool | None) -> int:
-        """Return how many feature rows a slot blends, pooled or not."""
+        """Return the number of feature rows that a slot blends, pooled or not."""
         ...
 
     def tiles(self, size: Size, images: int = 1) -> int:
@@ -126,7 +126,7 @@ class ImageInputs(Protocol):
         ...
 
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
-        """Return what its prompt slots show, pooled for view P."""
+        """Return the image's prompt slots, pooled for view P."""
         ...
 
     def read(self, images: Sequence[Any]) -> list[dict[str, np.ndarray]]:
@@ -135,7 +135,7 @@ class ImageInputs(Protocol):
 
 
 def in_order(shown: Array) -> Int[Array, "B L 1"]:
-    """Return the sources of prompts whose image slots show all feature rows of their row, one after the other."""
+    """Return the sources of prompts whose image slots show their row's features in order."""
     return jnp.where(shown, jnp.cumsum(shown, axis=1) - 1, TEXT)[..., None]
 
 
@@ -145,7 +145,7 @@ def merge(
     sources: Int[Array, "B L blended"],
     blend: Float[Array, "B L blended"] | None,
 ) -> Float[Array, "B L D"]:
-    """Return prompt embeddings in which the slots of images show them. NEWLINE is the table's last row."""
+    """Return prompt embeddings with the features of image slots. NEWLINE is the last row."""
     at = jnp.clip(jnp.where(sources == NEWLINE, table.shape[1] - 1, sources), 0, table.shape[1] - 1)
     shown = jnp.take_along_axis(table, at[..., 0, None], axis=1)
     if blend is not None:

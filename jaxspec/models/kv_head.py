@@ -1,19 +1,20 @@
 """AASD's draft head: decoder layers that read the target's own last-layer keys and values.
 
-The head embeds a token as the target does, runs it through its layers, and scores the next one with the target's
-output head; embedding and output head are the target's, frozen. Its queries attend to what the target has
-computed: the keys and values of text as they lie in the cache, those of each image pooled from n to k slots by the KV
-projector (K* = W_K K and V* = W_V V), and, of the tokens that it drafts itself, to its own.
+The head embeds a token, runs it through its own layers and scores the next token. Embedding and
+output head are the target's, frozen. Its queries attend to three kinds of keys and values: the
+target's for text, unchanged; the target's for each image, pooled from n to k slots by the KV
+projector (K* = W_K K and V* = W_V V); and its own for the tokens that it drafts.
 
-Cached keys carry their rotation already, and pooling them pools scores: q . (sum_j W_cj K_j) = sum_j W_cj (q . K_j).
-So queries, and the head's own keys, take the positions that tokens have in the target's row, images uncompressed.
+Cached keys are rotated already, and pooling them pools scores: q . (sum_j W_cj K_j) =
+sum_j W_cj (q . K_j). So queries and the head's own keys take the tokens' positions in the target's
+row, with uncompressed images.
 
-Training and decoding are two readings of the same parameters:
+Decoding and training use the same parameters in two ways:
 
-- decoding: `pack` makes an ordinary `KVCache` of what is read, and the head is a `CausalLM` over it (`joined`);
-- training (Target-Draft attention): `KVHead` runs blocks of J tokens from A anchors at once. The block of anchor a
-  sees what the target has before a, and of itself the tokens up to its own: exactly what a draft sees that starts
-  at a, where a is the newest token and has no key of the target's yet.
+- decoding: `pack` makes an ordinary `KVCache`, and the head is a `CausalLM` over it (`joined`);
+- training (Target-Draft attention): `KVHead` runs blocks of J tokens from A anchors at once. The
+  block of anchor a sees the target's slots before a, and its own tokens up to each query. A draft
+  that starts at a sees the same: a is the newest token and has no key of the target's yet.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from jaxspec.models.vocabulary import head_kernel
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 NEVER = np.iinfo(np.int32).max
-"""The index of a slot that no query reads."""
+"""Index of a slot that no query reads."""
 
 
 class HeadRows(struct.PyTreeNode):
-    """Slots of the target's rows that a KV head reads of their prompts; -1 where a row has fewer."""
+    """Slots of the target's prompts that a KV head reads; -1 where a row has fewer."""
 
     text: Int[Any, "B text"]
     """Slots of text, in order."""
@@ -52,22 +53,22 @@ class HeadRows(struct.PyTreeNode):
 
 
 class Context(struct.PyTreeNode):
-    """What a head reads of the target: S slots, those of I images, then those of text."""
+    """The target's keys and values for a head: S slots, those of I images, then those of text."""
 
     k: Float[Array, "B S K H"]
     v: Float[Array, "B S K H"]
     since: Int[Array, "B S"]
-    """Index in the target's row of the last token that a slot was made of: later tokens may read it. NEVER: absent."""
+    """Index in the target's row of a slot's last token, which later tokens may read; or NEVER."""
     bias: Float[Array, "B S"] | None
-    """Added to the scores of a slot."""
+    """Bias on the scores of a slot."""
 
 
 class Block(NamedTuple):
-    """What a layer reads beside the tokens that it is given."""
+    """A layer's inputs besides its tokens."""
 
     context: Context
     k: Float[Array, "B A J K H"] | None = None
-    """Its keys of the blocks' tokens before; None: there are none."""
+    """The layer's keys of the blocks' earlier tokens; None at the first token."""
     v: Float[Array, "B A J K H"] | None = None
 
 
@@ -109,14 +110,20 @@ class KVProjector(nn.Module):
 
 
 def average_pooling(config: KVHeadConfig) -> np.ndarray:
-    """Return float32 [k, n] of averages, over squares of the image where n and k are squares, else over runs."""
+    """Return float32 [k, n] of averages over squares of the image, or over runs.
+
+    Squares need square numbers n and k.
+    """
     square = math.isqrt(config.image_tokens) ** 2 == config.image_tokens
     square &= math.isqrt(config.image_slots) ** 2 == config.image_slots
     return Pool(config.image_slots, "avg2d" if square else "avg1d").matrix(config.image_tokens)
 
 
 class AnchoredAttention(Attention):
-    """Target-Draft attention: the next J tokens of A blocks, each reading what is before its anchor, and its block."""
+    """Target-Draft attention of A blocks' next J tokens.
+
+    Each token reads the slots before its block's anchor, and its own block.
+    """
 
     def read(
         self,
@@ -146,7 +153,7 @@ class AnchoredAttention(Attention):
         inside = (
             jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
         )
-        new, known = inside.shape[-2:]  # the new ones are the last: of 3, 2 new: 110, 111
+        new, known = inside.shape[-2:]  # the new tokens are the last; 2 of 3: 110, 111
         inside = jnp.where(jnp.tri(new, known, known - new, bool), inside, -jnp.inf)
         probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
         out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
@@ -155,7 +162,7 @@ class AnchoredAttention(Attention):
 
 
 class KVHead(nn.Module):
-    """The head's parameters, and its reading in training."""
+    """The head's parameters, and its training pass."""
 
     config: KVHeadConfig
 
@@ -176,7 +183,7 @@ class KVHead(nn.Module):
     def context(
         self, k: Float[Array, "B K S H"], v: Float[Array, "B K S H"], rows: HeadRows
     ) -> Context:
-        """Return what is read of the target's last layer."""
+        """Return the slots that the head reads of the target's last layer."""
         c = self.config
         batch, kv_heads, _, width = k.shape
         since = (
@@ -212,7 +219,7 @@ class KVHead(nn.Module):
     def fuse(
         self, embeds: Float[Array, "... D"], before: Float[Array, "... D"]
     ) -> Float[Array, "... D"]:
-        """Return what the layers read of tokens, and of the hidden states that these were predicted from."""
+        """Return the layers' inputs from embeddings and the hidden states that predicted them."""
         return self.fc(jnp.concatenate([embeds, before], axis=-1))
 
     def __call__(
@@ -228,12 +235,12 @@ class KVHead(nn.Module):
         """Return the final-normed hidden states of blocks of J tokens that begin at the anchors.
 
         Args:
-          embeds: the target's embeddings of the blocks' tokens.
-          anchors: the first token's index in the target's row.
-          rotary: the tokens' positions.
-          k, v: the target's last layer.
-          rows: what of it is read.
-          before: the target's hidden states of the tokens before the anchors, for a head that reads them.
+          embeds: The target's embeddings of the blocks' tokens.
+          anchors: Index of each block's first token in the target's row.
+          rotary: Positions of the tokens.
+          k, v: The target's last layer.
+          rows: Slots to read.
+          before: The target's hidden states before the anchors, for a head that reads them.
         """
         context = self.context(k, v, rows)
         seen = context.since[:, None] < anchors[..., None]
@@ -249,7 +256,7 @@ class KVHead(nn.Module):
         if before is None:
             return read(embeds, rotary)
         states = [before[:, :, None]]
-        for step in range(embeds.shape[2]):  # each reads what the one before it gave
+        for step in range(embeds.shape[2]):  # each token reads the state before it
             token = slice(step, step + 1)
             states.append(read(self.fuse(embeds[:, :, token], states[-1]), rotary[..., token]))
         return jnp.concatenate(states[1:], axis=2)
@@ -258,14 +265,14 @@ class KVHead(nn.Module):
 def states_before(
     config: KVHeadConfig, hidden: Float[Array, "B L D"], anchors: Int[Array, "B A"]
 ) -> Float[Array, "B A D"] | None:
-    """Return what blocks from these anchors read of the target's hidden states; None of a head that reads none."""
+    """Return the target's hidden states before the anchors; None for a head that reads none."""
     if not config.reads_hidden:
         return None
     return jnp.take_along_axis(hidden, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
 
 
 def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Array, "B text K H"]:
-    """Return the slots `at`; zeros for -1, so that what is masked is finite."""
+    """Return the slots `at`; zeros for -1, so that masked values are finite."""
     rows = jnp.take_along_axis(leaf, jnp.maximum(at, 0)[:, None, :, None], axis=2).swapaxes(1, 2)
     return jnp.where((at < 0)[..., None, None], 0, rows)
 
@@ -273,11 +280,11 @@ def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Ar
 def pack(
     config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
 ) -> KVCache:
-    """Return the head's cache after prefill: what `KVHead.context` reads of B prompts, each row without gaps.
+    """Return the head's cache after prefill: the slots of `KVHead.context`, each row without gaps.
 
-    A row's `shift` makes up for the slots that it has fewer than the target's, so that new tokens take the positions
-    that they have there: of 576 slots of an image that became 64, and 10 of text, length is 74 and shift 512. All
-    layers of the head begin with the same keys and values.
+    `shift` is the number of slots that a row has fewer than the target's row, so that new tokens
+    take the target's positions. With 10 slots of text and an image pooled from 576 slots to 64,
+    length is 74 and shift 512. All layers of the head begin with the same keys and values.
     """
     context: Context = apply(
         KVHead(config), params, target.k[-1], target.v[-1], rows, method="context"
@@ -311,8 +318,11 @@ def pack(
 def adopt_target_kv(
     config: KVHeadConfig, cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int
 ) -> KVCache:
-    """Put the target's keys and values of `count` newly verified tokens in place of the head's own; of these,
-    `emitted` stay. What lies behind is overwritten by the next block. A head that reads no text keeps none."""
+    """Replace the head's keys and values of `count` newly verified tokens by the target's.
+
+    `emitted` of them stay; the next block overwrites the slots after them. A head that reads no
+    text keeps none.
+    """
     new = jnp.arange(count)
     if not config.reads_text:
         hidden = (
@@ -341,16 +351,16 @@ def adopt_target_kv(
 def _with_newest(
     hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[Array, " B"]
 ) -> Array:
-    """Write into the head's hidden states that of the last token that the target has read, where a draft begins."""
+    """Write the hidden state of the target's newest token, where a draft begins."""
     assert target.hidden is not None
     newest = jnp.take_along_axis(target.hidden, (target.length - 1)[:, None, None, None], axis=2)
     return write(hidden, newest, (length - 1)[:, None])
 
 
 def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
-    """Return the parameters of a `CausalLM` that is the head, with the target's embedding and output head.
+    """Return the head's parameters as a `CausalLM`, with the target's embedding and output head.
 
-    Of the latter, with a draft vocabulary, the columns of its words, which `head` may hold ready.
+    With a draft vocabulary the output head has the columns of its words, which `head` may hold.
     """
     target = target.get("language_model", target)
     own = {
@@ -366,8 +376,11 @@ def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
 
 
 def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Params:
-    """Return first parameters, float32: layers and norm are copies of the target's last, if its decoder's are given,
-    else random; the KV projector averages."""
+    """Return initial parameters, float32.
+
+    Layers and norm are copies of the target's last ones, or random without a target. The KV
+    projector averages.
+    """
     text = config.text_config
     images = jnp.zeros((1, 1, max(config.image_tokens, 1)), jnp.int32)
     leaf = jnp.zeros((1, text.num_key_value_heads, 1, text.head_dim))
@@ -402,41 +415,43 @@ def abstract_head(config: KVHeadConfig) -> Params:
 
 
 def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
-    """Return the slots of a row that are read one by one: text, and with pooling "none" images too."""
+    """Return the slots of a row that are read unpooled: text, and images with pooling "none"."""
     return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
 
 
 def head_rows(
     config: KVHeadConfig, shown: Sequence[np.ndarray], width: int, images: int
 ) -> HeadRows:
-    """Return what a head reads of prompts, on the host.
+    """Return the slots of prompts that a head reads, on the host.
 
     Args:
-      shown: for each slot of each row, which image it shows, counted from 0; -1 for text.
-      width: room for text slots.
-      images: I, room for images.
+      shown: Index of the image in each slot of each row; -1 for text.
+      width: Most text slots.
+      images: I, most images.
     """
     rows = no_rows(config, len(shown), width, images)
     for row, image in enumerate(shown):
         reads = reads_as_text(config, image)
         if len(reads) > width:
             raise InputError(
-                f"KV head: {len(reads)} tokens of a prompt, and room for {width}; use a larger bucket"
+                f"KV head: {len(reads)} tokens of a prompt, and room for {width}; "
+                "use a larger bucket"
             )
         rows.text[row, : len(reads)] = reads
         for i in range(image.max(initial=-1) + 1 if config.pools else 0):
             slots = np.flatnonzero(image == i)[: config.image_tokens]
             if config.pooling != "attention" and len(slots) < config.image_tokens:
                 raise InputError(
-                    f"KV head: an image of {len(slots)} tokens, and its {config.pooling!r} pooling was made for "
-                    f"{config.image_tokens}; use a head with 'attention' pooling"
+                    f"KV head: an image of {len(slots)} tokens, and its {config.pooling!r} "
+                    f"pooling was made for {config.image_tokens}; "
+                    "use a head with 'attention' pooling"
                 )
             rows.images[row, i, : len(slots)] = slots
     return rows
 
 
 def no_rows(config: KVHeadConfig, batch: int, width: int, images: int) -> HeadRows:
-    """Return `head_rows` of prompts of which nothing is read."""
+    """Return `head_rows` without any slot to read."""
     shape = (batch, images if config.pools else 0, config.image_tokens)
     return HeadRows(np.full((batch, width), -1, np.int32), np.full(shape, -1, np.int32))
 
@@ -447,6 +462,7 @@ def check_target(config: KVHeadConfig, target: ModelConfig) -> None:
     if found != config.target_hash:
         name = f" ({config.target_name})" if config.target_name else ""
         raise InputError(
-            f"KV head: made for a target of configuration {config.target_hash}{name}, and this {target.model_type} "
-            f"({text.num_hidden_layers} layers of {text.hidden_size}) is {found}; use the head's own target"
+            f"KV head: made for a target of configuration {config.target_hash}{name}, and this "
+            f"{target.model_type} ({text.num_hidden_layers} layers of {text.hidden_size}) is "
+            f"{found}; use the head's own target"
         )

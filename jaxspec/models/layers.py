@@ -27,7 +27,7 @@ _REMAT: ContextVar[bool] = ContextVar("remat", default=False)
 
 @contextmanager
 def remat_layers(on: bool) -> Iterator[None]:
-    """Let what is traced within keep only the inputs of layers for the gradient, and compute the rest anew."""
+    """Make layers traced within keep only their inputs for the gradient, and recompute the rest."""
     token = _REMAT.set(on)
     try:
         yield
@@ -49,10 +49,10 @@ def by_rows(x: Array) -> Array:
 
 
 def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Array] | None:
-    """Return what layers of one kind make of x, one after the other, from a program that holds the layer once; and
-    what each has made, [layers, ...], which costs nothing where it is not read.
+    """Return x after layers of one kind, and the output of each layer, [layers, ...].
 
-    None where `remat_layers` is off, or parameters are still to be made: then the layers are to be called.
+    The program holds the layer once, in a scan. Outputs that nobody reads cost nothing. Returns
+    None where `remat_layers` is off or parameters are being made: the caller then calls the layers.
     """
     if not _REMAT.get() or not layers or layers[0].is_initializing():
         return None
@@ -73,10 +73,10 @@ def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Arr
 def apply(
     module: nn.Module, params: Params, *args: Any, method: str | None = None, **inputs: Any
 ) -> Any:
-    """Return module.method(*args, **inputs) of these parameters, with all bits of float32 in float32 products.
+    """Return module.method(*args, **inputs) with these parameters and full float32 products.
 
-    TPUs and GPUs multiply float32 matrices in fewer bits unless told otherwise, and then a block of tokens does not
-    score as its tokens one by one. `jax_default_matmul_precision` stands where the process sets it.
+    TPUs and GPUs multiply float32 matrices in fewer bits by default, and a block of tokens then
+    scores unlike its tokens one by one. The process's `jax_default_matmul_precision` has priority.
     """
     exact = jax.config.jax_default_matmul_precision is None and any(  # type: ignore[attr-defined]
         leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params)
@@ -86,7 +86,7 @@ def apply(
 
 
 def wide(dtype: jnp.dtype) -> jnp.dtype:
-    """Return what is computed in: float32, or float64 where that is given."""
+    """Return the dtype of exact computations: float32, or float64 for float64."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -104,7 +104,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * weight + bias, computed in float32; without `affine`, no weight and no bias."""
+    """(x - mean) / std * weight + bias in float32; without weight and bias if not `affine`."""
 
     eps: float
     affine: bool = True
@@ -135,9 +135,9 @@ def times(
 
 
 def never_alone(product: Callable[[Array], Array], rows: Array, axis: int) -> Array:
-    """Return a product of rows, on TPUs of two where there is one.
+    """Return a product of rows; on TPUs one row is doubled.
 
-    XLA multiplies a row alone outside the matrix unit, in four times the cycles by its own estimate.
+    XLA multiplies a single row outside the matrix unit, in four times the cycles by its estimate.
     """
     if rows.shape[axis] > 1:
         return product(rows)
@@ -149,24 +149,25 @@ def never_alone(product: Callable[[Array], Array], rows: Array, axis: int) -> Ar
 
 
 FEW_ROWS = 16
-"""On CPUs XLA multiplies up to so many rows by a matrix of rows at half its speed: four by 49,152 of 576 in 8.8 ms, and
-in 6.2 as columns behind it."""
+"""Number of rows up to which XLA is slow on CPUs: four rows by a table of 49,152 x 576 take 8.8 ms,
+and 6.2 ms as columns after the table."""
 
 
 class Embed(nn.Embed):
-    """An embedding that a mesh which splits it by columns gathers before the look-up, and not what was looked up."""
+    """An embedding. On a mesh that splits its columns, the table is gathered before the look-up."""
 
     def __call__(self, inputs: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         table = self.embedding
         if shard_count("embed", table.shape[1]) > 1:
             table = constrain(table, "vocab", None)
-        # A token alone is looked up twice: for one, XLA gathers the whole table on GPUs, 250 MiB of LLaVA-1.5-7B.
+        # For a single token XLA gathers the whole table on GPUs (250 MiB for LLaVA-1.5-7B), so it
+        # is looked up twice.
         alone = inputs.size == 1 and shard_count("vocab", table.shape[0]) > 1
         found = jnp.take(table, jnp.tile(inputs, 2) if alone else inputs, axis=0)
         return constrain(found[:, : inputs.shape[1]], "batch", None, None)
 
     def attend(self, query: Float[Array, "... D"]) -> Float[Array, "... V"]:
-        """Return the product with every embedding, in `wide` precision: what tied heads say."""
+        """Return the product with every embedding, in `wide` precision, for tied heads."""
         table, dtype = self.embedding, wide(query.dtype)
 
         def product(query: Array) -> Array:
@@ -191,7 +192,7 @@ class Dense(nn.Module):
     features: int
     bias: bool
     widens: bool = False
-    """Whether sums are left in `wide` precision, as logits are, and not rounded to the operands' dtype."""
+    """Whether sums stay in `wide` precision, as for logits, and are not rounded to x's dtype."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... out"]:
@@ -204,11 +205,11 @@ class Dense(nn.Module):
 
 
 def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
-    """Return inverse frequencies [H/2] in radians per position, with `linear`, `llama3` or `yarn` stretching applied.
+    """Return inverse frequencies [H/2] in radians per position, after `rope_scaling`.
 
-    The last two keep the frequencies that turn often within the original context, divide by `factor` those that
-    hardly turn, and interpolate between: `llama3` by the turns, YaRN (Peng et al. 2023, eq. 17 to 23) by the
-    dimension's index.
+    `llama3` and `yarn` keep the frequencies that turn often within the original context, divide by
+    `factor` those that hardly turn, and interpolate between them: `llama3` by the turns, YaRN (Peng
+    et al. 2023, eq. 17 to 23) by the dimension's index.
     """
     half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     inverse = 1.0 / config.rope_theta**half
@@ -227,8 +228,10 @@ def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
 
 
 def _yarn_kept(config: RotaryConfig) -> np.ndarray:
-    """Return the share [H/2] of each frequency that YaRN keeps: all up to `beta_fast`'s dimension, none from
-    `beta_slow`'s."""
+    """Return the share [H/2] of each frequency that YaRN keeps.
+
+    It is 1 up to `beta_fast`'s dimension and 0 from `beta_slow`'s.
+    """
     scaling, width = config.rope_scaling, config.head_dim
 
     def dimension(turns: float) -> float:
@@ -250,10 +253,10 @@ def rotate(
     scale: float = 1.0,
     sections: tuple[int, ...] = (),
 ) -> Float[Array, "B T N H"]:
-    """Return x turned by its positions in the half-split order of Hugging Face's Llama, times `scale`.
+    """Return x rotated by its positions in the half-split order of Hugging Face's Llama, scaled.
 
-    With positions of A axes the frequencies go by `sections`: the first so many turn with the first axis, the next
-    with the next (M-RoPE; Wang et al. 2024, "Qwen2-VL", section 2.1).
+    With positions of several axes, `sections` gives the number of frequencies that turn with each
+    axis (M-RoPE; Wang et al. 2024, "Qwen2-VL", section 2.1).
     """
     if positions.ndim == 3:
         places = positions[:, np.repeat(np.arange(len(sections)), sections)].swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: tower -> projector -> merge -> decoder; and how LLaVA-1.5 reads images."""
+"""LLaVA-1.5, LLaVA-NeXT and LLaVA-OneVision: tower -> projector -> merge -> decoder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ class Llava(Lvlm):
         self.language_model = CausalLM(self.config.text_config)
 
     def encode(self, pixels: Float[Array, "B U Y X 3"]) -> Float[Array, "B U P E"]:
-        """Return tower features of every tile: the configured layer, without the class token unless `full`."""
+        """Return tower features of every tile, from the configured layer.
+
+        The strategy `full` keeps the class token.
+        """
         batch, tiles = pixels.shape[:2]
         states, _ = self.vision_tower(pixels.reshape(batch * tiles, *pixels.shape[2:]))
         features = states[self.config.vision_feature_layer]
@@ -54,7 +57,7 @@ class Llava(Lvlm):
     def project(
         self, features: Float[Array, "B U P E"], pool: Pool | None = None
     ) -> Float[Array, "B features D"]:
-        """Return the table of feature rows that prompt slots may show, each tile's pooled for view P."""
+        """Return the table of feature rows for prompt slots, pooled by tile for view P."""
         averages = None if pool is None else pool.matrix(features.shape[2]).astype(features.dtype)
         if pool is not None and not pool.after_projector:
             features = jnp.einsum("qP,BUPE->BUqE", averages, features)
@@ -65,9 +68,9 @@ class Llava(Lvlm):
 
 
 class LlavaNext(Llava):
-    """Hugging Face's `LlavaNextForConditionalGeneration` and `LlavaOnevisionForConditionalGeneration`.
+    """Hugging Face's `LlavaNextForConditionalGeneration`, and LLaVA-OneVision's class.
 
-    The two differ in what the prompt shows of the table (`models/anyres.py`), not in what is computed here.
+    The two differ in the rows of the table that a prompt shows (`models/anyres.py`), not here.
     """
 
     def setup(self) -> None:
@@ -89,7 +92,7 @@ class LlavaNext(Llava):
 
 @dataclass(frozen=True)
 class LlavaImages:
-    """LLaVA-1.5: an image is one tile, scaled (and cropped) to what the tower reads."""
+    """LLaVA-1.5: an image is one tile, scaled (and cropped) to the tower's size."""
 
     config: Any
     processor: Any
@@ -120,7 +123,7 @@ class LlavaImages:
 
 
 def check_pixels(shape: tuple[int, ...], size: int) -> None:
-    """Refuse an image processor that does not make what the tower reads."""
+    """Refuse an image processor whose images the tower cannot read."""
     if shape != (3, size, size):
         raise InputError(
             f"image processor: gives {list(shape)} and the tower reads [3, {size}, {size}]; "

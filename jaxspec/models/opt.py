@@ -81,9 +81,9 @@ class Decoder(nn.Module):
     def __call__(
         self, embeds: Float[Array, "B T embed"], at: Places, cache: KVCache | None
     ) -> tuple[Float[Array, "B T embed"], KVCache | None]:
-        """Return the normed hidden states. Learned positions are looked up by `at.rotary`, as angles are elsewhere.
+        """Return the normed hidden states. `at.rotary` gives the learned positions.
 
-        Past the table its last row is read: drafts may look that far, and what follows must stay finite.
+        Drafts may go past the table: its last row is read there, so that scores stay finite.
         """
         c = self.config
         projects = c.word_embed_proj_dim != c.hidden_size

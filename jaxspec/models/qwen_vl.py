@@ -1,10 +1,11 @@
-"""Qwen2.5-VL: a tower of windowed attention over images of any size -> merger -> merge -> decoder with M-RoPE.
+"""Qwen2.5-VL: tower of windowed attention -> merger -> merge -> decoder with M-RoPE.
 
-Bai et al. 2025, "Qwen2.5-VL Technical Report". A tile is one attention window: a square of P patches (8 x 8 in the
-published models) in the order of their merge groups (2 x 2 patches, which become one token), padded at the image's
-right and lower edge. Windowed layers attend within the tile, the few full ones within the image.
+Bai et al. 2025, "Qwen2.5-VL Technical Report". A tile is one attention window: a square of P
+patches (8 x 8 in the published models) in the order of their merge groups (2 x 2 patches, which
+become one token), padded at the image's right and lower edge. Windowed layers attend within the
+tile, the few full ones within the image.
 
-`QwenImages` reads images: of any size, resized to whole merge groups, cut into such windows.
+`QwenImages` resizes images of any size to whole merge groups and cuts them into windows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from jaxspec.models.layers import INIT, Dense, GatedMLP, RMSNorm, call_layer, ro
 from jaxspec.typing import Array, Bool, Float, Int
 
 MOST_STRETCHED = 200
-"""Longer sides over shorter ones that the processor takes."""
+"""Longest side over the shortest that the processor takes."""
 EPSILON, ROPE_THETA = 1e-6, 10000.0
 """Constants of the tower's norms and rotary positions; no configuration names them."""
 
@@ -41,11 +42,10 @@ def window_places(config: QwenVisionConfig) -> np.ndarray:
 
 
 def window_contents(config: QwenVisionConfig, place: Int[Array, "B U 4"]) -> tuple[Array, Array]:
-    """Tell where a row's windows lie: rotary positions [B,U,2,P] of their patches, and the number [B,U,P] of the image
-    that each patch belongs to, -1 where it is padding.
+    """Return rotary positions [B,U,2,P] of the windows' patches, and their images [B,U,P].
 
-    `place` is row and column of a window's first patch, then its height and width in patches; an image's first
-    window is the one at row and column 0.
+    The image of a padding patch is -1. `place` is row and column of a window's first patch, then
+    its height and width in patches. An image's first window is the one at row and column 0.
     """
     inside = jnp.asarray(window_places(config))
     first, extent = place[..., :2, None], place[..., 2:, None]
@@ -54,7 +54,7 @@ def window_contents(config: QwenVisionConfig, place: Int[Array, "B U 4"]) -> tup
 
 
 class PatchEmbed(nn.Module):
-    """Flat patches [channel, time, row, column] to tower width; the files hold it as a convolution."""
+    """Flat patches [channel, time, row, column] to tower width; the files hold a convolution."""
 
     config: QwenVisionConfig
 
@@ -98,7 +98,7 @@ class VisionAttention(nn.Module):
 
     @staticmethod
     def _within_images(q: Array, k: Array, v: Array, image: Array) -> Array:
-        """Attend within images. Queries go in blocks of `full_block`: photographs never hold a square of scores."""
+        """Attend within images, in blocks of `full_block` queries, without all scores at once."""
 
         def flat(part: Array) -> Array:
             return part.reshape(part.shape[0], -1, *part.shape[3:])
@@ -124,8 +124,10 @@ class VisionAttention(nn.Module):
 
 
 def full_block(tiles: int, patches: int) -> int:
-    """Return the patches of whole tiles, one or more, whose scores exist at once in layers that read whole images:
-    about `BLOCK`, and fewer where a photograph has over 8,192."""
+    """Return the number of queries per block in layers that read whole images, in whole tiles.
+
+    It is about `BLOCK`, and smaller for images of over 8,192 patches.
+    """
     return max(1, min(BLOCK, 2**22 // (tiles * patches)) // patches) * patches
 
 
@@ -171,7 +173,7 @@ class PatchMerger(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Hugging Face's `Qwen2_5_VisionTransformerPretrainedModel`, in tiles; the merger is called apart."""
+    """Hugging Face's `Qwen2_5_VisionTransformerPretrainedModel`, in tiles, before the merger."""
 
     config: QwenVisionConfig
 
@@ -199,9 +201,8 @@ class QwenVL(Lvlm):
     def setup(self) -> None:
         self.visual = VisionTower(self.config.vision_config)
         self.language_model = CausalLM(self.config.text_config)
-        nn.share_scope(
-            self, self.language_model
-        )  # the files hold `model` and `lm_head` beside `visual`
+        # The files hold `model` and `lm_head` at the level of `visual`.
+        nn.share_scope(self, self.language_model)
 
     def encode(
         self, patches: Float[Array, "B U P pixels"], place: Int[Array, "B U 4"]
@@ -212,15 +213,18 @@ class QwenVL(Lvlm):
     def project(
         self, features: Float[Array, "B U P E"], pool: Pool | None = None
     ) -> Float[Array, "B features D"]:
-        """Return the merged tokens of all tiles, window by window. View P blends them: `pool` changes nothing here."""
+        """Return the merged tokens of all tiles, window by window.
+
+        `pool` changes nothing here: view P blends the tokens in `QwenImages.slots`.
+        """
         return self.visual.merger(features)
 
 
 @dataclass(frozen=True)
 class QwenImages:
-    """Qwen2.5-VL: a tile is an attention window of the tower; as many as the image is large.
+    """Qwen2.5-VL: a tile is an attention window; larger images have more of them.
 
-    Grids are counted in merge groups, which are the image's tokens: [Y, X] of them for an image.
+    Grids count merge groups, which are the image's tokens: [Y, X] for an image.
     """
 
     config: Any
@@ -240,12 +244,15 @@ class QwenImages:
         return 1 if pool is None else 4
 
     def grid(self, size: Size) -> tuple[int, int]:
-        """Return rows and columns of merge groups after the processor's resizing: sides are rounded to whole groups, or
-        scaled so that the image has at least the fewest pixels and at most the most."""
+        """Return rows and columns of merge groups after the processor's resizing.
+
+        Sides are rounded to whole groups. Images with too few or too many pixels are scaled first.
+        """
         height, width = size
         if max(size) > MOST_STRETCHED * min(size):
             raise InputError(
-                f"image of {width}x{height}: one side is over {MOST_STRETCHED} times the other; crop or scale it"
+                f"image of {width}x{height}: one side is over {MOST_STRETCHED} times the other; "
+                "crop or scale it"
             )
         vision, limits = self.config.vision_config, self.processor.size
         side = vision.patch_size * vision.spatial_merge_size
@@ -265,7 +272,7 @@ class QwenImages:
     def slots(self, size: Size, pool: Pool | None, images: int = 1) -> Slots:
         """Return the merged tokens row by row, at M-RoPE positions (0, row, column).
 
-        View P shows averages of squares of 2x2 of them (fewer at an odd edge), at the positions of the smaller grid.
+        View P shows averages of 2x2 tokens (fewer at an odd edge) at the smaller grid's positions.
         """
         rows, columns = grid = self.grid(size)
         row, column = np.indices(grid)
@@ -275,8 +282,8 @@ class QwenImages:
             return Slots(source.reshape(-1, 1), positions=_positions(grid), **known)
         if pool.tokens is not None or pool.kind != "avg2d":
             raise InputError(
-                "view P: images of Qwen2.5-VL have as many tokens as they are large, pooled in squares of 2x2; "
-                "give P without a number and without -1d"
+                "view P: Qwen2.5-VL's number of image tokens depends on the image, and P pools "
+                "squares of 2x2; give P without a number and without -1d"
             )
         pooled = -(-rows // 2), -(-columns // 2)
         padded = np.full((2 * pooled[0], 2 * pooled[1]), -1, np.int32)
@@ -299,15 +306,16 @@ class QwenImages:
         expected = [[1, rows * merge, columns * merge] for rows, columns in grids]
         if sizes.tolist() != expected or patches.shape[1] != self.config.vision_config.patch_values:
             raise InputError(
-                f"image processor: gives patches {list(patches.shape)} in grids {sizes.tolist()}, and the tower reads "
-                f"{self.config.vision_config.patch_values} values in {expected}; "
+                f"image processor: gives patches {list(patches.shape)} in grids {sizes.tolist()}, "
+                f"and the tower reads {self.config.vision_config.patch_values} values in "
+                f"{expected}; "
                 "use the preprocessor_config.json that belongs to the model"
             )
         pieces = np.split(patches, np.cumsum(sizes.prod(axis=1))[:-1])
         return [self._cut(piece, *grid) for piece, grid in zip(pieces, grids, strict=True)]
 
     def _cut(self, patches: np.ndarray, rows: int, columns: int) -> dict[str, np.ndarray]:
-        """Return an image's patches window by window; the processor gives them merge group by merge group."""
+        """Return an image's patches window by window, from the processor's merge-group order."""
         vision = self.config.vision_config
         side, group = vision.window_groups, vision.spatial_merge_size
         down, across = self._windows(rows), self._windows(columns)

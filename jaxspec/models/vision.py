@@ -44,7 +44,7 @@ class Embeddings(nn.Module):
         positions = nn.Embed(count, c.hidden_size, embedding_init=INIT, name="position_embedding")(
             jnp.arange(count)
         )
-        # Pixels are float32; left so, they would make the tower compute in float32 whatever its weights are.
+        # float32 pixels would make the tower compute in float32, whatever its weights are.
         x = conv(pixels.astype(positions.dtype)).reshape(pixels.shape[0], -1, c.hidden_size)
         if c.class_token:
             cls = self.param("class_embedding", INIT, (c.hidden_size,)).astype(x.dtype)
@@ -86,7 +86,7 @@ class SelfAttention(nn.Module):
 def _attend(
     heads: int, q: Float[Array, "B Q E"], k: Float[Array, "B P E"], v: Float[Array, "B P E"]
 ) -> Float[Array, "B Q E"]:
-    """Every query reads all of its tile. Many tiles go in blocks of `TILE_BLOCK`; on a mesh, each device's own do."""
+    """Attend within each tile. Many tiles go in blocks of `TILE_BLOCK` on each device."""
     split = tuple(x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
     devices = shard_count("batch", len(q))
     if len(q) <= TILE_BLOCK * devices:
@@ -113,9 +113,8 @@ class Encoder(nn.Module):
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_hidden_layers)]
 
     def __call__(self, x: Array) -> tuple[Array, ...]:
-        *first, last = (
-            self.layers
-        )  # which is never computed where a caller reads the one before, as LLaVA does
+        # The last layer is never computed for a caller that reads the one before, as LLaVA does.
+        *first, last = self.layers
         states = [x]
         looped = loop_layers(first, x)
         if looped is None:
@@ -196,7 +195,7 @@ class VisionTower(nn.Module):
     ) -> tuple[tuple[Float[Array, "B P E"], ...], Float[Array, "B *P E"]]:
         """Return all hidden states (the embeddings first), and the pooled output.
 
-        A SigLIP tower without `vision_use_head` pools nothing: its last states, normed, stand there instead.
-        Under `jit` the layers past the one that a caller reads are never computed.
+        A SigLIP tower without `vision_use_head` returns its normed last states, unpooled.
+        Under `jit` the layers after the one that a caller reads are never computed.
         """
         return self.vision_model(pixels)

@@ -1,13 +1,15 @@
-"""Draft vocabularies: the tokens that a draft or a KV head scores, those that its target writes most often first.
+"""Draft vocabularies: the tokens that a draft or a KV head scores, most frequent first.
 
-FR-Spec (Zhao et al. 2025, arXiv 2502.14856) and EAGLE-3 draft so, because the output head is most of a small draft. It
-has columns for these tokens alone. In whatever follows every other one has the score -inf and the probability 0, which
-sampling, mixtures and trees need not know of: on two CPU cores filling a row of 49,152 costs 0.3 ms, its head 5 ms.
+FR-Spec (Zhao et al. 2025, arXiv 2502.14856) and EAGLE-3 use them, because the output head is the
+largest part of a small draft. The head has columns for these tokens alone; all others get the score
+-inf. Sampling, mixtures and trees need no special case: on two CPU cores filling a row of 49,152
+scores costs 0.3 ms, and its head 5 ms.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,7 @@ def fill_vocabulary(config: TextConfig, scores: Float[Array, "... words"]) -> Fl
 
 
 def places(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, " ..."]:
-    """Return where the tokens stand among those that are scored; -1 where they do not."""
+    """Return the tokens' indices in the draft vocabulary; -1 for others."""
     if not config.draft_vocabulary:
         return tokens
     found = np.full(config.vocab_size, -1, np.int32)
@@ -35,7 +37,7 @@ def places(config: TextConfig, tokens: Int[Array, " ..."]) -> Int[Array, " ..."]
 
 
 def head_kernel(params: Params, words: tuple[int, ...]) -> Float[Array, "D words"]:
-    """Return the columns of these tokens of a decoder's output head, or of the embedding that is its head."""
+    """Return these tokens' columns of a decoder's output head, or of its tied embedding."""
     if "lm_head" in params:
         return params["lm_head"]["kernel"][:, np.asarray(words)]
     return params["model"]["embed_tokens"]["embedding"][np.asarray(words)].T
@@ -48,14 +50,16 @@ def narrowed(
     text = text_config(config)
     if not isinstance(text, RotaryConfig):
         raise InputError(
-            f"draft vocabulary: a {text.model_type!r} scores all its tokens; give a Llama-like draft"
+            f"draft vocabulary: a {text.model_type!r} scores all its tokens; "
+            "give a Llama-like draft"
         )
     places_of = {
         word: place for place, word in enumerate(text.draft_vocabulary or range(text.vocab_size))
     }
     if not places_of.keys() >= set(words):
         raise InputError(
-            f"draft vocabulary: {len(words)} tokens, and the draft scores {len(places_of)}; give fewer"
+            f"draft vocabulary: {len(words)} tokens, and the draft scores {len(places_of)}; "
+            "give fewer"
         )
     kernel = head_kernel(
         params.get("language_model", params), tuple(places_of[word] for word in words)
@@ -64,9 +68,9 @@ def narrowed(
 
 
 def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
-    """Return a model that scores all tokens: those that it did not have the mean of all others, so none is likeliest.
+    """Return a model that scores all tokens; new ones get the mean column, so none is likeliest.
 
-    Llama's head has no bias, so that no column of it makes -inf of every hidden state.
+    Llama's head has no bias, so no column can give -inf for every hidden state.
     """
     text, own = text_config(config), params.get("language_model", params)
     if not text.draft_vocabulary:
@@ -82,7 +86,8 @@ def widened(config: ModelConfig, params: Params) -> tuple[ModelConfig, Params]:
 def _with_head(
     config: ModelConfig, params: Params, kernel: Float[Array, "D words"], words: tuple[int, ...]
 ) -> tuple[ModelConfig, Params]:
-    text = replace(text_config(config), draft_vocabulary=words, tie_word_embeddings=False)  # type: ignore[call-arg]
+    changes: Any = {"draft_vocabulary": words, "tie_word_embeddings": False}
+    text = replace(text_config(config), **changes)
     head = {"lm_head": {"kernel": kernel}}
     if text_config(config) is config:
         return text, {**params, **head}
