@@ -221,7 +221,7 @@ def _lines(handle: Any, file: Path) -> Iterator[DataRow | InputError]:
 
 
 def _row(values: Any, place: str, folder: Path) -> DataRow | InputError:
-    """Return the row of a JSON object, or the reason why it is none."""
+    """Return the row of a JSON object, or an InputError."""
     if not isinstance(values, dict):
         kind = type(values).__name__
         return InputError(f"{place}: a JSON {kind}, not an object; write one object a row")
