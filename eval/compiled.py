@@ -49,7 +49,7 @@ from jaxspec.decoding.plan import (
     split_over,
     usual_head,
 )
-from jaxspec.decoding.running import run_decode, run_prefill
+from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params

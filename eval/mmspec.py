@@ -40,7 +40,6 @@ from eval.lib.tables import Table
 from jaxspec.command import input_errors, script_name
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request, Result
-from jaxspec.decoding.speculative import Speculator
 from jaxspec.files import write_text
 from jaxspec.prompts.encoder import Prompt
 
@@ -169,7 +168,7 @@ def converse(
 
 def _turn(result: Result, engine: Engine) -> Turn:
     drafts, timed = (
-        isinstance(engine.program, Speculator),
+        engine.program.drafts,
         not isinstance(engine.lead, RecordedTarget),
     )
     return Turn(

@@ -36,11 +36,11 @@ from eval.lib.together import CollaborativeEvalConfig, Pairing
 from jaxspec.cache import KVCache
 from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.collaborative import Alternating, Member, OneProposer
 from jaxspec.decoding.combination import Combination, greedy_token, parse_combination
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.engine_config import Method
 from jaxspec.decoding.metrics import collaboration_metrics
+from jaxspec.decoding.program import Member
 from jaxspec.decoding.requests import Request, Result, encode
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
@@ -174,7 +174,7 @@ class _Measurement:
         prompt = first_prompt(engine.encoder, sample, self.pairing.form)
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
-            for form in engine.assembly.forms:
+            for form in engine.batcher.assembly.forms:
                 form.check_context(
                     request,
                     prompt_row(engine.encoder, form.model.images, form.view, request.prompt),
@@ -335,7 +335,7 @@ class _Measurement:
             "gammas": list(given.checked(len(pairing.models))[1]),
             "proposer": given.proposer,
             "form": pairing.form,
-            "views": [form.view.name for form in engine.assembly.forms],
+            "views": [form.view.name for form in engine.batcher.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,
             "device": self.config.device,
@@ -357,7 +357,7 @@ def _speeds(rates: Sequence[float], standard: Sequence[float]) -> Record:
 
 def _scoring_widths(engine: Engine) -> list[int]:
     """Return how many tokens each model reads in a pass that scores."""
-    _, gammas = engine.config.checked(len(engine.assembly.forms))
+    _, gammas = engine.config.checked(len(engine.batcher.assembly.forms))
     method = engine.config.method
     if method == "alternating":
         return [sum(gammas) - gamma + 1 for gamma in gammas]
@@ -454,7 +454,6 @@ def _read(
     )
     real = np.arange(most) < length[:, None]
     targets, _ = pad_rows([*answers, *padding], most)
-    assert isinstance(engine.program, OneProposer | Alternating)
     members = zip(engine.program.members, engine.params["models"], state.target, strict=True)
     logits = [
         np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members

@@ -24,9 +24,9 @@ from jaxspec.cache import init_cache
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.drafters import make_drafter
-from jaxspec.decoding.running import run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, rewound
+from jaxspec.decoding.steps import run_prefill
 from jaxspec.decoding.weighting import Static, parse_weighting
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, image_zeros

@@ -22,11 +22,12 @@ from jaxspec.cache import KVCache, TreeMask
 from jaxspec.config import LlavaConfig, text_config
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import text_of
+from jaxspec.decoding.batcher import Batcher
 from jaxspec.decoding.compile_cache import Held
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, EngineConfig
 from jaxspec.decoding.requests import EncodedRequest, each, encode
-from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
@@ -158,29 +159,11 @@ class RecordedTarget(LoadedModel):
         return {"answers": jnp.asarray(out)}
 
 
-class RecordedEngine(Engine):
-    """An engine that decodes each batch against its recorded answers."""
+class RecordedBatcher(Batcher):
+    """Gives each batch its own recorded answers in the place of the target's parameters."""
 
-    target: RecordedTarget
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.program, Speculator) and not self.program.weighting.hard_labels:
-            rule = self.program.weighting
-            raise InputError(
-                f"weighting {rule}: learns from probabilities, and recorded answers have none"
-            )
-
-    @property
-    def _refills(self) -> bool:
-        return False
-
-    @property
-    def _grows(self) -> bool:
-        return False
-
-    def _read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
-        return super()._read(each(self._limited, encode(self.encoder, requests)))
+    def read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
+        return super().read(each(self._limited, encode(self.encoder, requests)))
 
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
         """Return the request, for no more tokens than the recorded answer has."""
@@ -188,14 +171,34 @@ class RecordedEngine(Engine):
             raise InputError(
                 f"temperature {request.temperature}: recorded answers are greedy; give 0"
             )
-        known = len(self.target.answer(request.prompt))
+        known = len(self.recorded.answer(request.prompt))
         return replace(request, max_new_tokens=min(request.max_new_tokens, known))
 
-    def _held(self, requests: list[EncodedRequest]) -> Held:
-        """Return the program with these requests' answers as the target's parameters."""
+    @property
+    def recorded(self) -> RecordedTarget:
+        target = self.assembly.lead
+        assert isinstance(target, RecordedTarget)
+        return target
+
+    def held(self, requests: Sequence[EncodedRequest]) -> Held:
         batch = bucket(len(requests), BATCH_BUCKETS, "batch")
-        answers = self.target.table([request.prompt for request in requests], batch)
+        answers = self.recorded.table([request.prompt for request in requests], batch)
         return Held(self.program, self.mesh, {**self.params, "target": answers})
+
+
+class RecordedEngine(Engine):
+    """An engine whose target is a `RecordedTarget`."""
+
+    def __post_init__(self) -> None:
+        # Answers belong to the rows of one batch, and caches hold nothing.
+        self.config = replace(self.config or EngineConfig(), refill=False, grow=False)
+        super().__post_init__()
+        self.batcher = RecordedBatcher(self.batcher.assembly, self.config, self.batcher.captioner)
+        if self.program.drafts and not parse_weighting(self.config.weighting).hard_labels:
+            raise InputError(
+                f"weighting {self.config.weighting}: learns from probabilities, and recorded "
+                "answers have none"
+            )
 
     def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
         """Raise InputError: there are no probabilities."""

@@ -213,7 +213,7 @@ def time_members(
     state = engine.prefill([request])
     members = [
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))
-        for form, cache in zip(engine.assembly.forms, state.target, strict=True)
+        for form, cache in zip(engine.batcher.assembly.forms, state.target, strict=True)
     ]
     calls = {
         f"{width} {m}": model.over(width)

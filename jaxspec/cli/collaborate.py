@@ -66,7 +66,7 @@ def run(args: Collaborate) -> None:
             "method": args.method,
             "gammas": config.gammas or (1,) * len(names),
             "proposer": args.proposer,
-            "views": [form.view.name for form in engine.assembly.forms],
+            "views": [form.view.name for form in engine.batcher.assembly.forms],
             "summary": f"{calls} passes of each model a token",
         }
 

@@ -15,7 +15,6 @@ from jaxspec.decoding.drafters import ContextPolicy
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Result
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
-from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.prompts.views import needs_captioner, parse_views
@@ -123,7 +122,7 @@ def run(args: Generate) -> None:
     engine = Engine(*loaded, config=config, captioner=captioner)
 
     def describe(result: Result) -> dict[str, Any]:
-        drafts, block = isinstance(engine.program, Speculator), block_fields(config)
+        drafts, block = engine.program.drafts, block_fields(config)
         stats = acceptance_metrics([result.stats]) | (
             block if drafts else dict.fromkeys(block) | {"gamma": 0}
         )

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxspec.config import LvlmConfig, text_config
-from jaxspec.decoding.collaborative import Alternating, Member, OneProposer, Program
+from jaxspec.config import KVHeadConfig, LvlmConfig, text_config
+from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
+from jaxspec.decoding.one_proposer import OneProposer
+from jaxspec.decoding.program import Member, Program
 from jaxspec.decoding.requests import EncodedRequest
 from jaxspec.decoding.speculative import Autoregressive, Speculator
 from jaxspec.decoding.tree import parse_tree
@@ -59,7 +61,7 @@ class Assembly:
     forms: tuple[Form, ...]
     """The target's, then the draft's in each view; or one of each model that writes."""
     towers: tuple[LoadedModel | None, ...]
-    """The models whose image tiles a prompt is counted in: target and draft, or all that write."""
+    """The models of the program's towers."""
     lead: LoadedModel
     """The model whose tokens and template prompts are written with."""
 
@@ -107,7 +109,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     if not shown:
         draft = None
     if draft is None and head is None:
-        return Assembly(Autoregressive(target.model), params, (form,), (target, None), target)
+        return Assembly(Autoregressive(target.model), params, (form,), (target,), target)
     shares, forms = False, [form]
     if draft is not None:
         check_pair(target, draft, shown)
@@ -119,23 +121,36 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         params["drafter"] = split_tower(draft.config, draft.params)[1] if shares else draft.params
         spare = config.gamma if config.context == "error" else None
         forms += [Form(draft, view, "the draft", spare) for view in shown]
-    tree, size = (
-        None if config.tree is None else parse_tree(config.tree, config.gamma),
-        target.model.text.vocab_size,
+    program = build_program(
+        target.model, draft and draft.model, head and head.config, config, shares
     )
-    readers = [draft.model] if draft is not None else []
-    readers += [LanguageModel(head.config.text_config)] if head is not None else []
-    reader, scored = readers[0], min(len(model.text.draft_vocabulary) or size for model in readers)
+    towers = (target, draft if program.towers[1] else None)
+    return Assembly(program, params, tuple(forms), towers, target)
+
+
+def build_program(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    head: KVHeadConfig | None,
+    config: EngineConfig,
+    shares_tower: bool,
+) -> Program:
+    """Return the program of a target with a draft, a KV head, both or neither."""
+    size = target.text.vocab_size
+    readers = [draft] if draft is not None else []
+    readers += [LanguageModel(head.text_config)] if head is not None else []
+    if not readers:
+        return Autoregressive(target)
+    tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
+    scored = min(len(model.text.draft_vocabulary) or size for model in readers)
     if tree is not None and tree.width > scored:
         raise InputError(
             f"tree: {config.tree!r} branches {tree.width} times, and there are {scored} tokens"
         )
-    drafter = make_drafter(
-        reader, shown, config.gamma, size, tree, config.context, head and head.config
-    )
+    shown = prompt_views(parse_views(config.views or ())) if draft is not None else ()
+    drafter = make_drafter(readers[0], shown, config.gamma, size, tree, config.context, head)
     weighting = parse_weighting(config.weighting)
-    program = Speculator(target.model, drafter, weighting, shares, config.trace)
-    return Assembly(program, params, tuple(forms), (target, draft), target)
+    return Speculator(target, drafter, weighting, shares_tower, config.trace)
 
 
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
@@ -176,10 +191,10 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
             f"models: image_token_index {sorted(marks)} differ; use models with one image token"
         )
     lead = next((form.model for form in forms if form.view.reads_images), first)
-    members, proposer = (
-        tuple(Member(form.model.model, form.view.pool) for form in forms),
-        config.proposer,
+    members = tuple(
+        Member(form.model.model, form.view.pool, form.view.reads_images) for form in forms
     )
+    proposer = config.proposer
     if config.method == "alternating":
         program: Program = Alternating(members, gammas, proposer)
     else:

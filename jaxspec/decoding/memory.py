@@ -14,9 +14,8 @@ from jax.sharding import Sharding
 
 from jaxspec.cache import KVCache
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
-from jaxspec.decoding.collaborative import Program
-from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts, map_caches
+from jaxspec.decoding.program import Member, Program
+from jaxspec.decoding.state import DecodeState, PromptBatch, map_caches
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.attention import BLOCK
 from jaxspec.models.inputs import Pool, PromptRows
@@ -26,7 +25,7 @@ from jaxspec.models.vision import TILE_BLOCK
 from jaxspec.runtime import human_bytes
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import cache_sharding, mesh_of, replicated
-from jaxspec.typing import Array, Params
+from jaxspec.typing import Params
 
 
 class Sizes(NamedTuple):
@@ -120,14 +119,15 @@ def plan_memory(
     before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     state = abstract_state(program, params, inputs, options, sizes.new)
-    written = params.get("target", params.get("models"))
     caches, draft_cache, weighting = (
         bytes_held(state.target),
         bytes_held(state.drafter),
         bytes_held(state.weighting),
     )
     return MemoryReport(
-        target_weights=bytes_held({id(leaf): leaf for leaf in jax.tree.leaves(written)}),
+        target_weights=bytes_held(
+            {id(leaf): leaf for leaf in jax.tree.leaves(program.weights(params))}
+        ),
         draft_weights=bytes_held((params.get("drafter", {}), params.get("head", {}))),
         target_cache=caches,
         draft_cache=draft_cache,
@@ -146,7 +146,7 @@ def abstract_state(
 ) -> DecodeState:
     """Return the shapes of the state after prefill, and on a mesh their places: those that `place` gives it."""
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
-    mesh = mesh_of(params.get("target", params.get("models")))
+    mesh = mesh_of(program.weights(params)[0])
     if mesh is None:
         return state
     whole = partial(at_place, place=replicated(mesh))
@@ -173,45 +173,36 @@ def at_place(tree: Any, place: Any) -> Any:
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
     """Return shapes of the inputs, for planning and for compiling ahead of time."""
 
-    def prompts(model: LanguageModel, pool: Pool | None, tiles: int) -> Prompts:
-        rows = prompt_zeros(model, pool, batch, sizes.length, tiles > 0, tiles > 0 and model.mrope)
-        return Prompts(rows, _images(model, batch, tiles))
+    views = program.forms[len(program.members) :]
+
+    def shows(form: Member) -> bool:
+        return form.reads_images and any(sizes.tiles)
+
+    def zeros(form: Member, length: int, mrope: bool) -> PromptRows:
+        return prompt_zeros(form.model, form.pool, batch, length, shows(form), mrope)
 
     def make() -> tuple[PromptBatch, Sampling]:
-        if isinstance(program, Autoregressive | Speculator):
-            first, *others = [prompts(program.target, None, sizes.tiles[0])]
-        else:
-            both = zip(program.members, sizes.tiles, strict=True)
-            first, *others = [prompts(member.model, member.pool, tiles) for member, tiles in both]
-        inputs = PromptBatch(first.rows, first.images, others=tuple(others))
-        return _drafted(program, inputs, batch, sizes) if isinstance(
-            program, Speculator
-        ) else inputs, _options(batch)
+        rows = [zeros(one, sizes.length, shows(one) and one.model.mrope) for one in program.members]
+        mrope = any(shows(view) and view.model.mrope for view in views)  # views are one batch
+        rows += [zeros(view, sizes.views or sizes.length, mrope) for view in views]
+        images = [
+            image_zeros(model.config, batch, tiles) if model and tiles else None
+            for model, tiles in zip(program.towers, sizes.tiles)
+        ]
+        width = len(views) + (program.head is not None)
+        weights = jnp.zeros((batch, width)) if program.drafts else None
+        head = program.head and jax.tree.map(
+            jnp.asarray, no_rows(program.head, batch, sizes.text, sizes.images)
+        )
+        return program.inputs(rows, images, weights, head), _options(batch)
 
     return jax.eval_shape(make)
-
-
-def _drafted(program: Speculator, inputs: PromptBatch, batch: int, sizes: Sizes) -> PromptBatch:
-    """Return the inputs with what drafting reads."""
-    drafter, tiles = program.drafter, sizes.tiles[1]
-    shown = [view.reads_images and tiles > 0 for view in drafter.views]
-    mrope = any(shown) and drafter.model.mrope
-    return inputs.replace(
-        views=tuple(
-            prompt_zeros(drafter.model, view.pool, batch, sizes.views or sizes.length, show, mrope)
-            for view, show in zip(drafter.views, shown, strict=True)
-        ),
-        view_images=_images(drafter.model, batch, tiles) if program.reads_images else None,
-        weights=jnp.zeros((batch, drafter.width)),
-        head=drafter.head
-        and jax.tree.map(jnp.asarray, no_rows(drafter.head, batch, sizes.text, sizes.images)),
-    )
 
 
 def prompt_zeros(
     model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, mrope: bool
 ) -> PromptRows:
-    """Return prompts without images unless `shown`, and with rotary places of their own if `mrope`."""
+    """Return prompts with images if `shown`, and with rotary positions of their own if `mrope`."""
     row = jnp.zeros(batch, jnp.int32)
     out = PromptRows(jnp.zeros((batch, length), jnp.int32), row)
     if mrope:
@@ -222,10 +213,6 @@ def prompt_zeros(
     return out.replace(
         sources=sources, blend=jnp.zeros(sources.shape) if sources.shape[-1] > 1 else None
     )
-
-
-def _images(model: LanguageModel, batch: int, tiles: int) -> dict[str, Array] | None:
-    return image_zeros(model.config, batch, tiles) if tiles else None
 
 
 def _options(batch: int) -> Sampling:
@@ -240,21 +227,16 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
 
     A step holds the models' logits, before and after temperature and filters, and what is drawn from.
     """
-    if isinstance(program, Autoregressive | Speculator):
-        readers, caches = [program.target], [state.target]
-        towers = [program.target]
-        if isinstance(program, Speculator) and not program.shares_tower:
-            towers.append(program.drafter.model)
-    else:
-        readers = towers = [member.model for member in program.members]
-        caches = state.target
+    readers, caches = [member.model for member in program.members], program.caches(state)
     itemsize = caches[0].k[0].dtype.itemsize
     step = (len(readers) + 5) * batch * program.spare_slots * readers[0].text.vocab_size * 4
     prefills = (
         _prefill(m.text, batch, sizes.length, c.slots, itemsize) for m, c in zip(readers, caches)
     )
     encodes = (
-        _tower(model.config, batch, tiles, itemsize) for model, tiles in zip(towers, sizes.tiles)
+        _tower(model.config, batch, tiles, itemsize)
+        for model, tiles in zip(program.towers, sizes.tiles)
+        if model
     )
     return max(step, *prefills, *encodes)
 

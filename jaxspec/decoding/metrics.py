@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.decoding.collaborative import CollaborationStats
+from jaxspec.decoding.collaboration import CollaborationStats
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.state import DecodeStats
 from jaxspec.decoding.tree import parse_tree

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import jax
 from flax.traverse_util import flatten_dict
 
-from jaxspec.config import KVHeadConfig, ModelConfig, text_config
-from jaxspec.decoding.drafters import make_drafter
+from jaxspec.config import KVHeadConfig, ModelConfig
+from jaxspec.decoding.assembly import build_program
+from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
-from jaxspec.decoding.speculative import Autoregressive, Speculator
-from jaxspec.decoding.tree import parse_tree
-from jaxspec.decoding.weighting import Static
+from jaxspec.decoding.speculative import Speculator
 from jaxspec.models import LanguageModel, abstract_params, split_tower
 from jaxspec.models.kv_head import abstract_head
 from jaxspec.prompts.views import parse_views, prompt_views
@@ -73,23 +72,19 @@ def abstract_program(
     A draft with a tower of its own has the target's.
     """
     params: dict[str, Any] = {"target": abstract_params(target, dtype)}
-    model, size = LanguageModel(target), text_config(target).vocab_size
-    if not views:
-        return Autoregressive(model), params
-    shown = prompt_views(parse_views(views))
-    shares = False
+    shown = prompt_views(parse_views(views)) if views else ()
+    config = EngineConfig(views=tuple(views), gamma=gamma, tree=tree)
+    reader, model = None, LanguageModel(target)
     if shown:
         assert draft is not None
         params["drafter"] = split_tower(draft, abstract_params(draft, dtype))[1]
-        shares = model.has_vision and LanguageModel(draft).has_vision
+        reader = LanguageModel(draft)
     if head is not None:
         params["head"] = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_head(head)
         )
-    reader = LanguageModel(draft if shown and draft is not None else head.text_config)  # type: ignore[union-attr]
-    spec = None if tree is None else parse_tree(tree, gamma)
-    drafter = make_drafter(reader, shown, gamma, size, spec, head=head)
-    return Speculator(model, drafter, Static(), shares), params
+    shares = reader is not None and model.has_vision and reader.has_vision
+    return build_program(model, reader, head, config, shares), params
 
 
 def usual_head(target: ModelConfig) -> KVHeadConfig:
@@ -101,16 +96,16 @@ def usual_head(target: ModelConfig) -> KVHeadConfig:
 
 def sizes_of(program: Any, prompt: int, tiles: int, new: int) -> Sizes:
     """Return what rows of so many prompt slots, image tiles and new tokens hold; each image is one tile."""
-    tiles = tiles if program.target.has_vision else 0
-    head = isinstance(program, Speculator) and program.drafter.head is not None
-    return Sizes(prompt, (tiles, tiles), new, prompt if head else 0, tiles if head else 0)
+    tiles = tiles if program.towers[0].has_vision else 0
+    counted = tuple(tiles if tower else 0 for tower in program.towers)
+    return Sizes(prompt, counted, new, *((prompt, tiles) if program.head else ()))
 
 
 def split_over(program: Any, params: Params, mesh: Any) -> Params:
     """Return the shapes placed on a mesh as an engine places them: target and head split, the draft on each device."""
     places: dict[str, Any] = {"target": shardings(program.target.config, params["target"], mesh)}
     if "head" in params:
-        places["head"] = shardings(program.drafter.head.text_config, params["head"], mesh)
+        places["head"] = shardings(program.head.text_config, params["head"], mesh)
     if "drafter" in params:
         places["drafter"] = jax.tree.map(lambda _: replicated(mesh), params["drafter"])
     return at_place(params, places)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxspec.cache import KVCache
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.requests import Request, Result
+from jaxspec.decoding.running import RunningBatch
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.inputs import TEXT
@@ -51,11 +52,11 @@ class Session:
             prompt = encoder.prompt(question, images)
         else:
             prompt = encoder.follow_up(self._prompt, self._answer, question, images)
-        (read,) = self.engine._read([Request(prompt, **options)])
+        (read,) = self.engine.batcher.read([Request(prompt, **options)])
         row = read.rows[0]
-        batch = self.engine._begin([read], past=self._past(row))
+        batch = RunningBatch(self.engine.batcher, [read], past=self._past(row))
         while batch.busy:
-            batch.decode(encoder, None)
+            batch.decode()
             batch.grow()
         (result,) = batch.results()
         cache: KVCache = batch.state.target

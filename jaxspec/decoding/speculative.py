@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cache import KVCache, keep_path
+from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafter import BlockInputs, Drafter
+from jaxspec.decoding.program import Images, Member, Program
 from jaxspec.decoding.state import (
     DecodeState,
     DecodeStats,
@@ -26,6 +29,8 @@ from jaxspec.decoding.state import (
 )
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
+from jaxspec.models.inputs import PromptRows
+from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
@@ -34,26 +39,48 @@ WEIGHTS_STREAM = 1 << 20
 """Stream of a block's keys for weights: no draft is that long."""
 
 
+class TargetProgram(Program):
+    """A program in which one model writes. `params["target"]` holds its parameters."""
+
+    target: LanguageModel
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return (Member(self.target),)
+
+    def weights(self, params: Params) -> tuple[Params, ...]:
+        return (params["target"],)
+
+    def caches(self, state: DecodeState) -> tuple[KVCache, ...]:
+        return (state.target,)
+
+
 @dataclass(frozen=True)
-class Autoregressive:
-    """A target on its own; static, part of the compiled program. `params` is {"target": ...}."""
+class Autoregressive(TargetProgram):
+    """A target on its own."""
 
     target: LanguageModel
 
     @property
     def spare_slots(self) -> int:
-        """Cache slots past the last new token that a step may write to."""
         return 0
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that one step of the loop may give a row."""
         return 1
+
+    def inputs(
+        self,
+        rows: Sequence[PromptRows],
+        images: Sequence[Images],
+        weights: Float[Array, "B R"] | None = None,
+        head: HeadRows | None = None,
+    ) -> PromptBatch:
+        return PromptBatch(rows[0], images[0])
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> DecodeState:
-        """Runs the prompts; the state holds each row's first new token. `new_slots` bounds what a row may add."""
         slots = batch.target.tokens.shape[1] + new_slots
         logits, _, cache = prefill_target(self.target, params["target"], batch, slots)
         logits, cache = copied((logits, cache), batch, options)
@@ -63,7 +90,7 @@ class Autoregressive:
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Decode one token a step until every row is done, or the loop is to pause, in one `while_loop`."""
+        """Decode one token a step."""
         nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
 
         def step(state: DecodeState) -> DecodeState:
@@ -78,10 +105,10 @@ class Autoregressive:
 
 
 @dataclass(frozen=True)
-class Speculator:
-    """A target, its drafter and the weighting of the views; static, part of the compiled program.
+class Speculator(TargetProgram):
+    """A target, its drafter and the weighting of the views.
 
-    `params` is {"target": ..., "drafter": ..., "head": ...}, the latter two where there is a draft, or a KV head.
+    `params` also has "drafter" where there is a draft model, and "head" where there is a KV head.
     """
 
     target: LanguageModel
@@ -93,30 +120,54 @@ class Speculator:
     """Keep where each token came from."""
 
     @property
-    def reads_images(self) -> bool:
-        """Whether the draft has a tower of its own to show images to."""
-        return any(view.reads_images for view in self.drafter.views) and not self.shares_tower
+    def forms(self) -> tuple[Member, ...]:
+        """The target's prompt, then that of each view."""
+        draft = self.drafter.model
+        views = [Member(draft, view.pool, view.reads_images) for view in self.drafter.views]
+        return (*self.members, *views)
+
+    @property
+    def towers(self) -> tuple[LanguageModel | None, ...]:
+        """The target, and the draft where it looks at images through a tower of its own."""
+        looks = any(view.reads_images for view in self.drafter.views) and not self.shares_tower
+        return self.target, self.drafter.model if looks else None
+
+    @property
+    def drafts(self) -> bool:
+        return True
+
+    @property
+    def head(self) -> KVHeadConfig | None:
+        return self.drafter.head
 
     @property
     def spare_slots(self) -> int:
-        """Cache slots past the last new token that a block may write to."""
         return max(self.drafter.nodes, self.drafter.reads) + 1
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that one block may give a row."""
         return self.drafter.gamma + 1
+
+    def inputs(
+        self,
+        rows: Sequence[PromptRows],
+        images: Sequence[Images],
+        weights: Float[Array, "B R"] | None = None,
+        head: HeadRows | None = None,
+    ) -> PromptBatch:
+        own = images[1] if self.towers[1] else None
+        return PromptBatch(rows[0], images[0], tuple(rows[1:]), own, weights, head)
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> DecodeState:
-        """Runs the prompts through target and draft; the target gives the first token.
+        """Run the prompts through target and draft; the target gives the first token.
 
-        The released TABED code drafts that token too, in a block that contains the prompt; here it belongs to
-        prefill and to no block.
+        The released TABED code drafts that token too, in a block that contains the prompt. Here
+        it belongs to prefill and to no block.
         """
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
-        head = self.drafter.head
+        head = self.head
         logits, features, cache = prefill_target(
             self.target, params["target"], batch, slots, head is not None and head.reads_hidden
         )

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from eval.exactness import forward_logits
-from jaxspec.decoding import compile_cache, running
+from jaxspec.decoding import batcher, compile_cache
 from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.decoding.session import Session
 from jaxspec.errors import InputError
@@ -118,7 +118,7 @@ def test_a_session_answers_as_whole_prompts_do(
     kind: str, target: LoadedModel, draft: LoadedModel, headed: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An image in the first turn, none in the second, another in the third, which samples; caches grow."""
-    monkeypatch.setattr(running, "FIRST", 8)
+    monkeypatch.setattr(batcher, "FIRST", 8)
     engine = engines(target, draft, headed, prompt_buckets=(256,), image_buckets=(2,))[kind]
     session, prompt, read = Session(engine), None, []
     prefill = engine._start
@@ -210,7 +210,7 @@ def test_a_session_has_one_target(target: LoadedModel, draft: LoadedModel) -> No
 def test_a_warm_engine_compiles_nothing(
     target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "FIRST", 8)
+    monkeypatch.setattr(batcher, "FIRST", 8)
     compiled: dict[Any, Any] = {}
     monkeypatch.setattr(compile_cache, "_EXECUTABLES", compiled)
     engine = Engine(target, draft, CONFIG)

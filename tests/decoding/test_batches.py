@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.decoding import compile_cache, running
+from jaxspec.decoding import batcher, compile_cache
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, PROMPT_BUCKETS
 from jaxspec.decoding.memory import Sizes
@@ -42,7 +42,7 @@ def test_a_mix_of_requests_needs_few_programs(seed: int) -> None:
 def test_limits_and_lengths_share_programs_and_change_no_answer(
     target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "FIRST", 8)
+    monkeypatch.setattr(batcher, "FIRST", 8)
     compiled: dict[Any, Any] = {}
     monkeypatch.setattr(compile_cache, "_EXECUTABLES", compiled)
     config = EngineConfig(("T",), gamma=3, batch_size=4, prompt_buckets=(16, 32, 64), new_buckets=(4, 8, 16, 32))
@@ -62,7 +62,7 @@ def test_views_are_as_wide_as_they_need(target: LoadedModel, draft: LoadedModel)
     engine = Engine(target, draft, config)
     request = tiny.request_of(engine, "What?", images=3)
     state = engine.prefill([request])
-    (read,) = engine._read([request])
+    (read,) = engine.batcher.read([request])
     wide, narrow = (len(row) for row in read.rows)
     assert (read.sizes.length, read.sizes.views) == tuple(bucket(n, config.prompt_buckets, "") for n in (wide, narrow))
     assert state.target.slots - state.drafter.cache.slots == read.sizes.length - read.sizes.views > 0

@@ -203,7 +203,7 @@ def test_every_image_of_both_turns_is_captioned_in_order(pair: tuple[LoadedModel
     first = encoder.prompt(f"{PLACEHOLDER} or {PLACEHOLDER}?", pages[:2])
     second = encoder.follow_up(first, [7, 8], f"{PLACEHOLDER}\nNow?", pages[2:])
     requests = [Request(encoder.prompt("Hi"), NEW), Request(second, NEW)]
-    rows = [request.rows for request in engine._read(requests)]
+    rows = [request.rows for request in engine.batcher.read(requests)]
     said = [f"image: says {image_hash(x)[:6]}" for x in pages]
     spelt = encoder.tokenizer.decode(rows[1][1].tokens, skip_special_tokens=False)
     shown = encoder.tokenizer.decode(second.tokens, skip_special_tokens=False)

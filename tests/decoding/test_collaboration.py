@@ -83,8 +83,8 @@ def test_memory_is_planned_from_the_shapes_that_run(config: CollaborationConfig,
     chosen = models if config is THREE else [models[0]] * 2
     engine = Engine(chosen, config=config)
     asked = requests(engine)
-    read = engine._read(asked)
-    given = engine._inputs(read, read[0].sizes)
+    read = engine.batcher.read(asked)
+    given = engine.batcher.inputs(read, read[0].sizes)
     planned = abstract_inputs(engine.program, 4, read[0].sizes)
     assert jax.tree.map(jnp.shape, planned[0]) == jax.tree.map(jnp.shape, given[0])
 

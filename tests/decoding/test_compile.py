@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.decoding.speculative import Autoregressive, Speculator
+from jaxspec.decoding.steps import run_decode, run_prefill
 
 from tests.tiny import lvlm, noisy, prompts, sampling, speculator, weighted
 

@@ -21,7 +21,8 @@ import pytest
 from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
-from jaxspec.decoding import compile_cache, running
+from jaxspec.decoding import compile_cache, running, steps
+from jaxspec.decoding.batcher import Batcher
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.decoding.speculative import Speculator
@@ -120,7 +121,7 @@ def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeyp
     monkeypatch.setattr(running, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
     engine = Engine(target, config=replace(CONFIG, views=(), refill=True, batch_size=4))
     engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
-    assert decodes.count(running.run_decode) == 2
+    assert decodes.count(steps.run_decode) == 2
 
 
 def test_one_compilation_a_bucket(engine: Engine, compiled: dict[Any, Any]) -> None:
@@ -172,7 +173,7 @@ def test_the_compiled_programs_move_nothing_but_their_inputs_between_host_and_de
 
     monkeypatch.setattr(compile_cache, "executable", watched)
     engine.generate([request_of(engine, "Hi", images=1)])
-    assert guarded == [running.run_prefill, running.run_decode]
+    assert guarded == [steps.run_prefill, steps.run_decode]
 
 
 def test_a_shared_tower_gives_what_two_towers_give(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
@@ -180,8 +181,9 @@ def test_a_shared_tower_gives_what_two_towers_give(engine: Engine, target: Loade
     assert engine.program.shares_tower
     assert "vision_tower" not in engine.params["drafter"]
     own = Engine(target, draft, CONFIG)
-    own.program = replace(own.program, shares_tower=False)
-    own.params["drafter"] = draft.params
+    shared = own.batcher.assembly
+    program, params = replace(shared.program, shares_tower=False), {**shared.params, "drafter": draft.params}
+    own.batcher = Batcher(replace(shared, program=program, params=params, towers=(target, draft)), CONFIG)
     (once,), (twice,) = engine.generate([request]), own.generate([request])
     assert once.tokens == twice.tokens
     assert once.stats.histogram.tolist() == twice.stats.histogram.tolist()

@@ -15,8 +15,8 @@ import pytest
 from jaxspec.config import LlamaConfig, LlavaConfig
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.memory import MemoryReport, Sizes, abstract_inputs, plan_memory
-from jaxspec.decoding.running import run_decode, run_prefill
 from jaxspec.decoding.speculative import Speculator
+from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.decoding.weighting import Static
 from jaxspec.models import LanguageModel, abstract_params
 from jaxspec.prompts.views import parse_views

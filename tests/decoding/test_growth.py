@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.decoding import running
+from jaxspec.decoding import batcher, running, steps
+from jaxspec.decoding.batcher import rooms
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
-from jaxspec.decoding.running import rooms
 from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel
 
@@ -31,7 +31,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "FIRST", 8)
+    monkeypatch.setattr(batcher, "FIRST", 8)
 
 
 def requests_of(engine: Engine, temperature: float) -> list[Request]:
@@ -68,20 +68,20 @@ def test_answers_and_counts_are_those_of_whole_caches(
 def test_only_what_answers_need_is_compiled(
     target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps: list[Any] = []
+    ran: list[Any] = []
 
     def watched(step: Any, *args: Any, **options: Any) -> Any:
-        steps.append(step)
+        ran.append(step)
         return timed(step, *args, **options)
 
     monkeypatch.setattr(running, "timed", watched)
     engine = Engine(target, draft, CHAIN)
     requests = requests_of(engine, 0.0)
     engine.generate(requests[1:2])
-    assert steps.count(running.grow) == 0
+    assert ran.count(steps.grow) == 0
     (answer,) = engine.generate(requests[:1])
     assert len(answer.tokens) > 8
-    assert steps.count(running.grow) == 1
+    assert ran.count(steps.grow) == 1
     report = engine.memory_report(requests)
     assert 0 < report.growth < report.target_cache + report.draft_cache
 

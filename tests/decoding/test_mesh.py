@@ -12,9 +12,10 @@ from eval.lib.hlo import ProgramText
 from eval.lib.timing import time_passes
 from jaxspec import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cli import main
-from jaxspec.decoding import running
+from jaxspec.decoding import batcher
 from jaxspec.decoding.compile_cache import executable
-from jaxspec.decoding.running import run_decode
+from jaxspec.decoding.running import RunningBatch
+from jaxspec.decoding.steps import run_decode
 from jaxspec.loading import LoadedHead
 from jaxspec.sharding import make_mesh
 
@@ -41,7 +42,7 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
     assert alone.mesh is None
     mesh = make_mesh(model=2, data=2)
     target = LoadedModel.load(pair[0], mesh=mesh)
-    monkeypatch.setattr(running, "FIRST", 8)  # caches grow once
+    monkeypatch.setattr(batcher, "FIRST", 8)  # caches grow once
     engine, tokens = decode(target, draft)
     assert tokens == expected
     assert engine.mesh == mesh
@@ -63,7 +64,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     """Rows are refilled, caches grow and answers are streamed: the state has the shardings that loops compile for."""
     config, runs = DATA_PARALLEL[name], []
     draft = LoadedModel.load(pair[1])
-    monkeypatch.setattr(running, "FIRST", 8)
+    monkeypatch.setattr(batcher, "FIRST", 8)
     for mesh in (None, make_mesh(data=2)):
         target = LoadedModel.load(pair[0], mesh=mesh)
         if isinstance(config, CollaborationConfig):
@@ -99,8 +100,8 @@ def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
     engine = Engine(
         LoadedModel.load(pair[0], mesh=make_mesh(model=2)), LoadedModel.load(pair[1]), EngineConfig(gamma=3)
     )
-    batch = engine._begin(engine._read([Request(engine.encoder.prompt("Hi", []), NEW)]))
-    block = ProgramText(executable(run_decode, batch.held, batch.state, batch.options).as_text()).block()
+    batch = RunningBatch(engine.batcher, engine.batcher.read([Request(engine.encoder.prompt("Hi", []), NEW)]))
+    block = ProgramText(executable(run_decode, batch.together.held, batch.state, batch.options).as_text()).block()
     assert block.collectives == {"extend": 2 * engine.lead.model.text.num_hidden_layers + 1}
 
 

@@ -43,7 +43,7 @@ def test_it_is_the_engines_own_report(pair: tuple[Path, Path], devices: int, vie
     engine = Engine(target, draft if "M" in views else None, config)
     requests = [Request("Hi", 12, images=[PAGE])] * 2
     program, params = abstract_program(target.config, draft.config, views, 3, jnp.float32, head=head and head.config)
-    sizes = engine._largest(engine._read(requests))
+    sizes = engine.batcher.largest(engine.batcher.read(requests))
     found = plan(program, params, devices, 2, sizes_of(program, sizes.length, 1, sizes.new))
     assert found.memory == engine.memory_report(requests)
     assert (found.block > found.plain) == bool(views)

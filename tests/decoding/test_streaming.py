@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.decoding import compile_cache, running
-from jaxspec.decoding import engine as engine_module
+from jaxspec.decoding import batcher, compile_cache, running, steps
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.prompts.encoder import PromptEncoder
@@ -33,7 +32,7 @@ def asked(engine: Engine, temperature: float = 0.0) -> Request:
 def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
     config: EngineConfig | None, first: int, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "FIRST", first)
+    monkeypatch.setattr(batcher, "FIRST", first)
     monkeypatch.setattr(compile_cache, "_EXECUTABLES", {})
     engine = Engine(target, config and draft, config or CONFIG)
     for temperature in (0.0, 1.0):
@@ -54,10 +53,10 @@ def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
 
 def test_who_stops_reading_stops_the_decoding(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, decodes = Engine(target, config=CONFIG), []
-    for module in (engine_module, running):
+    for module in (batcher, running):
         monkeypatch.setattr(module, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
     part = next(engine.stream(asked(engine)))
-    assert decodes == [running.run_prefill, running.run_decode]
+    assert decodes == [steps.run_prefill, steps.run_decode]
     assert 1 < len(part.tokens) < NEW
 
 

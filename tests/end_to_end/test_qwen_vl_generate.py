@@ -97,10 +97,10 @@ def test_a_draft_with_the_same_tower(target, turns):
     assert set(decoder.params["drafter"]["visual"]) == {"merger"}
     accepts_some(check(decoder, turns))
     requests = turns[0][0]
-    requests = decoder._read(requests)
-    sizes = decoder._largest(requests)
+    requests = decoder.batcher.read(requests)
+    sizes = decoder.batcher.largest(requests)
     planned, _ = abstract_inputs(decoder.program, len(requests), sizes)
-    given, _ = decoder._inputs(requests, sizes)
+    given, _ = decoder.batcher.inputs(requests, sizes)
     assert jax.tree.map(np.shape, given) == jax.tree.map(np.shape, planned)
 
 

@@ -73,8 +73,8 @@ def test_a_draft_of_the_same_family(target, answers):
     # The plan of memory counts the very shapes that run.
     requests = [Request(prompt, NEW) for prompt, _ in answers]
     planned = abstract_inputs(engine.program, 8, Sizes(640, (40, 40), NEW))[0]
-    read = engine._read(requests)
-    given = engine._inputs(read, read[-1].sizes)[0]
+    read = engine.batcher.read(requests)
+    given = engine.batcher.inputs(read, read[-1].sizes)[0]
     assert jax.tree.map(jnp.shape, planned) == jax.tree.map(jnp.shape, given)
 
 

@@ -1,0 +1,268 @@
+"""From requests to a prefilled batch: read -> size -> stack -> prefill.
+
+A request is *read* into token rows, one for each form in which the program's models see the
+prompt. Its sizes are rounded up to buckets, since each bucket is a compiled program. Requests of
+like sizes are *stacked* into one batch of numpy arrays, and *prefilled* together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxspec.cache import KVCache
+from jaxspec.decoding.assembly import Assembly
+from jaxspec.decoding.compile_cache import Held, timed
+from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
+from jaxspec.decoding.memory import Sizes
+from jaxspec.decoding.requests import (
+    EncodedRequest,
+    Request,
+    all_greedy,
+    decoded_images,
+    each,
+    encode,
+    in_batches,
+    sampling_options,
+)
+from jaxspec.decoding.state import DecodeState, PromptBatch, Prompts
+from jaxspec.decoding.steps import larger_cache, run_prefill
+from jaxspec.errors import InputError
+from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
+from jaxspec.models.kv_head import head_rows, reads_as_text
+from jaxspec.prompts.captions import Caption, Captioner
+from jaxspec.prompts.rows import bucket, prompt_row, stack_rows, which_image
+from jaxspec.prompts.views import parse_weights
+from jaxspec.sampling import Sampling
+from jaxspec.sharding import mesh_of, on_mesh, replicated
+
+FIRST, FACTOR = 128, 4
+"""Slots for new tokens in the first cache, and the factor by which a full cache grows."""
+
+
+class Together(NamedTuple):
+    """What all prefills of one running batch have in common."""
+
+    sizes: Sizes
+    """The bucket."""
+    held: Held
+    """The program with its parameters."""
+    greedy: bool
+    """Whether no row samples, which selects the loop's program, not prefill's."""
+    prompts: int | None = None
+    """How many of the requests differ in their prompt, where the others are samples of these."""
+    past: KVCache | None = None
+    """The cache of an earlier turn, whose slots begin the only prompt."""
+
+
+@dataclass
+class Batcher:
+    """Reads, sizes, stacks and prefills requests for one program."""
+
+    assembly: Assembly
+    config: Batching
+    captioner: Captioner | None = None
+    """Makes the captions of view C, from all images of a call at once."""
+
+    def __post_init__(self) -> None:
+        self.program, self.params = self.assembly.program, self.assembly.params
+        self.encoder = prompt_encoder(self.assembly.lead)
+        self.mesh = mesh_of(self.assembly.lead.params)
+        self._held: Held | None = None
+
+    def read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
+        """Return the requests with captions, prompts in each form, and sizes."""
+        read = encode(self.encoder, requests)
+        read = each(self._written, read, self._captions(read))
+        if not self.grows:
+            return read
+        new = max((request.sizes.new for request in read), default=0)
+        return [replace(request, sizes=request.sizes._replace(new=new)) for request in read]
+
+    def _captions(self, read: Sequence[EncodedRequest]) -> list[list[Caption]]:
+        counts = [len(request.prompt.images) for request in read]
+        made = [Caption("")] * sum(counts)
+        if self.captioner is not None:
+            pictures = decoded_images(read, 0)
+            made = self.captioner.caption([image for own in pictures for image in own])
+        rest = iter(made)
+        return [list(islice(rest, count)) for count in counts]
+
+    def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
+        """Return the request with its prompt in each form, and its bucket."""
+        texts, rows = [caption.text for caption in captions], []
+        for form in self.assembly.forms:
+            images, view = form.model.images, form.view
+            rows.append(prompt_row(self.encoder, images, view, request.prompt, texts))
+            form.check_context(request, rows[-1])
+        ms = sum(caption.ms for caption in captions)
+        request = replace(request, rows=tuple(rows), caption_ms=ms)
+        return replace(request, sizes=self._sizes(request))
+
+    def _sizes(self, request: EncodedRequest) -> Sizes:
+        config, prompt = self.config, request.prompt
+        first, *others = map(len, request.rows)
+        longest = max(others, default=0)
+        drafts, head = self.program.drafts and others, self.program.head
+
+        def tokens(count: int, what: str = "prompt tokens") -> int:
+            return bucket(count, config.prompt_buckets, what)
+
+        towers = self.assembly.towers
+        sizes = Sizes(
+            length=tokens(first if drafts else max(first, longest)),
+            tiles=tuple(image_tiles(model, prompt, config.image_buckets) for model in towers),
+            new=bucket(request.max_new_tokens, config.new_buckets, "max_new_tokens"),
+            views=tokens(longest, "prompt tokens of a view") if drafts else 0,
+        )
+        if head is None:
+            return sizes
+        images = bucket(len(prompt.images), config.image_buckets, "images of one prompt")
+        text = tokens(len(reads_as_text(head, self._shown(request))))
+        return sizes._replace(text=text, images=images)
+
+    def _shown(self, request: EncodedRequest) -> np.ndarray:
+        """Return which image each slot of the target's row shows, -1 for text."""
+        images, reader = request.prompt.images, self.assembly.lead.images
+        slots = [reader.slots((x.height, x.width), None, len(images)) for x in images if reader]
+        return which_image(request.rows[0], [len(part.sources) for part in slots])
+
+    def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
+        """Return which requests run together, or take each other's places."""
+        most = len(read) if self.config.refill else self.config.batch_size
+        return in_batches([request.sizes for request in read], most)
+
+    def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
+        """Return the bucket that holds all requests."""
+        if not requests:
+            raise InputError("requests: none are given; give one or more")
+        length, tiles, *rest = zip(*(request.sizes for request in requests), strict=True)
+        return Sizes(max(length), tuple(map(max, zip(*tiles, strict=True))), *map(max, rest))
+
+    @property
+    def grows(self) -> bool:
+        """Whether caches begin with room for few new tokens."""
+        return self.config.grow and not self.config.refill
+
+    def rooms(self, sizes: Sizes) -> list[int]:
+        """Return the slots for new tokens that caches begin with, and those that they grow to."""
+        return rooms(sizes.new, self.program.most_tokens) if self.grows else [sizes.new]
+
+    def held(self, requests: Sequence[EncodedRequest]) -> Held:
+        """Return the program with its parameters, which are the same for all requests."""
+        if self._held is None:
+            self._held = Held(self.program, self.mesh, self.params)
+        return self._held
+
+    def together(
+        self,
+        requests: Sequence[EncodedRequest],
+        prompts: int | None = None,
+        past: KVCache | None = None,
+    ) -> Together:
+        """Return what the prefills of these requests have in common."""
+        first = requests[: prompts or self.config.batch_size]
+        greedy = all_greedy(requests)
+        return Together(self.largest(requests), self.held(first), greedy, prompts, past)
+
+    def prefill(
+        self, together: Together, requests: Sequence[EncodedRequest], room: int, least: int = 1
+    ) -> tuple[DecodeState, Sampling, float]:
+        """Prefill requests: the state, their options, and milliseconds.
+
+        Args:
+          room: Slots for new tokens.
+          least: Least rows of the batch; those past the requests emit nothing.
+        """
+        sizes, past = together.sizes, together.past
+        batch, options = self.inputs(requests, sizes, least, together.prompts)
+        if past is not None:
+            batch = self._behind(past, requests[0], sizes.length + room, batch)
+        if self.mesh is not None:  # else the compiler splits options as it likes
+            options = jax.device_put(options, replicated(self.mesh))
+        state, ms = timed(run_prefill, together.held, batch, options, static=(room,))
+        return state, options.replace(greedy=together.greedy), ms
+
+    def _behind(
+        self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch
+    ) -> PromptBatch:
+        """Return the batch without what `past` holds of its only prompt."""
+        missing = slots + self.program.spare_slots - past.slots
+        rest = request.rows[0][int(np.asarray(past.length)[0]) :]
+        if missing > 0:
+            with on_mesh(self.mesh):
+                past = larger_cache(missing, past)
+        width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
+        return batch.replace(target=stack_rows([[rest]], width)[0], past=past)
+
+    def inputs(
+        self,
+        requests: Sequence[EncodedRequest],
+        sizes: Sizes,
+        least: int = 1,
+        prompts: int | None = None,
+    ) -> tuple[PromptBatch, Sampling]:
+        """Return the requests as numpy arrays, padded to the sizes and to `least` rows.
+
+        Of samples of the first `prompts` requests, those alone are read.
+        """
+        width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
+        options = sampling_options(requests, self.assembly.lead.config, width)
+        requests, count = requests[:prompts], prompts or width
+        padded = [*requests, *[requests[-1]] * (count - len(requests))]
+        forms = [list(request.rows) for request in padded]
+        pictures = decoded_images(requests, count - len(requests))
+        images = [
+            None if model is None else image_inputs(model, pictures, tiles)
+            for model, tiles in zip(self.assembly.towers, sizes.tiles, strict=True)
+        ]
+        weights: Any = None
+        head: Any = self.program.head
+        if isinstance(self.config, EngineConfig) and self.program.drafts:
+            own = parse_weights(self.config.weights, len(self.config.views or ()))
+            weights = np.tile(np.asarray(own, np.float32), (count, 1))
+        if head is not None:
+            shown = [self._shown(request) for request in padded]
+            head = head_rows(head, shown, sizes.text, sizes.images)
+        rows = stack_rows(forms, sizes.length, sizes.views or None)
+        return self.program.inputs(rows, images, weights, head), options
+
+    def scored(
+        self, request: EncodedRequest, tokens: Sequence[int]
+    ) -> tuple[tuple[Prompts, ...], np.ndarray]:
+        """Return the members' prompts with an answer behind them, and where each prompt ends."""
+        rows = request.rows[: len(self.program.members)]
+        for form, row in zip(self.assembly.forms, rows):
+            form.check_context(replace(request, max_new_tokens=len(tokens)), row)
+        width = bucket(max(map(len, rows)) + len(tokens), self.config.prompt_buckets, "tokens")
+        pictures = decoded_images([request], 0)
+        prompts = []
+        for row, model, tiles in zip(rows, self.assembly.towers, request.sizes.tiles):
+            (stacked,) = stack_rows([[row.followed_by(tokens)]], width)
+            images = None if model is None else image_inputs(model, pictures, tiles)
+            prompts.append(Prompts(stacked, images))
+        return tuple(prompts), np.asarray([len(row) - 1 for row in rows], np.int32)
+
+
+def rooms(new: int, block: int) -> list[int]:
+    """Return the slots for new tokens, from the first to `new`.
+
+    Each but the last is larger than the tokens of a block.
+    """
+    sizes = [FIRST]
+    while sizes[-1] < new:
+        sizes.append(FACTOR * sizes[-1])
+    return [size for size in sizes[:-1] if size > block] + [new]
+
+
+def refill_rows(batch_size: int) -> int:
+    """Return how many finished rows make the loop return for waiting requests.
+
+    Few rows waste little; many share one prefill.
+    """
+    return max(1, batch_size // 4)

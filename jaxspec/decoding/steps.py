@@ -1,0 +1,133 @@
+"""The compiled steps of an engine: prefill, the loop, and what changes a state between two runs of it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache import KVCache
+from jaxspec.decoding.program import Member, Program
+from jaxspec.decoding.state import (
+    DecodeState,
+    Pause,
+    PromptBatch,
+    Prompts,
+    map_caches,
+    place,
+    split,
+    whole,
+)
+from jaxspec.sampling import Sampling
+from jaxspec.typing import Array, Float, Int, Params
+
+
+@partial(jax.jit, static_argnames=("program", "new_slots"))
+def run_prefill(
+    program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
+) -> DecodeState:
+    """Return the state after prefill, on a mesh placed as the loop keeps it."""
+    return place(program.prefill(params, batch, options, new_slots))
+
+
+@partial(jax.jit, static_argnames=("program",), donate_argnames=("state",))
+def run_decode(
+    program: Program,
+    params: Params,
+    state: DecodeState,
+    options: Sampling,
+    pause: Pause | None = None,
+) -> DecodeState:
+    """Return the state in which the loop ends or pauses."""
+    return place(program.decode(params, state, options, pause))
+
+
+@partial(jax.jit, static_argnames=("program",))
+def run_logprobs(
+    program: Program,
+    params: Params,
+    prompts: tuple[Prompts, ...],
+    answer: Int[Array, "1 T"],
+    starts: Int[Array, " forms"],
+) -> Float[Array, " T"]:
+    """Return the log-probabilities of the answer that ends each of the prompts.
+
+    Args:
+      prompts: One row for each member of the program.
+      starts: Where each has the token before the answer.
+    """
+    weights, combination = program.weights(params), params.get("combination")
+    inputs = zip(program.members, weights, prompts, starts, strict=True)
+    logits = jnp.stack([_logits(*one, answer.shape[1]) for one in inputs])
+    if combination is None:
+        logs = jax.nn.log_softmax(logits[0])
+    else:
+        logs = jnp.log(combination.soft(logits, jnp.ones(answer.shape[1])))
+    return jnp.take_along_axis(logs, answer[0][:, None], axis=1)[:, 0]
+
+
+def _logits(
+    member: Member, params: Params, prompt: Prompts, start: Int[Array, ""], count: int
+) -> Float[Array, "T V"]:
+    """Return the logits of one model at `start` and the places behind it."""
+    model, rows = member.model, prompt.rows
+    features = None if prompt.images is None else model.encode(params, prompt.images)
+    embeds = model.embed(params, rows, features, member.pool)
+    hidden, _ = model.read(params, embeds, rows, rows.tokens.shape[1])
+    return model.logits(params, jax.lax.dynamic_slice_in_dim(hidden[0], start, count))
+
+
+@partial(jax.jit, static_argnames=("slots",))
+def grow(slots: int, state: DecodeState) -> DecodeState:
+    """Return the state with `slots` more slots for new tokens in every row."""
+
+    target, drafter = map_caches(partial(larger_cache, slots), (state.target, state.drafter))
+    trace = jax.tree.map(lambda leaf: _longer(leaf, 1, slots), state.trace)
+    return place(
+        state.replace(
+            target=target, drafter=drafter, trace=trace, tokens=_longer(state.tokens, 1, slots)
+        )
+    )
+
+
+@partial(jax.jit, static_argnames=("slots",))
+def larger_cache(slots: int, cache: KVCache) -> KVCache:
+    """Return the cache with `slots` more slots behind those that it has."""
+    k, v = (tuple(_longer(leaf, 2, slots) for leaf in leaves) for leaves in (cache.k, cache.v))
+    bias = cache.bias if cache.bias is None else _longer(cache.bias, 1, slots)
+    # A row that has read nothing uses its last slot, see `hidden_before`.
+    hidden = cache.hidden if cache.hidden is None else _longer(cache.hidden, 2, slots, kept=1)
+    return split(cache.replace(k=k, v=v, bias=bias, hidden=hidden))
+
+
+def _longer(leaf: Array, axis: int, slots: int, kept: int = 0) -> Array:
+    """Return the array with `slots` zeros before the last `kept` entries of the axis."""
+    front, back = jnp.split(leaf, [leaf.shape[axis] - kept], axis)
+    space = jnp.zeros((*leaf.shape[:axis], slots, *leaf.shape[axis + 1 :]), leaf.dtype)
+    return jnp.concatenate([front, space, back], axis)
+
+
+@partial(jax.jit, donate_argnames=("state",))
+def insert_rows(
+    state: DecodeState,
+    options: Sampling,
+    fresh: DecodeState,
+    its_options: Sampling,
+    rows: Int[Array, " fresh"],
+) -> tuple[DecodeState, Sampling]:
+    """Return the state and options with row i of the fresh ones in row `rows[i]`.
+
+    rows: Places of the fresh rows; B or more drops a row.
+    """
+    batch = len(state.count)
+
+    def put(old: Array, new: Array) -> Array:
+        # A draft's rows are view-major, R*B; all other leaves have B.
+        views = len(old) // batch
+        parts = old.reshape(views, batch, *old.shape[1:])
+        parts = parts.at[:, rows].set(new.reshape(views, len(rows), *new.shape[1:]), mode="drop")
+        return parts.reshape(old.shape)
+
+    mixed = jax.tree.map(put, options.replace(eos=None), its_options.replace(eos=None))
+    return place(jax.tree.map(put, state, fresh)), whole(mixed.replace(eos=options.eos))
