@@ -14,7 +14,7 @@ run goes on.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -117,7 +117,7 @@ def main(args: Sequence[str] | None = None) -> Path:
     recipe, options = _parse(name, load_preset(KIND, name), rest)
     stages, places = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
     recipe = replace(recipe, stages=stages)
-    sources: DataSets = {**drawn(stages), **places}
+    sources: DataSets = {**places, **drawn(stages, places)}
     dtype = parse_dtype(getattr(options, "dtype", "bfloat16"))
     runs = options.runs or Path("runs/train") / name
     out = options.out or runs / "hf"
@@ -152,10 +152,11 @@ def main(args: Sequence[str] | None = None) -> Path:
     return out
 
 
-def drawn(stages: Sequence[Stage]) -> DataSets:
-    """Return the picture book's samples for each data set that names them."""
+def drawn(stages: Sequence[Stage], places: Mapping[str, Path]) -> DataSets:
+    """Return the picture book's samples for each name of theirs that has no other place."""
     names = {name for stage in stages for name, _ in stage.data}
-    return {name: source for name in names if (source := named(name))}
+    elsewhere = {name for name, place in places.items() if place != Path(name)}
+    return {name: source for name in names - elsewhere if (source := named(name))}
 
 
 def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
