@@ -99,7 +99,7 @@ def test_a_row_that_is_done_takes_in_the_next_request(
     config: EngineConfig | None, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
 ) -> None:
     """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would take."""
-    engine = Engine(target, config and draft, config or replace(CONFIG, refill=True))
+    engine = Engine(target, config and draft, config or replace(CONFIG, views=(), refill=True))
     lengths = [NEW, 2, 3, NEW, 1, 5, 2, NEW, 4, 3, 2]
     requests = [
         request_of(engine, WORDS[i % 4], 1, seed=i, temperature=float(i % 3 == 1), max_new_tokens=length)

@@ -32,9 +32,7 @@ SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 def engine(target: LoadedModel, draft: LoadedModel | None = None, *views: str) -> Engine:
-    config = EngineConfig(
-        views or ("M",), gamma=3, prompt_buckets=(LENGTH,), image_buckets=(UNITS,), new_buckets=(NEW,)
-    )
+    config = EngineConfig(views=views, gamma=3, prompt_buckets=(LENGTH,), image_buckets=(UNITS,), new_buckets=(NEW,))
     return Engine(target, draft, config)
 
 
