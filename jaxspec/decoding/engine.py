@@ -19,7 +19,7 @@ from jaxspec.decoding.batcher import Batcher, refill_rows
 from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.decoding.memory import MemoryReport, plan_memory
-from jaxspec.decoding.requests import EncodedRequest, Request, Result, decoded_images
+from jaxspec.decoding.requests import EncodedRequest, Request, Result, decoded_images, encode
 from jaxspec.decoding.running import STRIDE, RunningBatch
 from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode, run_logprobs
@@ -100,12 +100,23 @@ class Engine:
         return spread(self._generate, requests) if self.config.spread else self._generate(requests)
 
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
-        read = self.batcher.read(requests)
-        results: dict[int, Result] = {}
+        results = self._unreadable(requests) if self.config.keep_going else {}
+        kept = [i for i in range(len(requests)) if i not in results]
+        read = self.batcher.read([requests[i] for i in kept])
         for chosen in self.batcher.batches(read):
             *_, done = self._run([read[i] for i in chosen])
-            results.update(zip(chosen, done, strict=True))
-        return [results[i] for i in range(len(read))]
+            results.update(zip([kept[i] for i in chosen], done, strict=True))
+        return [results[i] for i in range(len(requests))]
+
+    def _unreadable(self, requests: Sequence[Request | str]) -> dict[int, Result]:
+        """Return a result with its error for each request that cannot be read, by index."""
+        found = {}
+        for i, request in enumerate(requests):
+            try:
+                decoded_images(encode(self.encoder, [request]), 0)
+            except InputError as error:
+                found[i] = Result("", (), None, 0.0, 0.0, 0, error=str(error))
+        return found
 
     def stream(self, request: Request | str) -> Iterator[Result]:
         """Yield the answer while it is written, every few tokens; the last result is whole.

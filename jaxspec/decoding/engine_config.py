@@ -63,6 +63,9 @@ class Batching:
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
     """Buckets of image tiles: the whole images, tiles or attention windows that a tower reads a prompt's images in."""
     new_buckets: tuple[int, ...] = NEW_BUCKETS
+    keep_going: bool = False
+    """Give a request that cannot be read, such as one with a broken image, a result with an `error`,
+    and decode the others."""
     spread: bool = False
     """Each of several processes decodes its share of the requests of a `generate`, and all return all results. They
     must call it alike, each with models on devices of its own."""

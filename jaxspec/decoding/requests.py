@@ -96,6 +96,8 @@ class Result:
     whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
     compile_ms: float = 0.0
     """What compiling for them took; in none of the other times."""
+    error: str = ""
+    """Why the request could not be read, with `keep_going`; then there is no text."""
     caption_ms: float = 0.0
     """What captioning the request's images took, when that was done: captions kept on disk count as much as new
     ones. Neither in `prefill_ms` nor in `decode_ms`."""

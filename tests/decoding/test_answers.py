@@ -202,6 +202,18 @@ def test_images_are_read_from_files(target: LoadedModel, tmp_path: Path) -> None
     assert first.tokens == second.tokens
 
 
+def test_a_broken_image_fails_its_own_request_alone(target: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    good = Request("What?", 4, images=[PAGES[0]])
+    bad = Request("What?", 4, images=[str(tmp_path / "broken.png")])
+    with pytest.raises(InputError, match=r"request 1: .*broken\.png"):
+        Engine(target).generate([good, bad, good])
+    first, second, third = Engine(target, config=EngineConfig(keep_going=True)).generate([good, bad, good])
+    assert "broken.png" in second.error
+    assert (second.tokens, first.error) == ((), "")
+    assert first.tokens == third.tokens == Engine(target).generate(good).tokens
+
+
 def test_a_session_has_one_target(target: LoadedModel, draft: LoadedModel) -> None:
     with pytest.raises(InputError, match="session: has one target"):
         Session(Engine([target, draft]))
