@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jaxspec.cluster import spread
@@ -88,6 +90,34 @@ class Engine:
         self.lead = assembly.lead
         """The model whose tokens and template prompts are written with: the target."""
         self.program, self.params = assembly.program, assembly.params
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Path,
+        draft: str | Path | None = None,
+        kv_head: str | Path | None = None,
+        dtype: Any = None,
+        mesh: Mesh | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Load a target by directory or hub id, and a draft where one is named.
+
+        Args:
+          draft: Directory or hub id of a draft model.
+          kv_head: Directory of a KV head of the target.
+          dtype: Dtype of the computation, see `LoadedModel.load`.
+          mesh: Mesh to split the target over.
+          options: Fields of an `EngineConfig`.
+        """
+        config = EngineConfig(**options)
+        loaded = LoadedModel.load(target, dtype, mesh=mesh)
+        if kv_head is not None:
+            loaded = loaded.with_head(kv_head)
+        drafted = None
+        if draft is not None:
+            drafted = LoadedModel.load(draft, dtype, share_tower_with=loaded)
+        return cls(loaded, drafted, config)
 
     @overload
     def generate(self, requests: Request | str) -> Result: ...
