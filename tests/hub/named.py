@@ -19,7 +19,20 @@ _ID = r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*\w"
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _WITHIN = re.compile(rf"(?<![\w./$:~-])(?:\w+:)?({_ID})(?![\w/{{*-])")
 _DATA = re.compile(rf"hub:(?!OWNER)({_ID})")
-_PLACES = {"path", "runs", "photos", "mini", "mini_llava", "llava15_68m", "tower", "venv", "shared", "BUCKET", "HOME"}
+_PLACES = {
+    "path",
+    "runs",
+    "photos",
+    "mini",
+    "mini_llava",
+    "llava15_68m",
+    "tower",
+    "venv",
+    "shared",
+    "BUCKET",
+    "HOME",
+    "OWNER",
+}
 """What folders of a reader's own are called in the docs."""
 
 
