@@ -1,4 +1,4 @@
-"""How a command begins and ends: presets, Ctrl-C while modules are read, bad input, output that nobody reads."""
+"""Start and end commands: presets, Ctrl-C during imports, bad input, closed pipes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EAGAIN)
 
 
 def script_name() -> str:
-    """Return the name of the script that this process runs, as `python -m` has it: `train.recipe`."""
+    """Return the name of this process's script in the form of `python -m`: `train.recipe`."""
     path = Path(sys.argv[0]).with_suffix("")
     return f"{path.parent.name}.{path.name}"
 
 
 def run_script(main: Callable[..., object], description: str | None = None) -> None:
-    """Run a script under `train/` or `eval/` on the words of the command line, which are parameters of `main`.
+    """Run a script under `train/` or `eval/`; its options are the parameters of `main`.
 
     Args:
       description: what --help begins with; by default the docstring of `main`.
@@ -42,7 +42,7 @@ def run_script(main: Callable[..., object], description: str | None = None) -> N
 
 
 def expect_interrupt(program: str) -> None:
-    """Let Ctrl-C end the process with one line while modules are read, until `input_errors` takes over.
+    """Let Ctrl-C end the process with one line during imports, until `input_errors` takes over.
 
     That takes seconds, and jaxlib's modules do not survive an exception. Also keep the hub's
     progress bars, which it draws by default, out of pipes and files.
@@ -64,10 +64,10 @@ _expected: list[object] = []
 
 @contextmanager
 def input_errors(program: str) -> Iterator[None]:
-    """Turns what a user can mend, or has done, into one line on standard error; all else passes.
+    """Report user errors and Ctrl-C in one line on standard error; other exceptions pass.
 
-    Exit codes: 2 for an `InputError`, or where there is no room for what is written; 130 for Ctrl-C; and 141, without
-    a line, where nobody reads what is printed any more, as after `| head`.
+    Exit codes: 2 for an `InputError` or a full disk; 130 for Ctrl-C; 141, without a line, for a
+    closed pipe, as after `| head`.
     """
     if signal.getsignal(signal.SIGINT) in _expected:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,7 +77,7 @@ def input_errors(program: str) -> Iterator[None]:
             yield
         finally:
             sys.unraisablehook = before
-            print(end="", flush=True)  # what is not written yet fails here, where it can be told
+            print(end="", flush=True)  # a failing write raises here, not at exit
     except InputError as error:
         _end(f"{program}: error: {printable(' '.join(str(error).split()))}", 2)
     except KeyboardInterrupt:
@@ -97,7 +97,7 @@ def input_errors(program: str) -> Iterator[None]:
 
 
 def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Sends Ctrl-C once more where it came in a callback, such as jax's of the collector, and Python dropped it."""
+    """Send Ctrl-C again if Python dropped it in a callback, such as jax's garbage collection."""
     if dropped.exc_type is KeyboardInterrupt:
         threading.Timer(
             0.01, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]
@@ -107,7 +107,7 @@ def _interrupt_again(dropped: sys.UnraisableHookArgs) -> None:
 
 
 def silence_unread() -> bool:
-    """Sends output that nobody reads any more, a closed pipe's or terminal's, to nowhere; whether there was any."""
+    """Redirect closed pipes and terminals to os.devnull; return whether there were any."""
     unread = [stream for stream in (sys.stdout, sys.stderr) if _unread(stream)]
     for stream in unread:
         _silence(stream)
@@ -135,12 +135,12 @@ def _end(line: str, code: int) -> NoReturn:
             for bar in list(sys.modules["tqdm"].tqdm._instances):  # each that is open ends its line
                 bar.leave = True
                 bar.close()
-        clear = "\r\033[K" if sys.stderr.isatty() else ""  # of a progress word that stands there
+        clear = "\r\033[K" if sys.stderr.isatty() else ""  # clears a progress line
         print(f"{clear}{line}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         try:
             print(end="", file=stream, flush=True)
-        except OSError:  # or it would be tried again at exit, and told
+        except OSError:  # or Python would retry at exit and report it
             _silence(stream)
     sys.exit(code)
 

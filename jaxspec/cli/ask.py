@@ -77,7 +77,7 @@ class Ask(Compiles):
     raw: bool = False
     """Give the model the prompt without a chat template: for base models."""
     tiles: bool = True
-    """--no-tiles: LLaVA-NeXT reads one tile an image, like LLaVA-1.5. TABED's released code does."""
+    """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
     max_new_tokens: int = 128
     """Stop the answer after this many tokens."""
     temperature: float = 0.0
@@ -91,7 +91,7 @@ class Ask(Compiles):
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End the answer before this string. Repeat the option for several strings."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Data type that all models compute in; by default float32 on CPUs, else that of their files."""
+    """Data type that models compute in; by default float32 on CPUs, else that of their files."""
     stream: bool = True
     """On a terminal, print the answer as it is written. --json prints it whole."""
     json: bool = False

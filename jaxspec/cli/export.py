@@ -1,4 +1,4 @@
-"""`jaxspec export` and `jaxspec import`: what this library reads, written for transformers and for jaxspec."""
+"""`jaxspec export` and `jaxspec import`: write checkpoints as Hugging Face directories."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 @dataclass(frozen=True)
 class Export:
-    """Writes a checkpoint as a Hugging Face directory that transformers 4.57 and 5 load, with a model card; or a KV
-    head."""
+    """Write a checkpoint, or a KV head, with a model card as a Hugging Face directory.
+    transformers 4.57 and 5 load it, except a KV head."""
 
     source: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
@@ -43,19 +43,20 @@ class Export:
     max_shard_size: str = "5GB"
     """Largest file of weights, such as 500MB or 2GiB."""
     vocab_of: str | None = None
-    """Directory or hub id of a target: the vocabulary is padded to its size, with rows that are never likeliest."""
+    """Directory or hub id of a target. The vocabulary is padded to its size, with rows that are
+    never likeliest."""
     text_only: bool = False
     """Write the decoder of an LVLM alone, as a language model of its own."""
     draft_vocabulary: int | None = None
-    """Keep so many tokens of a draft's vocabulary, for jaxspec alone; by default a KV head keeps all, and other drafts
-    are written with a full head, as transformers reads nothing else."""
+    """Keep this many tokens of a draft's vocabulary, for jaxspec alone. By default a KV head keeps
+    its own, and other drafts get a full head, because transformers reads nothing else."""
     revision: str | None = None
     """Branch, tag or commit of the source, where that is a hub id."""
 
 
 @dataclass(frozen=True)
 class Import:
-    """Writes a GGUF file of a Llama or Qwen2, dequantised, as a Hugging Face directory."""
+    """Write a GGUF file of a Llama or Qwen2, dequantised, as a Hugging Face directory."""
 
     source: Annotated[Path, tyro.conf.Positional]
     """The .gguf file."""

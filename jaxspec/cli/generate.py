@@ -39,7 +39,8 @@ class Generate(Ask):
     T (text only), C (captions for images), P (image tokens pooled to a quarter), P36 (pooled to
     36), the variants T-literal, T-special, P-1d, P-after, and last kv, a KV head."""
     captioner: str | None = None
-    """For view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or file:CAPTIONS.jsonl."""
+    """Captioner of view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or
+    file:CAPTIONS.jsonl."""
     weights: str | None = None
     """Weight of each view, comma-separated; uniform by default."""
     weighting: str = "static"

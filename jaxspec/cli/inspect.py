@@ -31,7 +31,8 @@ from jaxspec.runtime import human_bytes, setup_runtime
 
 @dataclass(frozen=True)
 class Inspect:
-    """Shows what a checkpoint holds, without reading its tensors; exit code 2 if it would not load, and why."""
+    """Show the contents of a checkpoint without reading its tensors. Exit code 2: it does not
+    load, for the problems shown."""
 
     path: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
@@ -103,7 +104,7 @@ class Inspection:
     image_tokens: int | None
     """Prompt slots that one image takes, where all images take the same."""
     chat_template: bool | None
-    """None of a KV head, which is asked what its target is."""
+    """None for a KV head, which uses its target's template."""
     files: dict[str, int]
     """File of weights -> bytes."""
     problems: list[str]
@@ -111,8 +112,8 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """Looks at a local directory, of a model or of a KV head."""
-    with suppress(InputError):  # told below
+    """Inspect a local directory of a model or of a KV head."""
+    with suppress(InputError):  # `survey` reports it
         if is_kv_head(path):
             return _inspect_head(path)
     found = survey(path)
@@ -167,7 +168,7 @@ def _inspect_head(path: Path) -> Inspection:
 def _stored(
     tensors: dict[str, StoredTensor], part: Callable[[str], str]
 ) -> dict[str, dict[str, int]]:
-    """Return what is said of the tensors themselves."""
+    """Return the fields of an `Inspection` that the tensors determine."""
     parameters, dtypes = Counter[str](), Counter[str]()
     for name, tensor in tensors.items():
         parameters[part(name)] += math.prod(tensor.shape)

@@ -139,7 +139,7 @@ def _check(args: Plans) -> None:
 
 
 def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None:
-    """Print the memory and least time of a training step, and the mesh of each number of devices."""
+    """Print the memory, least time and mesh of a training step by number of devices."""
     try:
         from jaxspec.training.plan import abstract_step, mesh_for
     except ImportError as error:

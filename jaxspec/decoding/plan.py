@@ -1,4 +1,4 @@
-"""What decoding takes of devices that need not be there: programs from configurations alone, memory and least times."""
+"""Estimate the memory and least times of decoding on any devices, from configurations alone."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ CHIPS = {
     "h200": Chip("H200", 141, 4800, 989),
     "b200": Chip("B200", 180, 8000, 2250),
 }
-"""cloud.google.com/tpu/docs, of one JAX device, and NVIDIA's data sheets (SXM). A kind that is part of another's comes
-behind it."""
+"""Figures for one JAX device, from cloud.google.com/tpu/docs and NVIDIA's data sheets (SXM). A kind
+whose name is part of another's comes after it."""
 
 
 def chip_of(device: Any) -> Chip | None:
@@ -67,7 +67,9 @@ def abstract_program(
     tree: str | None = None,
     head: KVHeadConfig | None = None,
 ) -> tuple[Any, Params]:
-    """Return the program of these models, and its parameters as shapes; without views the target decodes alone.
+    """Return the program of these models, and its parameters as shapes.
+
+    Without views the target decodes alone.
 
     A draft with a tower of its own has the target's.
     """
@@ -88,21 +90,21 @@ def abstract_program(
 
 
 def usual_head(target: ModelConfig) -> KVHeadConfig:
-    """Return the KV head that `train.recipe kv_llava15_7b` makes: 64 slots an image, where images are of one size."""
+    """Return the KV head of `train.recipe kv_llava15_7b`: 64 slots an image, if sizes are fixed."""
     tokens = getattr(target, "image_tokens", None)
     pooled = {} if tokens is None else {"image_slots": min(64, tokens), "slot_bias": True}
     return KVHeadConfig.of_target(target, **pooled)
 
 
 def sizes_of(program: Any, prompt: int, tiles: int, new: int) -> Sizes:
-    """Return what rows of so many prompt slots, image tiles and new tokens hold; each image is one tile."""
+    """Return the sizes of rows with these prompt slots, image tiles and new tokens."""
     tiles = tiles if program.towers[0].has_vision else 0
     counted = tuple(tiles if tower else 0 for tower in program.towers)
     return Sizes(prompt, counted, new, *((prompt, tiles) if program.head else ()))
 
 
 def split_over(program: Any, params: Params, mesh: Any) -> Params:
-    """Return the shapes placed on a mesh as an engine places them: target and head split, the draft on each device."""
+    """Return the shapes placed as in an engine: target and head split, the draft replicated."""
     places: dict[str, Any] = {"target": shardings(program.target.config, params["target"], mesh)}
     if "head" in params:
         places["head"] = shardings(program.head.text_config, params["head"], mesh)
@@ -113,7 +115,7 @@ def split_over(program: Any, params: Params, mesh: Any) -> Params:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one device of several holds, and the bytes that it reads."""
+    """Memory of one device, and the bytes that it reads."""
 
     memory: MemoryReport
     plain: int
@@ -122,12 +124,12 @@ class Plan:
     """Bytes of a block: its drafting, and the target's pass."""
 
     def speedup(self, tokens_per_pass: float) -> float:
-        """Return how many times as fast as plain decoding blocks are that give so many tokens, where reading decides."""
+        """Return the speed-up over plain decoding at this many tokens a pass, if memory-bound."""
         return tokens_per_pass * self.plain / self.block
 
 
 def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -> Plan:
-    """Return what decoding takes on so many devices."""
+    """Return the plan of decoding on this many devices."""
     if devices > 1:
         params = split_over(program, params, abstract_mesh(model=devices))
     report = plan_memory(program, params, batch, sizes)
@@ -144,8 +146,7 @@ def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -
 
 
 def read_by_pass(params: Params) -> list[Any]:
-    """Return the parameters that a pass reads whole: no tower, and no embeddings, of which it reads rows, unless they
-    are the head too."""
+    """Return the parameters that a pass reads whole: no tower, and embeddings only where tied."""
     passed = ("vision_tower", "visual", "multi_modal_projector", "kv_projector", "image_newline")
     leaves = flat(params)
     tied = not any("lm_head" in path for path in leaves)
