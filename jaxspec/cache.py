@@ -1,12 +1,12 @@
 """The key-value cache: rows of one batch, each with its own length.
 
-Rows are padded on the right, so the slot of a token is its index in the row, and a query in slot p may read
-exactly the slots 0..p. Slots at or past a row's length hold rubbish that no query can see before it is
-overwritten: rolling a row back is setting its length, nothing is ever cleared.
+Rows are padded on the right, so the slot of a token is its index in the row, and a query in slot p
+may read exactly the slots 0..p. Slots at or past a row's length hold rubbish that no query can see
+before it is overwritten: rolling a row back is setting its length, nothing is ever cleared.
 
-A token tree stands in the newest slots, one node a slot, parents before children, its root first. A node's
-position is its depth below the root, and of the tree it may read its ancestors and itself alone. Once a path is
-chosen, its nodes are moved together and the row is a plain sequence again.
+A token tree stands in the newest slots, one node a slot, parents before children, its root first. A
+node's position is its depth below the root, and of the tree it may read its ancestors and itself
+alone. Once a path is chosen, its nodes are moved together and the row is a plain sequence again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class KVCache(struct.PyTreeNode):
-    """One pair of leaves a layer: XLA updates them in place, where one stacked leaf is copied every step.
+    """One pair of leaves a layer: XLA updates them in place, where one stacked leaf is copied every
+    step.
 
-    Heads come before slots: attention multiplies one matrix [S, H] a head, and with the slots in front XLA would
-    copy the whole cache into that order in every pass.
+    Heads come before slots: attention multiplies one matrix [S, H] a head, and with the slots in
+    front XLA would copy the whole cache into that order in every pass.
     """
 
     k: tuple[Float[Array, "B K S H"], ...]
@@ -30,12 +31,13 @@ class KVCache(struct.PyTreeNode):
     length: Int[Array, " B"]
     """Tokens of each row that are valid."""
     shift: Int[Array, " B"]
-    """Rotary position of a new token less its slot: 0, but where images take other positions than slots (M-RoPE),
-    or fewer slots than positions (KV heads)."""
+    """Rotary position of a new token less its slot: 0, but where images take other positions than
+    slots (M-RoPE), or fewer slots than positions (KV heads)."""
     bias: Float[Array, "B S"] | None = None
     """Added to each slot's attention scores; None adds nothing."""
     hidden: Float[Array, "B 1 S D"] | None = None
-    """Final-normed hidden states, laid out as one head's keys are; kept where a KV head reads them."""
+    """Final-normed hidden states, laid out as one head's keys are; kept where a KV head reads
+    them."""
 
     @property
     def slots(self) -> int:
@@ -47,9 +49,11 @@ LayerCache = tuple[Array, ...]
 
 
 class TreeMask(struct.PyTreeNode):
-    """How T new tokens stand in a token tree that fills the newest slots, of which theirs are the last.
+    """How T new tokens stand in a token tree that fills the newest slots, of which theirs are the
+    last.
 
-    If the tree is a root with the children 1 and 2, which are new, depth is [1, 1], and seen [[1, 1, 0], [1, 0, 1]].
+    If the tree is a root with the children 1 and 2, which are new, depth is [1, 1], and seen [[1,
+    1, 0], [1, 0, 1]].
     """
 
     depth: Int[Array, "#B T"]
@@ -75,8 +79,9 @@ def write(
 ) -> Float[Array, "B K S H"]:
     """Put T new entries a row at their positions; entries past the last slot are dropped.
 
-    A scatter, because `dynamic_update_slice` would clamp at the end and overwrite valid slots. Never of one entry:
-    XLA turns that into a choice between the whole leaf with and without it, and copies the cache in every pass.
+    A scatter, because `dynamic_update_slice` would clamp at the end and overwrite valid slots.
+    Never of one entry: XLA turns that into a choice between the whole leaf with and without it, and
+    copies the cache in every pass.
     """
     if positions.size == 1:
         nowhere = jnp.full_like(positions, leaf.shape[2])
@@ -92,9 +97,11 @@ def remember(
     positions: Int[Array, "B T"],
     live: int | None,
 ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"], LayerCache | None]:
-    """Return the keys and values that T new tokens attend to, theirs included, and a layer's cache with theirs written.
+    """Return the keys and values that T new tokens attend to, theirs included, and a layer's cache
+    with theirs written.
 
-    Of the cache the first `live` slots are read, or all. Without a cache there are no others than the new ones.
+    Of the cache the first `live` slots are read, or all. Without a cache there are no others than
+    the new ones.
     """
     if cache is None:
         return k.swapaxes(1, 2), v.swapaxes(1, 2), None
@@ -113,8 +120,9 @@ def remember(
 def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -> KVCache:
     """Move the nodes `path` of a tree whose root is at slot `root` to the J slots behind it.
 
-    With the root at slot 7, of the path [2, 5, 0] (two nodes stand) slots 9, 12 and 7 are copied to 8, 9 and 10. Only
-    the J slots of each row are read and written. What is rejected, or stood there, is rubbish afterwards.
+    With the root at slot 7, of the path [2, 5, 0] (two nodes stand) slots 9, 12 and 7 are copied to
+    8, 9 and 10. Only the J slots of each row are read and written. What is rejected, or stood
+    there, is rubbish afterwards.
     """
     source = (root[:, None] + path)[:, None, :, None]
     slots = root[:, None] + 1 + jnp.arange(path.shape[1])
@@ -129,7 +137,8 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
 
 
 def hidden_before(cache: KVCache, count: int, tree: TreeMask | None) -> Float[Array, "B T D"]:
-    """Return the hidden states before the next `count` tokens of each row; before nodes of a tree, their parents'."""
+    """Return the hidden states before the next `count` tokens of each row; before nodes of a tree,
+    their parents'."""
     slots = cache.length[:, None] + jnp.arange(count) - 1
     if tree is not None:
         nodes = jnp.arange(tree.seen.shape[-1])

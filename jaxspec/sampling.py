@@ -1,9 +1,10 @@
 """From logits to the distributions that tokens are drawn from and accepted against.
 
-Draft and target must be processed alike, or acceptance is not lossless: temperature first, then top-k, then
-top-p, renormalised, all in float32. For an ensemble of views the filters apply to the *mixture*. A row at
-temperature 0 becomes one-hot, which makes greedy decoding a special case of rejection sampling: the draft is
-accepted exactly where it equals the target's argmax, and the residual is the target's argmax.
+Draft and target must be processed alike, or acceptance is not lossless: temperature first, then
+top-k, then top-p, renormalised, all in float32. For an ensemble of views the filters apply to the
+*mixture*. A row at temperature 0 becomes one-hot, which makes greedy decoding a special case of
+rejection sampling: the draft is accepted exactly where it equals the target's argmax, and the
+residual is the target's argmax.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ class Sampling(struct.PyTreeNode):
     eos: Int[Array, " ids"]
     """Ids that end a row; pad with -1."""
     key_data: UInt[Array, "B 2"]
-    """Data of one PRNG key a row, so that a request draws the same tokens whatever its neighbours are."""
+    """Data of one PRNG key a row, so that a request draws the same tokens whatever its neighbours
+    are."""
     greedy: bool = struct.field(pytree_node=False, default=False)
-    """All rows are at temperature 0, and nothing is drawn: a program of its own, of the same tokens. A choice on the
-    device would hold up an accelerator at every block; and drawing costs a CPU as much as a small model."""
+    """All rows are at temperature 0, and nothing is drawn: a program of its own, of the same
+    tokens. A choice on the device would hold up an accelerator at every block; and drawing costs a
+    CPU as much as a small model."""
 
     @property
     def keys(self) -> Array:
-        """Return one key a row. Not of the configured kind: under vmap, `rbg` draws all from the first row's."""
+        """Return one key a row. Not of the configured kind: under vmap, `rbg` draws all from the
+        first row's."""
         return jax.random.wrap_key_data(self.key_data, impl="threefry2x32")
 
 
@@ -46,7 +50,8 @@ by_place = partial(jax.vmap, in_axes=-2, out_axes=-2)
 
 
 def argmax(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
-    """Return the first index of the largest score, by two plain reductions, which CPUs do several times faster."""
+    """Return the first index of the largest score, by two plain reductions, which CPUs do several
+    times faster."""
     size = scores.shape[-1]
     largest = scores == scores.max(-1, keepdims=True)
     return jnp.min(jnp.where(largest, jnp.arange(size, dtype=jnp.int32), size - 1), axis=-1)
@@ -55,10 +60,11 @@ def argmax(scores: Float[Array, "... V"]) -> Int[Array, " ..."]:
 def largest(
     scores: Float[Array, "... V"], count: int
 ) -> tuple[Float[Array, "... count"], Int[Array, "... count"]]:
-    """Return the `count` largest scores in order and their indices; of equal ones the first comes first.
+    """Return the `count` largest scores in order and their indices; of equal ones the first comes
+    first.
 
-    A TPU sorts the whole vocabulary for `top_k`, and its compiler takes ten seconds for each sort: there the largest is
-    taken `count` times.
+    A TPU sorts the whole vocabulary for `top_k`, and its compiler takes ten seconds for each sort:
+    there the largest is taken `count` times.
     """
 
     def sort(scores: Array) -> tuple[Array, Array]:
@@ -86,17 +92,20 @@ def taken_one_by_one(scores: Float[Array, "... V"], count: int) -> tuple[Array, 
 def tempered(
     logits: Float[Array, "... B V"], temperature: Float[Array, " B"]
 ) -> Float[Array, "... B V"]:
-    """Return softmax(logits / temperature) in float32; temperature 0 counts as 1, `filtered` makes it one-hot."""
+    """Return softmax(logits / temperature) in float32; temperature 0 counts as 1, `filtered` makes
+    it one-hot."""
     scale = jnp.where(temperature > 0, temperature, 1.0)[:, None]
     logits = logits.astype(jnp.float32)
-    # Their maximum goes first: at 1e-20 rounding of the large quotients would make their softmax NaN.
+    # Their maximum goes first: at 1e-20 rounding of the large quotients would make their softmax
+    # NaN.
     return jax.nn.softmax((logits - logits.max(-1, keepdims=True)) / scale, axis=-1)
 
 
 def filtered(
     probs: Float[Array, "B V"], options: Sampling, best: Int[Array, " B"]
 ) -> Float[Array, "B V"]:
-    """Return what top-k, then top-p leave, renormalised; rows at temperature 0 put all mass on token `best`."""
+    """Return what top-k, then top-p leave, renormalised; rows at temperature 0 put all mass on
+    token `best`."""
     warm, size = options.temperature > 0, probs.shape[-1]
     few = warm & (options.top_k > 0) & (options.top_k < size)
     probs = _narrowed(probs, few, jnp.ones_like(probs), options.top_k.astype(probs.dtype))
@@ -113,8 +122,8 @@ def distribution(logits: Float[Array, "B V"], options: Sampling) -> Float[Array,
 def mix(view_probs: Float[Array, "R B V"], weights: Float[Array, "B R"]) -> Float[Array, "B V"]:
     """Return what an ensemble of views says, sum_r w_r q_r (IbED, TABED Eq. 2), normalised.
 
-    Tokens are drawn from it and accepted against it, so that it has to be one distribution to the last bit: it is no
-    product of matrices, which accelerators round to fewer bits.
+    Tokens are drawn from it and accepted against it, so that it has to be one distribution to the
+    last bit: it is no product of matrices, which accelerators round to fewer bits.
     """
     mixed = (view_probs * weights.T[..., None]).sum(0)
     return mixed / mixed.sum(-1, keepdims=True)
@@ -126,11 +135,11 @@ def _narrowed(
     sizes: Float[Array, "B V"],
     goal: Float[Array, " B"],
 ) -> Float[Array, "B V"]:
-    """Keep, in these rows, the tokens that have less than `goal` in `sizes` before them, renormalised; the likeliest
-    come first, equals by index.
+    """Keep, in these rows, the tokens that have less than `goal` in `sizes` before them,
+    renormalised; the likeliest come first, equals by index.
 
-    Nothing is sorted, which costs a CPU as much as a small model. The least probability that stays is found by
-    bisection, bit by bit: floats from 0 to 2 are ordered as their bits are.
+    Nothing is sorted, which costs a CPU as much as a small model. The least probability that stays
+    is found by bisection, bit by bit: floats from 0 to 2 are ordered as their bits are.
     """
     # The likeliest stays, even where top-p rounds to 0.
     aim = jnp.maximum(goal, jnp.finfo(jnp.float32).tiny)[:, None]
@@ -149,7 +158,8 @@ def _narrowed(
         likelier, equal = bits > least, bits == least
         before = mass(likelier) + (jnp.cumsum(equal, axis=-1) - 1) * sizes
         kept = jnp.where(likelier | (equal & (before < aim)), probs, 0.0)
-        # Row by row: a row that keeps all tokens must not be renormalised because of its neighbours.
+        # Row by row: a row that keeps all tokens must not be renormalised because of its
+        # neighbours.
         return jnp.where(rows[:, None], kept / kept.sum(-1, keepdims=True), probs)
 
     return jax.lax.cond(jnp.any(rows), narrowed, lambda: probs)
@@ -158,7 +168,8 @@ def _narrowed(
 def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -> Int[Array, " B"]:
     """Return one token a row, with probability proportional to its (unnormalised) weight.
 
-    A token of weight 0 is never drawn. The weights of greedy rows have a single maximum, and that is drawn.
+    A token of weight 0 is never drawn. The weights of greedy rows have a single maximum, and that
+    is drawn.
     """
     drawn = jax.vmap(jax.random.categorical)(keys, jnp.log(weights))
     return jnp.where(greedy, argmax(weights), drawn).astype(jnp.int32)
@@ -167,10 +178,12 @@ def draw(keys: Array, weights: Float[Array, "B V"], greedy: Bool[Array, " B"]) -
 def draw_siblings(
     keys: Array, probs: Float[Array, "B V"], mixed: Float[Array, "B V"], count: int
 ) -> Int[Array, "B count"]:
-    """Return `count` different tokens a row, drawn one after another from `probs` without replacement.
+    """Return `count` different tokens a row, drawn one after another from `probs` without
+    replacement.
 
-    They are the largest of log probs + Gumbel noise, in order (Kool et al. 2019). Once `probs` has none left, as
-    after the first at temperature 0, the likeliest of `mixed`, the unfiltered mixture, follow in order.
+    They are the largest of log probs + Gumbel noise, in order (Kool et al. 2019). Once `probs` has
+    none left, as after the first at temperature 0, the likeliest of `mixed`, the unfiltered
+    mixture, follow in order.
     """
     noise = jax.vmap(lambda key: jax.random.gumbel(key, probs.shape[1:]))(keys)
     # In float32 no drawn token's score is below -110.
@@ -179,7 +192,8 @@ def draw_siblings(
 
 
 def fit_vocabulary(logits: Float[Array, "... V"], size: int) -> Float[Array, "... fitted"]:
-    """Return a draft's logits over a target's vocabulary of `size`: padding never drawn, surplus ids cut."""
+    """Return a draft's logits over a target's vocabulary of `size`: padding never drawn, surplus
+    ids cut."""
     have = logits.shape[-1]
     if have >= size:
         return logits[..., :size]

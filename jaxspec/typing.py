@@ -14,7 +14,8 @@
 | V      | vocabulary                | A      | anchors                        |
 | C      | slots for new tokens      | M      | collaborating models           |
 
-What is of one place alone is a word that says it: `nodes`, `points`. Small letters of an einsum are local to it.
+What is of one place alone is a word that says it: `nodes`, `points`. Small letters of an einsum are
+local to it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Accept rules: which drafted tokens stand, and which token follows them.
 
-Leviathan et al. 2023, Algorithm 1: the draft token x, drawn from q, stands with probability min(1, p(x)/q(x));
-the first that falls is replaced by a draw from the residual norm(max(0, p - q)). The outcome is distributed
-exactly as p. With one-hot p and q (temperature 0) this is greedy matching.
+Leviathan et al. 2023, Algorithm 1: the draft token x, drawn from q, stands with probability min(1,
+p(x)/q(x)); the first that falls is replaced by a draw from the residual norm(max(0, p - q)). The
+outcome is distributed exactly as p. With one-hot p and q (temperature 0) this is greedy matching.
 
-In a tree the siblings that followed x are tried before that draw (SpecInfer, Miao et al. 2024): the residual is
-the law p of what is still to be emitted, and the next sibling was drawn from q without x, renormalised. So each
-sibling is one more step of the same algorithm, and the outcome is still p.
+In a tree the siblings that followed x are tried before that draw (SpecInfer, Miao et al. 2024): the
+residual is the law p of what is still to be emitted, and the next sibling was drawn from q without
+x, renormalised. So each sibling is one more step of the same algorithm, and the outcome is still p.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class TokenTree(struct.PyTreeNode):
-    """The shape of a drafted tree. Node 0 is the newest committed token, the nodes from 1 on are drafted."""
+    """The shape of a drafted tree. Node 0 is the newest committed token, the nodes from 1 on are
+    drafted."""
 
     parents: Int[Array, "B nodes"]
-    """Parents of the nodes from 1 on. Parents come before children, siblings in the order in which they were drawn."""
+    """Parents of the nodes from 1 on. Parents come before children, siblings in the order in which
+    they were drawn."""
     expanded: Int[Array, "B nodes+1"]
     """Which of the draft's distributions was at this node; -1 where the draft has not read it."""
     mask: TreeMask
@@ -36,17 +38,19 @@ class TokenTree(struct.PyTreeNode):
 
 
 class Draft(struct.PyTreeNode):
-    """A block of J proposed tokens a row; or, with `tree`, of nodes of a tree whose paths have up to J.
+    """A block of J proposed tokens a row; or, with `tree`, of nodes of a tree whose paths have up
+    to J.
 
     The distributions are those at the J places, or at the E nodes that the draft has read.
     """
 
     tokens: Int[Array, "B J"]
-    """-1 where nothing was drafted, and `probs` are 0: so it does not stand, and the token after the others is drawn
-    from what the target says."""
+    """-1 where nothing was drafted, and `probs` are 0: so it does not stand, and the token after
+    the others is drawn from what the target says."""
     probs: Float[Array, "B J V"] | None
-    """The very distributions that the tokens were drawn from (for an ensemble, the mixture). None: they were not
-    drawn, and a token x stands with probability p(x), as if drawn from the distribution that is 1 at x."""
+    """The very distributions that the tokens were drawn from (for an ensemble, the mixture). None:
+    they were not drawn, and a token x stands with probability p(x), as if drawn from the
+    distribution that is 1 at x."""
     view_probs: Float[Array, "R B J V"]
     """Each view's own distribution at temperature; what a weighting learns from."""
     tree: TokenTree | None = None
@@ -62,8 +66,8 @@ class Verdict(struct.PyTreeNode):
 
 
 def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
-    """Verify a block of greedy rows: `rejection` against what is one-hot at `best`, the target's likeliest tokens
-    after the newest token and after each drafted one."""
+    """Verify a block of greedy rows: `rejection` against what is one-hot at `best`, the target's
+    likeliest tokens after the newest token and after each drafted one."""
     tree = draft.tree
     if tree is None:
         count = jnp.cumprod(
@@ -83,16 +87,19 @@ def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
 def verify(
     p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
 ) -> Verdict:
-    """Verify a block against the target's distributions after the newest token and after each drafted one."""
+    """Verify a block against the target's distributions after the newest token and after each
+    drafted one."""
     return (rejection if draft.tree is None else tree_rejection)(p, draft, keys, greedy)
 
 
 def rejection(
     p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
 ) -> Verdict:
-    """Verify a chain against the target's distributions at the J drafted places and the one after them.
+    """Verify a chain against the target's distributions at the J drafted places and the one after
+    them.
 
-    Without the latter, `p` being [B, J, V], there is no bonus: the next token of a row that accepts all is rubbish.
+    Without the latter, `p` being [B, J, V], there is no bonus: the next token of a row that accepts
+    all is rubbish.
     """
     q, length = draft.probs, draft.tokens.shape[1]
     assert q is not None
@@ -121,8 +128,8 @@ def rejection(
 def _residual(p: Array, q: Array, bonus: Array) -> Array:
     """Return max(0, p - q), unnormalised: of p = [.5, .3, .2] and q = [.2, .6, .2], [.3, 0, 0].
 
-    It is p itself where no draft token stood against it, where rounding left nothing, and where q holds what is not a
-    number.
+    It is p itself where no draft token stood against it, where rounding left nothing, and where q
+    holds what is not a number.
     """
     left = jnp.maximum(p - q, 0.0)
     whole = bonus | ~(left.sum(-1) > 0)
@@ -148,14 +155,15 @@ def tree_rejection(
 ) -> Verdict:
     """Verify a tree against the target's distributions at its nodes, walking down from the root.
 
-    If the root has the children 1 and 2, with the tokens a and b, node 1 stands with probability p(a)/q(a). If it
-    falls, p becomes norm(max(0, p - q)), q loses a, and node 2 stands with probability p(b)/q(b) of these. If that
-    falls as well, the next token is drawn from what p has become; if it stands, its own children are tried, against
-    the target's and the draft's distributions behind b.
+    If the root has the children 1 and 2, with the tokens a and b, node 1 stands with probability
+    p(a)/q(a). If it falls, p becomes norm(max(0, p - q)), q loses a, and node 2 stands with
+    probability p(b)/q(b) of these. If that falls as well, the next token is drawn from what p has
+    become; if it stands, its own children are tried, against the target's and the draft's
+    distributions behind b.
 
-    A child that is no draw from q, because nothing of q was left or `draft.probs` is None, counts as drawn from
-    the distribution that is 1 at it. At temperature 0 so do all but the first, and the walk follows the target's
-    argmax as far as the tree does.
+    A child that is no draw from q, because nothing of q was left or `draft.probs` is None, counts
+    as drawn from the distribution that is 1 at it. At temperature 0 so do all but the first, and
+    the walk follows the target's argmax as far as the tree does.
     """
     tree = draft.tree
     assert tree is not None
@@ -208,9 +216,10 @@ def along_path(
 ) -> tuple[Draft, Int[Array, "B J+1"], Int[Array, "B J+1"]]:
     """Return a verified tree as the chain of the nodes that stand, for all that treats both alike.
 
-    With it come the root and the nodes on the path, and which of the draft's distributions was at each of them (-1:
-    none). If nodes 2 and 5 stand of three places, and the draft has read the root and then node 2, these are
-    [0, 2, 5, 0] and [0, 1, -1, 0]. What lies past the nodes that stand is rubbish.
+    With it come the root and the nodes on the path, and which of the draft's distributions was at
+    each of them (-1: none). If nodes 2 and 5 stand of three places, and the draft has read the root
+    and then node 2, these are [0, 2, 5, 0] and [0, 1, -1, 0]. What lies past the nodes that stand
+    is rubbish.
     """
     assert draft.tree is not None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))

@@ -1,9 +1,10 @@
-"""The embedded world: small pages drawn from a seed, and dialogues about them that only the pages can answer.
+"""The embedded world: small pages drawn from a seed, and dialogues about them that only the pages
+can answer.
 
-`train_sample(seed, index)` is the endless train split, `test_set(name)` the fixed test split of a synthetic set, which
-stands for sets of the papers, `probe_set()` attribute questions whose answers are judged by `Probe.correct`, and
-`tower_labels` what a vision tower should see. `python -m picturebook OUT.png` draws a sheet of samples to
-look at.
+`train_sample(seed, index)` is the endless train split, `test_set(name)` the fixed test split of a
+synthetic set, which stands for sets of the papers, `probe_set()` attribute questions whose answers
+are judged by `Probe.correct`, and `tower_labels` what a vision tower should see. `python -m
+picturebook OUT.png` draws a sheet of samples to look at.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`python -m picturebook OUT.png` writes a contact sheet: every kind of sample, its pages enlarged."""
+"""`python -m picturebook OUT.png` writes a contact sheet: every kind of sample, its pages
+enlarged."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: 
 
 
 def _block(sample: Sample, width: int) -> Image.Image:
-    """A sample as a picture `width` pixels wide: its pages in a row, its turns beside them, or below five."""
+    """A sample as a picture `width` pixels wide: its pages in a row, its turns beside them, or
+    below five."""
     font, small = ImageFont.load_default(size=17), ImageFont.load_default(size=13)
     side = SCALE * 48
     pages_width = len(sample.images) * (side + GAP)
@@ -95,7 +97,8 @@ def draw_sheet(samples: list[Sample]) -> np.ndarray:
 
 
 def contact_sheet(out: tyro.conf.Positional[Path]) -> None:
-    """Write pages and dialogues of every kind of sample as a PNG; a file that is there is replaced by a whole one.
+    """Write pages and dialogues of every kind of sample as a PNG; a file that is there is replaced
+    by a whole one.
 
     Args:
       out: OUT.png

@@ -1,6 +1,8 @@
-"""Short questions about one attribute with one right value, and conversations of several about one page.
+"""Short questions about one attribute with one right value, and conversations of several about one
+page.
 
-They are the densest supervision a reader of pages can get, and their answers can be judged (`samples.Probe`).
+They are the densest supervision a reader of pages can get, and their answers can be judged
+(`samples.Probe`).
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ def what(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def where(rng: np.random.Generator, scene: Scene) -> Turn | None:
-    """Where is a thing that its kind, or its colour and kind, or its size as well, tells from all others?"""
+    """Where is a thing that its kind, or its colour and kind, or its size as well, tells from all
+    others?"""
     named = [(place, ref(scene, place)) for place, _ in scene.things]
     named = [(place, name) for place, name in named if " at " not in name]
     if not named:
@@ -108,7 +111,8 @@ def colour(rng: np.random.Generator, scene: Scene) -> Turn:
 
 
 def count(rng: np.random.Generator, scene: Scene) -> Turn:
-    """How many things, things of a colour, or things of a kind? Absent ones are asked for as well."""
+    """How many things, things of a colour, or things of a kind? Absent ones are asked for as
+    well."""
     things, noun, way = [thing for _, thing in scene.things], pick(rng, NOUNS), below(rng, 3)
     if way == 0:
         n, name = len(things), "thing"

@@ -1,8 +1,8 @@
 """Dialogues about one page: describe, read, exist, reason and chart.
 
-Each function draws a page, a question and the answer from `rng`. What an answer says comes from the page
-alone; how it says it comes mostly from how the question was put, partly from the page, and now and then
-from a coin, so that the wording can be learnt but not read off the question.
+Each function draws a page, a question and the answer from `rng`. What an answer says comes from the
+page alone; how it says it comes mostly from how the question was put, partly from the page, and now
+and then from a coin, so that the wording can be learnt but not read off the question.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def one_page(name: str, rng: np.random.Generator, page: Scene | Chart, turn: Tur
     )
 
 
-# describe --------------------------------------------------------------------------------------------
+# describe
+# --------------------------------------------------------------------------------------------
 
 
 def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
@@ -77,7 +78,8 @@ def _place_first(things: list[tuple[int, Thing]]) -> list[str]:
 
 
 def _thing_first(things: list[tuple[int, Thing]]) -> list[str]:
-    """'A large red ball lies at the top left, and ...': a sentence per row, the verb by the kind of thing."""
+    """'A large red ball lies at the top left, and ...': a sentence per row, the verb by the kind of
+    thing."""
     sentences = []
     for row in (0, 1):
         parts = [
@@ -101,7 +103,8 @@ def _piece_by_piece(things: list[tuple[int, Thing]]) -> list[str]:
 
 
 def describe_turn(rng: np.random.Generator, scene: Scene) -> Turn:
-    """A description in the style the question asks for: plain, kindly, in detail, as a list, or briefly."""
+    """A description in the style the question asks for: plain, kindly, in detail, as a list, or
+    briefly."""
     noun, things, style, tint = pick(rng, NOUNS), list(scene.things), rng.random(), scene.background
     counted = number(len(things), "thing")
     if style < 0.4:
@@ -161,13 +164,15 @@ def describe(rng: np.random.Generator) -> Sample:
     return one_page("describe", rng, scene, describe_turn(rng, scene))
 
 
-# caption ---------------------------------------------------------------------------------------------
+# caption
+# ---------------------------------------------------------------------------------------------
 
 CAPTION_QUESTION = "Write a caption for this image."
 
 
 def captioned(rng: np.random.Generator) -> Sample:
-    """What the mini captioner learns: `phrases.caption` of scenes, a third of them with a sign, and of charts."""
+    """What the mini captioner learns: `phrases.caption` of scenes, a third of them with a sign, and
+    of charts."""
     page = (
         sample_chart(rng)
         if rng.random() < 0.12
@@ -176,7 +181,8 @@ def captioned(rng: np.random.Generator) -> Sample:
     return one_page("caption", rng, page, (CAPTION_QUESTION, caption(page)))
 
 
-# read ------------------------------------------------------------------------------------------------
+# read
+# ------------------------------------------------------------------------------------------------
 
 
 def read_turn(rng: np.random.Generator, scene: Scene) -> Turn:
@@ -221,7 +227,8 @@ def read(rng: np.random.Generator) -> Sample:
     return one_page("read", rng, scene, read_turn(rng, scene))
 
 
-# exist -----------------------------------------------------------------------------------------------
+# exist
+# -----------------------------------------------------------------------------------------------
 
 
 def absent(rng: np.random.Generator, scene: Scene) -> str:
@@ -275,7 +282,8 @@ def exist(rng: np.random.Generator) -> Sample:
     return one_page("exist", rng, scene, exist_turn(rng, scene))
 
 
-# reason ----------------------------------------------------------------------------------------------
+# reason
+# ----------------------------------------------------------------------------------------------
 
 
 def _count(rng: np.random.Generator, scene: Scene) -> Turn:
@@ -365,7 +373,8 @@ def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
 
 
 def reason_turn(rng: np.random.Generator, scene: Scene) -> Turn:
-    """Counting, comparing, looking next to something, taking something away; the answer gives its reason."""
+    """Counting, comparing, looking next to something, taking something away; the answer gives its
+    reason."""
     while True:
         turn = pick(rng, (_count, _relative, _relative, _more, _same, _take_away))(rng, scene)
         if turn is not None:
@@ -378,7 +387,8 @@ def reason(rng: np.random.Generator) -> Sample:
     return one_page("reason", rng, scene, reason_turn(rng, scene))
 
 
-# chart -----------------------------------------------------------------------------------------------
+# chart
+# -----------------------------------------------------------------------------------------------
 
 
 def _bars(chart: Chart, *but: str) -> str:

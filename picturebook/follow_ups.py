@@ -1,8 +1,8 @@
 """Second turns: another question, a caption, a summary, a story, a fact, a sum.
 
-Each function takes the first sample and returns it with one more turn. Question, caption and story are
-about a page of the first turn; after a first turn without pages (facts, sums) they bring a new page of
-their own.
+Each function takes the first sample and returns it with one more turn. Question, caption and story
+are about a page of the first turn; after a first turn without pages (facts, sums) they bring a new
+page of their own.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def caption_it(rng: np.random.Generator, sample: Sample) -> Sample:
 
 
 def summary(rng: np.random.Generator, sample: Sample) -> Sample:
-    """The first telling sentence of the previous answer again; of a sum the last one, of a story both."""
+    """The first telling sentence of the previous answer again; of a sum the last one, of a story
+    both."""
     sentences = sample.turns[-1][1].replace("! ", ". ").rstrip(".").split(". ")
     if sentences[0].startswith(OPENINGS):
         sentences = sentences[1:]
@@ -157,4 +158,5 @@ FOLLOW_UPS = {
     "fact": fact,
     "sum": sum_up,
 }
-"""name -> (rng, first sample) -> the sample with a second turn. Test sets go through them in this order."""
+"""name -> (rng, first sample) -> the sample with a second turn. Test sets go through them in this
+order."""

@@ -203,7 +203,8 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
 
 
 def facts(rng: np.random.Generator) -> Sample:
-    """Stands for NQ: a question about the plain world, a sentence of answer and one of background."""
+    """Stands for NQ: a question about the plain world, a sentence of answer and one of
+    background."""
     return Sample("facts", "facts", (), (fact_turn(rng),))
 
 

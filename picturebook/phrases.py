@@ -1,4 +1,5 @@
-"""Words and phrases: things, places, numbers, lists, and the few remarks that several dialogues share."""
+"""Words and phrases: things, places, numbers, lists, and the few remarks that several dialogues
+share."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def join(*sentences: str) -> str:
 
 
 def ref(scene: Scene, place: int) -> str:
-    """The shortest of 'ball', 'red ball', 'small red ball' that fits this thing only; else with its place."""
+    """The shortest of 'ball', 'red ball', 'small red ball' that fits this thing only; else with its
+    place."""
     thing = scene.cells[place]
     assert thing is not None
     others = [other for where, other in scene.things if where != place]
@@ -103,7 +105,8 @@ def unique(scene: Scene) -> list[tuple[int, Thing]]:
 
 
 def side(of: int, to: int) -> str:
-    """Where cell `to` lies seen from cell `of`: 'to the right of', 'below', 'across from' (diagonal)."""
+    """Where cell `to` lies seen from cell `of`: 'to the right of', 'below', 'across from'
+    (diagonal)."""
     if of // 2 == to // 2:
         return "to the right of" if to > of else "to the left of"
     if of % 2 == to % 2:
@@ -112,7 +115,8 @@ def side(of: int, to: int) -> str:
 
 
 def neighbour(scene: Scene, place: int) -> str:
-    """A sentence on the nearest other thing (in the row, the column, the diagonal), or on being alone."""
+    """A sentence on the nearest other thing (in the row, the column, the diagonal), or on being
+    alone."""
     for to in (place ^ 1, place ^ 2, place ^ 3):
         thing = scene.cells[to]
         if thing is not None:
@@ -126,7 +130,8 @@ def rest(scene: Scene, *places: int) -> list[str]:
 
 
 def remark(scene: Scene) -> str:
-    """What is worth saying about the whole page: same kinds, same colours, same sizes, or all different."""
+    """What is worth saying about the whole page: same kinds, same colours, same sizes, or all
+    different."""
     things = [thing for _, thing in scene.things]
     if len(things) == 1:
         return "It is all alone there."
@@ -142,7 +147,8 @@ def remark(scene: Scene) -> str:
 
 
 def caption(page: Scene | Chart) -> str:
-    """The page in one short sentence without a capital or a full stop: what a captioner says about it."""
+    """The page in one short sentence without a capital or a full stop: what a captioner says about
+    it."""
     if isinstance(page, Chart):
         bars = [f"{an(colour)} bar of {height}" for colour, height in page.bars]
         return f"a chart with {listing(bars)} on {an(page.background)} background"

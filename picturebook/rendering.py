@@ -1,7 +1,8 @@
 """Draw a page: 48x48 RGB, a scene as 2x2 cells of 24 px, a chart as three bars on a grid.
 
-A thing is a sprite that is drawn once per (kind, size, colour) by testing 6x6 sub-pixels against a formula,
-so the same machine-independent pixels come out everywhere; a page then costs a few small blends.
+A thing is a sprite that is drawn once per (kind, size, colour) by testing 6x6 sub-pixels against a
+formula, so the same machine-independent pixels come out everywhere; a page then costs a few small
+blends.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ GLYPHS = {
     "Y": "#...# #...# .#.#. ..#.. ..#.. ..#.. ..#..",
     "Z": "##### ....# ...#. ..#.. .#... #.... #####",
 }
-"""The 5x7 bitmap font of the signs: one row of '#' and '.' per scan line, rows separated by spaces."""
+"""The 5x7 bitmap font of the signs: one row of '#' and '.' per scan line, rows separated by
+spaces."""
 
 Grid = np.ndarray  # [H, W] float coordinates or booleans
 
@@ -181,7 +183,8 @@ def _shape(kind: str, x: Grid, y: Grid) -> tuple[Grid, Grid, Grid]:
 
 @cache
 def sprite(kind: str, size: str, colour: str) -> tuple[np.ndarray, np.ndarray]:
-    """A thing as (colour times alpha [n, n, 3], 1 - alpha [n, n, 1]), float32, n pixels for `size`."""
+    """A thing as (colour times alpha [n, n, 3], 1 - alpha [n, n, 1]), float32, n pixels for
+    `size`."""
     n = PIXELS[size]
     margin = 1.0 / n  # one pixel on each side is left for the outline
     unit = ((np.arange(n * SUB) + 0.5) / (n * SUB) - margin) / (1 - 2 * margin)
@@ -205,7 +208,8 @@ def sprite(kind: str, size: str, colour: str) -> tuple[np.ndarray, np.ndarray]:
 
 @cache
 def board(colour: str, word: str) -> np.ndarray:
-    """A sign's board [11, 24, 3] with its word in the middle; dark letters on the lighter colours."""
+    """A sign's board [11, 24, 3] with its word in the middle; dark letters on the lighter
+    colours."""
     picture = np.empty((11, CELL, 3), np.float32)
     picture[:] = RGB[colour]
     letters = text_mask(word)
@@ -242,8 +246,9 @@ def _draw_chart(page: np.ndarray, chart: Chart) -> None:
 def render(page: Scene | Chart, rng: np.random.Generator) -> np.ndarray:
     """The page as uint8 [48, 48, 3].
 
-    `rng` moves each thing by up to 2 px inside its cell (signs up and down only: their word fills the cell)
-    and makes the whole page up to 6 % darker or lighter; it takes nine numbers whatever is on the page.
+    `rng` moves each thing by up to 2 px inside its cell (signs up and down only: their word fills
+    the cell) and makes the whole page up to 6 % darker or lighter; it takes nine numbers whatever
+    is on the page.
     """
     noise = rng.random(9)
     canvas = np.empty((PAGE, PAGE, 3), np.float32)
@@ -286,9 +291,9 @@ LABEL_CLASSES = {
 def tower_labels(page: Scene | Chart) -> dict[str, np.ndarray]:
     """What a vision tower should see on the page, as int32 class numbers.
 
-    `kind`, `colour`, `size`, `word` [4] per cell in reading order (0 none; kind: 1..12 `KINDS`, 13 sign, 14
-    chart cell), `background` [] (index into `BACKGROUNDS`), `bar_colour`, `bar_height` [3] (0 none: no
-    chart). `LABEL_CLASSES` gives the number of classes of each.
+    `kind`, `colour`, `size`, `word` [4] per cell in reading order (0 none; kind: 1..12 `KINDS`, 13
+    sign, 14 chart cell), `background` [] (index into `BACKGROUNDS`), `bar_colour`, `bar_height` [3]
+    (0 none: no chart). `LABEL_CLASSES` gives the number of classes of each.
     """
     labels = {name: np.zeros(4, np.int32) for name in ("kind", "colour", "size", "word")}
     labels["background"] = np.array(_INDEX["background"](page.background), np.int32)

@@ -36,7 +36,8 @@ VALUES = {
 """All the values an attribute can take: what an answer may say rightly or wrongly."""
 
 PROBE_KINDS = ("what", "where", "colour", "count", "sign")
-"""The attributes that accuracy is reported on; the others of `VALUES` are trained and not reported."""
+"""The attributes that accuracy is reported on; the others of `VALUES` are trained and not
+reported."""
 
 _COUNT_SPELLINGS = {
     "none": "no",
@@ -52,8 +53,8 @@ _COUNT_SPELLINGS = {
 def mentioned(kind: str, text: str) -> frozenset[str]:
     """The values of attribute `kind` that occur in `text`, as whole words in any case.
 
-    Plurals count ("boxes" mentions "box"); for counts, digits and "none" and "zero" count as the words of
-    `COUNT_WORDS`.
+    Plurals count ("boxes" mentions "box"); for counts, digits and "none" and "zero" count as the
+    words of `COUNT_WORDS`.
     """
     text = text.lower()
     if kind == "count":
@@ -77,7 +78,8 @@ class Probe:
 
     @classmethod
     def of(cls, kind: str, expected: str, reference: str) -> Probe:
-        """The probe of a question: wrong is every value that the reference answer does not mention."""
+        """The probe of a question: wrong is every value that the reference answer does not
+        mention."""
         said = mentioned(kind, reference)
         return cls(
             kind,
@@ -88,9 +90,9 @@ class Probe:
     def correct(self, answer: str) -> bool:
         """Whether `answer` says the expected value and none of the wrong ones.
 
-        Said means: occurs in the sense of `mentioned`. A value of the same attribute that the reference
-        answer itself mentions besides the expected one is neither asked for nor held against the answer.
-        Words about other attributes are not judged.
+        Said means: occurs in the sense of `mentioned`. A value of the same attribute that the
+        reference answer itself mentions besides the expected one is neither asked for nor held
+        against the answer. Words about other attributes are not judged.
         """
         said = mentioned(self.kind, answer)
         return self.expected in said and not said.intersection(self.alternatives)
@@ -100,8 +102,8 @@ class Probe:
 class Sample(samples.Sample):
     """A conversation about pages (uint8 [48, 48, 3] each).
 
-    `scenes` are what the images show, one each. `probes` judge the answers of an attribute conversation, one
-    a turn; other samples have none.
+    `scenes` are what the images show, one each. `probes` judge the answers of an attribute
+    conversation, one a turn; other samples have none.
     """
 
     probes: tuple[Probe, ...] = ()

@@ -1,7 +1,8 @@
-"""What can be on a page: things in four cells, or three bars. Sampling of both, and edits between scenes.
+"""What can be on a page: things in four cells, or three bars. Sampling of both, and edits between
+scenes.
 
-Nothing here knows about pixels or language; `rendering.py` draws these values and the grammar talks about
-them.
+Nothing here knows about pixels or language; `rendering.py` draws these values and the grammar talks
+about them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ EDITS = ("recolour", "replace", "add", "remove", "resize")
 
 @dataclass(frozen=True)
 class Thing:
-    """One object of a page. `word` is set for signs (kind 'sign', always 'large') and for nothing else."""
+    """One object of a page. `word` is set for signs (kind 'sign', always 'large') and for nothing
+    else."""
 
     kind: str
     colour: str
@@ -54,7 +56,8 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """A page of 2x2 cells in reading order: top left, top right, bottom left, bottom right (`PLACES`)."""
+    """A page of 2x2 cells in reading order: top left, top right, bottom left, bottom right
+    (`PLACES`)."""
 
     background: str
     cells: tuple[Thing | None, Thing | None, Thing | None, Thing | None]
@@ -72,7 +75,8 @@ class Scene:
 
 @dataclass(frozen=True)
 class Chart:
-    """A page with a bar chart: three (colour, height 1..8) from left to right, colours all different."""
+    """A page with a bar chart: three (colour, height 1..8) from left to right, colours all
+    different."""
 
     background: str
     bars: tuple[tuple[str, int], tuple[str, int], tuple[str, int]]
@@ -89,7 +93,8 @@ class Edit:
 
 
 def below(rng: np.random.Generator, n: int) -> int:
-    """A uniform integer in [0, n). Several times cheaper than `rng.integers` for a single number."""
+    """A uniform integer in [0, n). Several times cheaper than `rng.integers` for a single
+    number."""
     return int(rng.random() * n)
 
 
@@ -128,11 +133,12 @@ def sample_scene(
     """A random page.
 
     Args:
-      count: number of things, 1 to 4; None draws 1, 2, 3, 4 with probability 0.15, 0.25, 0.35, 0.25.
+      count: number of things, 1 to 4; None draws 1, 2, 3, 4 with probability 0.15, 0.25, 0.35,
+        0.25.
       signs: how many of them are signs; None draws 1 in a quarter of the pages and 0 otherwise.
 
-    A thing copies the kind of the one before it with probability 0.2, else the colour with 0.2, so that
-    counting and comparing have something to find.
+    A thing copies the kind of the one before it with probability 0.2, else the colour with 0.2, so
+    that counting and comparing have something to find.
     """
     if count is None:
         u = rng.random()
@@ -170,8 +176,8 @@ def with_cell(scene: Scene, place: int, thing: Thing | None) -> Scene:
 def edit(rng: np.random.Generator, scene: Scene, avoid: tuple[int, ...] = ()) -> tuple[Scene, Edit]:
     """Change one cell of `scene` that is not in `avoid`; returns the new scene and what was done.
 
-    A page keeps at least one thing, and signs are not resized. With every occupied cell to be avoided and no
-    free one left there is nothing to change: ValueError.
+    A page keeps at least one thing, and signs are not resized. With every occupied cell to be
+    avoided and no free one left there is nothing to change: ValueError.
     """
     free = [place for place in scene.free if place not in avoid]
     taken = [(place, thing) for place, thing in scene.things if place not in avoid]

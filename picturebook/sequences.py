@@ -1,4 +1,5 @@
-"""Dialogues about several pages: two and a change (edit, brush, spot), five and a story (saga, album)."""
+"""Dialogues about several pages: two and a change (edit, brush, spot), five and a story (saga,
+album)."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def _spot(change: Edit) -> str:
     return at(change.place)
 
 
-# edit and brush --------------------------------------------------------------------------------------
+# edit and brush
+# --------------------------------------------------------------------------------------
 
 
 def plain_order(change: Edit) -> str:
@@ -145,7 +147,8 @@ def brush(rng: np.random.Generator) -> Sample:
     return several("brush", rng, scenes, question, join(*orders, end))
 
 
-# spot ------------------------------------------------------------------------------------------------
+# spot
+# ------------------------------------------------------------------------------------------------
 
 
 def told(before: str, after: str) -> str:
@@ -201,7 +204,8 @@ def spot(rng: np.random.Generator) -> Sample:
     )
 
 
-# saga and album --------------------------------------------------------------------------------------
+# saga and album
+# --------------------------------------------------------------------------------------
 
 
 def doing(thing: Thing) -> str:
@@ -212,7 +216,8 @@ def doing(thing: Thing) -> str:
 
 
 def saga(rng: np.random.Generator) -> Sample:
-    """Stands for PororoSV: one hero (a thing with a name) is on all five pages; a sentence a page."""
+    """Stands for PororoSV: one hero (a thing with a name) is on all five pages; a sentence a
+    page."""
     hero, name = sample_thing(rng), pick(rng, NAMES)
     scenes, sentences = [], []
     for i, connector in enumerate(CONNECTORS):
@@ -225,7 +230,8 @@ def saga(rng: np.random.Generator) -> Sample:
         who = f"{name} the {short(hero)}" if i in (0, 4) else name
         verb = ("was at", "went to", "came to", "stayed at", "slept at")[i]
         sentences.append(
-            f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} {an(full(friend))}."
+            f"{connector}, {who} {verb} the {PLACES[place]}, {side(near[0], place)} "
+            f"{an(full(friend))}."
         )
         scenes.append(scene)
     question = pick(
@@ -239,7 +245,8 @@ def saga(rng: np.random.Generator) -> Sample:
 
 
 def album(rng: np.random.Generator) -> Sample:
-    """Stands for VIST: five pages of somebody's day; a sentence a page about the first thing on it."""
+    """Stands for VIST: five pages of somebody's day; a sentence a page about the first thing on
+    it."""
     name, scenes, sentences = pick(rng, NAMES), [], []
     for connector in CONNECTORS:
         scene = sample_scene(rng, count=1 + below(rng, 3))
@@ -250,7 +257,8 @@ def album(rng: np.random.Generator) -> Sample:
     question = pick(
         rng,
         (
-            f"{placeholders(5)}These are five pictures of a day with {name}. Write the story of the day.",
+            f"{placeholders(5)}These are five pictures of a day with {name}. Write the story of "
+            f"the day.",
             f"{placeholders(5)}Write a story about {name}, one sentence for each picture.",
         ),
     )

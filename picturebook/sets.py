@@ -1,7 +1,7 @@
 """The synthetic sets, the fixed test split, and the endless train split.
 
-Streams: every sample comes from its own generator, seeded by (split, numbers). Train and test never share a
-generator; that the same scene is drawn in both is possible and not excluded.
+Streams: every sample comes from its own generator, seeded by (split, numbers). Train and test never
+share a generator; that the same scene is drawn in both is possible and not excluded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ TEST_STREAM, PROBE_STREAM, TRAIN_STREAM = 7001, 7002, 7003
 
 @dataclass(frozen=True)
 class SyntheticSet:
-    """A kind of dialogue: its name, the papers' evaluation sets it stands for, its number of images."""
+    """A kind of dialogue: its name, the papers' evaluation sets it stands for, its number of
+    images."""
 
     name: str
     stands_for: tuple[str, ...]
@@ -65,7 +66,8 @@ MIXTURE = {
     "facts": 0.03,
     "sums": 0.03,
 }
-"""Share of each kind among training samples. 'attributes' is for training only: short questions, no set."""
+"""Share of each kind among training samples. 'attributes' is for training only: short questions, no
+set."""
 
 MAKERS = {name: known.sample for name, known in SYNTHETIC_SETS.items()} | {
     "attributes": attributes,
@@ -85,9 +87,9 @@ def test_set(  # (no test)
 ) -> list[Sample]:
     """The first `n` test samples of a synthetic set, the same on every machine.
 
-    With `turns=2`, sample i gets the follow-up i modulo their number of `kinds`, names of `FOLLOW_UPS`; its
-    first turn and pages are those of `turns=1`. Raises InputError for an unknown set or kind, or a number of
-    turns other than 1 and 2.
+    With `turns=2`, sample i gets the follow-up i modulo their number of `kinds`, names of
+    `FOLLOW_UPS`; its first turn and pages are those of `turns=1`. Raises InputError for an unknown
+    set or kind, or a number of turns other than 1 and 2.
     """
     if name not in SYNTHETIC_SETS:
         raise InputError(
@@ -114,7 +116,8 @@ test_set.__test__ = False  # type: ignore[attr-defined]  # pytest would collect 
 
 
 def probe_set(n_per_kind: int = 40) -> list[Sample]:
-    """`n_per_kind` fixed attribute questions of each of `PROBE_KINDS`: one page, one turn, one probe each."""
+    """`n_per_kind` fixed attribute questions of each of `PROBE_KINDS`: one page, one turn, one
+    probe each."""
     return [
         replace(
             probe_sample(np.random.default_rng((PROBE_STREAM, k, i)), kind),
@@ -132,7 +135,8 @@ def _shares(
     for kind in kinds:
         if kind not in MAKERS:
             raise InputError(
-                f"picturebook: unknown kind of training sample {kind!r}; {nearest(kind, tuple(MAKERS))}"
+                f"picturebook: unknown kind of training sample {kind!r}; "
+                f"{nearest(kind, tuple(MAKERS))}"
             )
     if not kinds:
         raise InputError(f"picturebook: kinds is empty; use some of {', '.join(MAKERS)}")
@@ -143,8 +147,9 @@ def _shares(
 def train_sample(seed: int, index: int, kinds: tuple[str, ...] | None = None) -> Sample:
     """Training sample `index` of the endless split `seed`: a pure function of its arguments.
 
-    `kinds` are names of `MAKERS`, in the proportions of `MIXTURE`; None is the whole mixture. A third of the
-    samples of the sets have a second turn, of a random kind. Raises InputError for an unknown kind.
+    `kinds` are names of `MAKERS`, in the proportions of `MIXTURE`; None is the whole mixture. A
+    third of the samples of the sets have a second turn, of a random kind. Raises InputError for an
+    unknown kind.
     """
     kinds = tuple(MIXTURE) if kinds is None else tuple(kinds)
     edges, makers = _shares(kinds)

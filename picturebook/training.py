@@ -33,7 +33,8 @@ class Picturebook(Sequence[Sample]):
 
 
 def named(name: str) -> Picturebook | None:
-    """Return the source that `picturebook` or `picturebook:describe,read` names; None for others."""
+    """Return the source that `picturebook` or `picturebook:describe,read` names; None for
+    others."""
     head, _, kinds = name.partition(":")
     if head != "picturebook":
         return None

@@ -27,48 +27,55 @@ from jaxspec.verification import Verdict
 
 
 class Pending(struct.PyTreeNode):
-    """Proposals that are not yet committed. They lie in `DecodeState.tokens` behind the committed tokens."""
+    """Proposals that are not yet committed. They lie in `DecodeState.tokens` behind the committed
+    tokens."""
 
     turn: Int[Array, " B"]
     """The model whose turn it is."""
     count: Int[Array, " B"]
     logits: tuple[Float[Array, "B window V"], ...]
-    """Each model's logits for the token at index i, in slot i mod W, where that model has read so far."""
+    """Each model's logits for the token at index i, in slot i mod W, where that model has read so
+    far."""
 
 
 @dataclass(frozen=True)
 class Alternating(Collaboration):
     """CoS: every model proposes in turn. Static; `params` as in `prefill_members`.
 
-    The models stand in a ring. In its turn a model reads all that it has not read, which is always the newest
-    committed token and the pending ones. That one pass scores the proposals of the others and gives the
-    distribution of the token after them, from which the model draws its own first proposal: the bonus token of
-    plain speculative decoding is not emitted but pending. When all models have scored the oldest run of proposals,
-    the run is verified against the combined distribution, with the distributions of the model that proposed it as
-    the draft's. If it stands as a whole it is committed, and the model in turn extends its own run. At the first
-    rejection all that is pending is dropped, and the default proposer begins anew (the paper's Algorithm 2, where a
-    proposal after a rejection is an oversight).
+    The models stand in a ring. In its turn a model reads all that it has not read, which is always
+    the newest committed token and the pending ones. That one pass scores the proposals of the
+    others and gives the distribution of the token after them, from which the model draws its own
+    first proposal: the bonus token of plain speculative decoding is not emitted but pending. When
+    all models have scored the oldest run of proposals, the run is verified against the combined
+    distribution, with the distributions of the model that proposed it as the draft's. If it stands
+    as a whole it is committed, and the model in turn extends its own run. At the first rejection
+    all that is pending is dropped, and the default proposer begins anew (the paper's Algorithm 2,
+    where a proposal after a rejection is an oversight).
 
     What follows from the ring, and is therefore not stored:
-    - the oldest pending run is the next model's, so its owner and its length are static in each model's turn;
-    - a run is verified in the turn before its owner's, and the owner has read all of it but the last token. So at a
-      model's turn its cache holds all committed tokens but the newest one: one count a row serves all models.
+    - the oldest pending run is the next model's, so its owner and its length are static in each
+      model's turn;
+    - a run is verified in the turn before its owner's, and the owner has read all of it but the
+      last token. So at a model's turn its cache holds all committed tokens but the newest one: one
+      count a row serves all models.
 
-    The output follows the combined distribution exactly, whatever the draft lengths, since a proposal is always
-    conditioned on everything before it, committed and pending. (In the released code the context of an extension
-    lacks what its own verification has just accepted.)
+    The output follows the combined distribution exactly, whatever the draft lengths, since a
+    proposal is always conditioned on everything before it, committed and pending. (In the released
+    code the context of an extension lacks what its own verification has just accepted.)
 
-    Rows of a batch may be in different turns. A pass of the loop gives every model one turn, in ring order, for the
-    rows that wait for it, and skips a model for which none waits: a single row never waits, a batch pays each
-    model's pass for all its rows (`CollaborationStats.passes` against `calls`). Rows that wait are parked past the
-    last slot, where cache writes are dropped, so that what a request draws does not depend on its neighbours.
+    Rows of a batch may be in different turns. A pass of the loop gives every model one turn, in
+    ring order, for the rows that wait for it, and skips a model for which none waits: a single row
+    never waits, a batch pays each model's pass for all its rows (`CollaborationStats.passes`
+    against `calls`). Rows that wait are parked past the last slot, where cache writes are dropped,
+    so that what a request draws does not depend on its neighbours.
     """
 
     members: tuple[Member, ...]
     gammas: tuple[int, ...]
     """Draft length of each model, 1 or more."""
     first: int = 0
-    """The default proposer, which begins and begins anew after each rejection; the others follow in ring order."""
+    """The default proposer, which begins and begins anew after each rejection; the others follow in
+    ring order."""
 
     @property
     def spare_slots(self) -> int:
@@ -105,7 +112,8 @@ class Alternating(Collaboration):
     def turn(
         self, model: int, params: Params, options: Sampling, state: DecodeState
     ) -> DecodeState:
-        """Take one model's turn, for the rows that wait for it: score; verify the oldest run if all have; propose."""
+        """Take one model's turn, for the rows that wait for it: score; verify the oldest run if all
+        have; propose."""
         owner = (model + 1) % len(self.members)
         run, others = self.gammas[owner], sum(self.gammas) - self.gammas[model]
         pending = state.drafter
@@ -183,7 +191,8 @@ class Alternating(Collaboration):
         index: Int[Array, " B"],
         proposing: Bool[Array, " B"],
     ) -> tuple[DecodeState, tuple[Array, ...]]:
-        """Propose the model's own run from `index` on, the first token drawn from `logits`, each next one by a pass."""
+        """Propose the model's own run from `index` on, the first token drawn from `logits`, each
+        next one by a pass."""
         gamma = self.gammas[model]
         rows = jnp.arange(len(index))
 
@@ -221,7 +230,8 @@ class Alternating(Collaboration):
         active: Bool[Array, " B"],
         ahead: int | Int[Array, " B"],
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Run a pass over tokens `ahead` places past the cache's length, which stays; idle rows write nothing."""
+        """Run a pass over tokens `ahead` places past the cache's length, which stays; idle rows
+        write nothing."""
         placed = cache.replace(length=jnp.where(active, cache.length + ahead, cache.slots))
         logits, written = self.members[model].model.extend(params["models"][model], tokens, placed)
         return logits, written.replace(length=cache.length)

@@ -1,4 +1,5 @@
-"""What an engine runs: the program that its models make, their parameters, and the forms in which they read prompts."""
+"""What an engine runs: the program that its models make, their parameters, and the forms in which
+they read prompts."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Form:
     name: str
     """Whose context an error calls too short."""
     spare: int | None = 0
-    """Tokens past the last new one that the context has to hold; None where longer prompts are allowed."""
+    """Tokens past the last new one that the context has to hold; None where longer prompts are
+    allowed."""
 
     def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
         """Raise InputError for a prompt that is, with its answer, over the model's context."""
@@ -43,12 +45,14 @@ class Form:
             return
         if self.spare:
             raise InputError(
-                f"view {self.view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new ones pass the "
-                f"draft's {limit} trained positions; leave the view out or use context 'drop_view' or 'extrapolate'"
+                f"view {self.view.name}: {len(row)} prompt tokens and {request.max_new_tokens} new "
+                f"ones pass the draft's {limit} trained positions; leave the view out or use "
+                f"context 'drop_view' or 'extrapolate'"
             )
         raise InputError(
-            f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over {self.name}'s context of "
-            f"{limit}; shorten the prompt, give fewer images or lower max_new_tokens"
+            f"prompt: {len(row)} tokens and {request.max_new_tokens} new ones are over "
+            f"{self.name}'s context of {limit}; shorten the prompt, give fewer images or lower "
+            f"max_new_tokens"
         )
 
 
@@ -78,7 +82,8 @@ def chosen_views(
     shown = prompt_views(parse_views(views)) if views else ()
     if shown and draft is None:
         raise InputError(
-            f"views: {','.join(views)} show a draft the prompt, and there is no draft; give one, or "
+            f"views: {','.join(views)} show a draft the prompt, and there is no draft; give one, "
+            f"or "
             "leave the views out"
         )
     return views
@@ -87,7 +92,8 @@ def chosen_views(
 def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineConfig) -> Assembly:
     """Return a target that decodes alone, or with the draft and the KV head that the views ask for.
 
-    Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft lacks.
+    Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft
+    lacks.
     """
     check_vocabulary("target", target, spare=0)
     views = parse_views(config.views) if config.views else ()
@@ -156,8 +162,8 @@ def build_program(
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
     """Return models that write together; a text model is shown a line break for an image.
 
-    The same model may stand among them more than once. With views M and T and `contrastive:beta=1` that is visual
-    contrastive decoding (Leng et al. 2024), the blurred image being none.
+    The same model may stand among them more than once. With views M and T and `contrastive:beta=1`
+    that is visual contrastive decoding (Leng et al. 2024), the blurred image being none.
 
     Raises InputError unless all have one vocabulary and one tokeniser.
     """
@@ -170,7 +176,8 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
     for number, model in enumerate(models, start=1):
         if words := model.model.text.draft_vocabulary:
             raise InputError(
-                f"model {number}: scores {len(words)} tokens alone, as drafts may; export it, with all"
+                f"model {number}: scores {len(words)} tokens alone, as drafts may; export it, with "
+                f"all"
             )
     first, *others = models
     check_vocabulary("model 1", first, spare=0)
@@ -206,7 +213,8 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
 
 
 def _member_view(name: str, model: LoadedModel, number: int) -> View:
-    """Return the view of a name; InputError where a model that writes with others cannot be shown it."""
+    """Return the view of a name; InputError where a model that writes with others cannot be shown
+    it."""
     view = parse_view(name)
     refused = {
         "captions are for drafts": view.reads_captions,

@@ -1,7 +1,8 @@
-"""Captioners for view C: any LVLM of this library, in JAX; BLIP, BLIP-2 and Florence-2 by transformers; or a file.
+"""Captioners for view C: any LVLM of this library, in JAX; BLIP, BLIP-2 and Florence-2 by
+transformers; or a file.
 
-A caption belongs to an image, not to a prompt, so one that was made is never made again: it is kept under the hash of
-the image's pixels and of the captioner's identity.
+A caption belongs to an image, not to a prompt, so one that was made is never made again: it is kept
+under the hash of the image's pixels and of the captioner's identity.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ TASKS = ("CAPTION", "DETAILED_CAPTION", "MORE_DETAILED_CAPTION")
 FORMS = "jax:DIR[:QUESTION], florence2:ID[:DETAILED_CAPTION], blip:ID or file:CAPTIONS.jsonl"
 MODEL_TYPES = {"florence2": ("florence2",), "blip": ("blip", "blip-2")}
 LEGACY = "microsoft/florence-2"
-"""How ids of Florence-2 begin, in small letters, whose files transformers reads with their own code alone."""
+"""How ids of Florence-2 begin, in small letters, whose files transformers reads with their own code
+alone."""
 BATCH = 16
 """Most images captioned together."""
 
 
 def check_captioner(text: str) -> tuple[str, str, str]:
-    """Return the kind, the name and the question of what `load_captioner` takes; InputError for anything else."""
+    """Return the kind, the name and the question of what `load_captioner` takes; InputError for
+    anything else."""
     kind, _, rest = text.partition(":")
     where, _, how = rest.partition(":")
     if not where or kind not in ("jax", "file", *MODEL_TYPES):
@@ -57,7 +60,8 @@ def runs_torch(text: str) -> bool:
 
 
 def captioner_lack(text: str) -> str | None:
-    """Return why the captioner that `text` names cannot run here, with the mend; None if it can, as files always can.
+    """Return why the captioner that `text` names cannot run here, with the mend; None if it can, as
+    files always can.
 
     Raises InputError where `text` names none.
     """
@@ -79,7 +83,8 @@ def load_captioner(
     share_tower_with: LoadedModel | None = None,
     directory: Path | None = None,
 ) -> Captioner:
-    """Return the captioner that `text` names, its captions kept in `directory` (by default in jaxspec's cache).
+    """Return the captioner that `text` names, its captions kept in `directory` (by default in
+    jaxspec's cache).
 
     Args:
       text: one of `FORMS`. `blip:` reads BLIP and BLIP-2.
@@ -102,7 +107,8 @@ class ModelCaptioner(Captioner, Protocol):
 
     @property
     def identity(self) -> str:
-        """Differs wherever captions may differ: names the weights, the prompt and the way of decoding."""
+        """Differs wherever captions may differ: names the weights, the prompt and the way of
+        decoding."""
         ...
 
 
@@ -117,7 +123,8 @@ class CachedCaptions:
     directory: Path
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """Return captions from the disk, and of each image that has none there, once, from the captioner."""
+        """Return captions from the disk, and of each image that has none there, once, from the
+        captioner."""
         files = [self._file(image) for image in images]
         known = {file: _read(file) for file in set(files)}
         missing = {
@@ -135,7 +142,8 @@ class CachedCaptions:
 
 
 def _read(file: Path) -> Caption | None:
-    """Return the caption in a file; None if there is no file. Raises InputError for a file that was damaged."""
+    """Return the caption in a file; None if there is no file. Raises InputError for a file that was
+    damaged."""
     if not file.exists():
         return None
     with reading(f"captions {file}: cannot be read", "remove it"):
@@ -174,7 +182,8 @@ class CaptionFile:
             if key not in self.captions:
                 size = f"{image.width}x{image.height}"
                 raise InputError(
-                    f"captions {self.path}: none for the {size} image with sha256 {key}; add a line for it"
+                    f"captions {self.path}: none for the {size} image with sha256 {key}; add a "
+                    f"line for it"
                 )
         return [Caption(self.captions[key]) for key in keys]
 
@@ -210,7 +219,8 @@ class LvlmCaptioner:
 
 @dataclass(frozen=True)
 class TransformersCaptioner:
-    """BLIP, BLIP-2 or Florence-2, run by transformers and torch with TABED's settings: 3 beams, no sampling.
+    """BLIP, BLIP-2 or Florence-2, run by transformers and torch with TABED's settings: 3 beams, no
+    sampling.
 
     Captions are decoded without special tokens and not processed further, as in TABED's release.
     """
@@ -245,7 +255,8 @@ class TransformersCaptioner:
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
     def check(self) -> None:
-        """Raise InputError where the configuration is not to be had, or is of another model; weights are not read."""
+        """Raise InputError where the configuration is not to be had, or is of another model;
+        weights are not read."""
         import transformers
 
         directories.check_files(Path(self.source))
@@ -263,8 +274,8 @@ class TransformersCaptioner:
 
     def _refuse_legacy(self) -> NoReturn:
         raise InputError(
-            f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs code of its own; "
-            f"use florence2:florence-community/{Path(self.source).name}"
+            f"captioner {self.kind}: {self.source} is in Florence-2's legacy form, which runs code "
+            f"of its own; use florence2:florence-community/{Path(self.source).name}"
         )
 
     def _reading(self) -> AbstractContextManager[None]:
@@ -318,7 +329,8 @@ def _task(how: str) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return a hash of the names, sizes and times of change of a directory's files, without reading gigabytes."""
+    """Return a hash of the names, sizes and times of change of a directory's files, without reading
+    gigabytes."""
     files = sorted(file for file in path.iterdir() if file.is_file())
     seen = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(seen).encode()).hexdigest()

@@ -41,8 +41,8 @@ from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
 
 VERIFY = 1
-"""Stream of a step's keys for verification. A place's `state.DRAW` serves every proposal for it, of which one at
-most is ever verified."""
+"""Stream of a step's keys for verification. A place's `state.DRAW` serves every proposal for it, of
+which one at most is ever verified."""
 
 
 class Collaboration(Program):
@@ -66,7 +66,8 @@ class Collaboration(Program):
 
 
 class CollaborationStats(struct.PyTreeNode):
-    """Counts of each row, or of one request, models by identity; the token that prefill gives is in none."""
+    """Counts of each row, or of one request, models by identity; the token that prefill gives is in
+    none."""
 
     emitted: Int[Array, " B"]
     verified: Int[Array, " B"]
@@ -77,7 +78,8 @@ class CollaborationStats(struct.PyTreeNode):
     """Proposals of each model that were accepted or rejected."""
     accepted: Int[Array, "B M"]
     overlap: Float[Array, "B M"]
-    """Sum over tested proposals of sum_x min(d(x), r(x)) = 1 - TV(d, r), the chance of acceptance."""
+    """Sum over tested proposals of sum_x min(d(x), r(x)) = 1 - TV(d, r), the chance of
+    acceptance."""
     passes: Int[Array, "B M"]
     """Forward passes of the loop, whether or not the row had a part in them."""
 
@@ -137,7 +139,8 @@ def verify_combined(
     count: Int[Array, " B"],
     options: Sampling,
 ) -> tuple[Verdict, Float[Array, "B J"]]:
-    """Verifies a run that one model proposed against the combination at its places (and, if T = J + 1, after it).
+    """Verifies a run that one model proposed against the combination at its places (and, if T = J +
+    1, after it).
 
     Returns the verdict and the chance that each place had to be accepted, sum_x min(d(x), r(x)).
     """
@@ -167,7 +170,8 @@ def commit_run(
     wanted: Int[Array, " B"],
     options: Sampling,
 ) -> DecodeState:
-    """Append the first `wanted` of the accepted proposals and the token after them, and count them; see `append`."""
+    """Append the first `wanted` of the accepted proposals and the token after them, and count them;
+    see `append`."""
     state, emitted = append(state, drafted, verdict, wanted, options)
     own = jnp.arange(len(state.target)) == proposer
     accepted = jnp.minimum(verdict.count, emitted)

@@ -8,13 +8,15 @@
 |                                         | the tokens with p_0(x) >= 0.1 max p_0 only (Li et al. 2023)             |
 | `logits:1.5,-0.5`                       | softmax(sum_m a_m l_m / T): decoding-time realignment (Liu et al. 2024) |
 
-A coefficient belongs to a model, by its place in the list, and never to the role that it plays at the moment. The
-temperature enters as above; top-k and top-p narrow the *combined* distribution. (The released CoS code narrows each
-model's before it averages.) All is float32. The plausible tokens are those of model 0 at temperature 1.
+A coefficient belongs to a model, by its place in the list, and never to the role that it plays at
+the moment. The temperature enters as above; top-k and top-p narrow the *combined* distribution.
+(The released CoS code narrows each model's before it averages.) All is float32. The plausible
+tokens are those of model 0 at temperature 1.
 
-At temperature 0 the combined distribution is one-hot: at the argmax of the combined logits, or, for `weighted`, at
-the argmax of sum_m w_m softmax(l_m), as in the released code. `weighted:0.6,0.4,greedy=vote` is the other reading:
-each model's argmax gets its weight of votes; among tokens with equally many, the first rule decides.
+At temperature 0 the combined distribution is one-hot: at the argmax of the combined logits, or, for
+`weighted`, at the argmax of sum_m w_m softmax(l_m), as in the released code.
+`weighted:0.6,0.4,greedy=vote` is the other reading: each model's argmax gets its weight of votes;
+among tokens with equally many, the first rule decides.
 """
 
 from __future__ import annotations
@@ -111,8 +113,8 @@ class Custom(struct.PyTreeNode):
 
     function: Callable[[Array], Array] = struct.field(pytree_node=False)
     of: Literal["probs", "logits"] = struct.field(pytree_node=False, default="probs")
-    """`probs`: of softmax(l_m / T); what it returns is scaled to sum to 1. `logits`: of the l_m, before temperature
-    and softmax."""
+    """`probs`: of softmax(l_m / T); what it returns is scaled to sum to 1. `logits`: of the l_m,
+    before temperature and softmax."""
 
     def soft(
         self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
@@ -151,7 +153,8 @@ def parse_combination(text: str, models: int) -> Combination:
         raise InputError(f"combination {text!r}: give mu or beta by name, as contrastive:mu=0.1")
     if models != 2:
         raise InputError(
-            f"combination {text!r}: takes an expert and an amateur, and here are {models} models; give 2"
+            f"combination {text!r}: takes an expert and an amateur, and here are {models} models; "
+            f"give 2"
         )
     amateur = _number(text, options.get("beta", options.get("mu", "0.1")))
     expert = 1 + amateur if "beta" in options else 1.0
@@ -180,7 +183,8 @@ def linear(text: str, coefficients: list[float], models: int, plausibility: floa
     """Return checked coefficients, one a model; `text` is what a complaint cites."""
     if len(coefficients) != models:
         raise InputError(
-            f"combination {text!r}: {len(coefficients)} numbers for {models} models; give one a model"
+            f"combination {text!r}: {len(coefficients)} numbers for {models} models; give one a "
+            f"model"
         )
     if not 0 <= plausibility <= 1:
         raise InputError(

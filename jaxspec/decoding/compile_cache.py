@@ -1,4 +1,5 @@
-"""Programs compiled once, ahead of time, for each program, shapes, dtypes and placement; and their times without it."""
+"""Programs compiled once, ahead of time, for each program, shapes, dtypes and placement; and their
+times without it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from jaxspec.sharding import on_mesh
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What the calls of one program share, and its kind, found once: parameters have hundreds of leaves."""
+    """What the calls of one program share, and its kind, found once: parameters have hundreds of
+    leaves."""
 
     program: Any
     mesh: Mesh | None
@@ -27,14 +29,16 @@ class Held:
 
     @cached_property
     def kind(self) -> object:
-        """One object for one program on one mesh and all parameters of the same names, shapes, dtypes and places."""
+        """One object for one program on one mesh and all parameters of the same names, shapes,
+        dtypes and places."""
         places = tuple([getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(self.params)])
         # Not a count of those known: two threads would count alike.
         return _KINDS.setdefault((self.program, self.mesh, _shapes(self.params), places), object())
 
 
 def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, ...] = ()) -> Any:
-    """(what the jitted step(program, params, *args, *static) gives, its milliseconds), without those of compiling."""
+    """(what the jitted step(program, params, *args, *static) gives, its milliseconds), without
+    those of compiling."""
     run = executable(step, held, *args, *static)
     begun = time.perf_counter()
     found = jax.block_until_ready(run(held.params, *args))
@@ -42,8 +46,8 @@ def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, .
 
 
 MAPPINGS = 50_000
-"""Memory mappings from which on programs are given up: Linux ends a process that asks for more than 65,530, and on a
-CPU a program takes some hundreds."""
+"""Memory mappings from which on programs are given up: Linux ends a process that asks for more than
+65,530, and on a CPU a program takes some hundreds."""
 
 _EXECUTABLES: dict[Any, Any] = {}
 """Compiled programs by key, those used last at the end."""
@@ -54,13 +58,14 @@ _SPENT = [0.0]
 
 
 def compiled_ms() -> float:
-    """Return the milliseconds that this process has spent on compiling, or on reading what it compiled before."""
+    """Return the milliseconds that this process has spent on compiling, or on reading what it
+    compiled before."""
     return _SPENT[0]
 
 
 def executable(step: Any, held: Held, *args: Any) -> Any:
-    """Return `step` compiled for what is held, these shapes and JAX's settings; ahead of time, so that no timing
-    contains it."""
+    """Return `step` compiled for what is held, these shapes and JAX's settings; ahead of time, so
+    that no timing contains it."""
     key = (step, held.kind, _shapes(args), *jax.config.values.values())
     found = _EXECUTABLES.pop(key, None)
     if found is None:
@@ -79,7 +84,8 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
 
 
 def _shapes(args: Any) -> tuple[Any, ...]:
-    """Return what a program is compiled for: structure, shapes and dtypes, and values that are no arrays."""
+    """Return what a program is compiled for: structure, shapes and dtypes, and values that are no
+    arrays."""
     leaves, tree = jax.tree.flatten(args)
     return tree, tuple([(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves])
 

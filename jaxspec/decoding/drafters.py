@@ -157,7 +157,8 @@ class TreeDrafter(_Grown):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicTreeDrafter(_Grown):
-    """Drafts a tree whose shape each row chooses by joint draft probability (EAGLE-2, Li et al. 2024).
+    """Drafts a tree whose shape each row chooses by joint draft probability (EAGLE-2, Li et al.
+    2024).
 
     The `width` likeliest nodes of each level get their `width` likeliest children. The likeliest
     of all nodes, up to the budget, are proposed. A child is never likelier than its parent, so
@@ -174,11 +175,13 @@ class DynamicTreeDrafter(_Grown):
         self, inputs: BlockInputs, logits: Float[Array, "R B 1 V"], state: DraftState
     ) -> tuple[Draft, DraftState]:
         width, batch = self.tree.width, inputs.count.shape[0]
-        # The nodes of the level that was read last, and the logarithms of their joint probabilities.
+        # The nodes of the level that was read last, and the logarithms of their joint
+        # probabilities.
         read, value = jnp.zeros((batch, 1), jnp.int32), jnp.zeros((batch, 1))
         # For each level that was read: its nodes, and their parents in reading order.
         expanded, above = [read], []
-        # For each level: tokens, parents and joint probabilities of its nodes; views' distributions.
+        # For each level: tokens, parents and joint probabilities of its nodes; views'
+        # distributions.
         levels, views = [], []
         for depth in range(self.gamma):
             if depth:

@@ -34,7 +34,8 @@ class Sizes(NamedTuple):
     length: int
     """Prompt tokens."""
     tiles: tuple[int, ...]
-    """Image tiles of each tower: the target's and the draft's, or those of all models that write."""
+    """Image tiles of each tower: the target's and the draft's, or those of all models that
+    write."""
     new: int
     """New tokens."""
     text: int = 0
@@ -42,7 +43,8 @@ class Sizes(NamedTuple):
     images: int = 0
     """Images that it reads."""
     views: int = 0
-    """Prompt tokens of the longest of the draft's views; 0 where all forms have as many slots as the first."""
+    """Prompt tokens of the longest of the draft's views; 0 where all forms have as many slots as
+    the first."""
 
     @property
     def flat(self) -> tuple[int, ...]:
@@ -53,8 +55,8 @@ class Sizes(NamedTuple):
 class MemoryReport:
     """Bytes that decoding holds on each device, by use.
 
-    Weights, caches and inputs are exact; `working` estimates one pass's activations, on a mesh what one device
-    would need alone.
+    Weights, caches and inputs are exact; `working` estimates one pass's activations, on a mesh what
+    one device would need alone.
     """
 
     target_weights: int
@@ -62,7 +64,8 @@ class MemoryReport:
     draft_weights: int
     target_cache: int
     draft_cache: int
-    """Alternating proposers have no draft: here it is what each said of the proposals that are not yet verified."""
+    """Alternating proposers have no draft: here it is what each said of the proposals that are not
+    yet verified."""
     weighting: int
     """What the weighting remembers of all rows."""
     inputs: int
@@ -94,7 +97,8 @@ class MemoryReport:
 
 
 def device_memory() -> int | None:
-    """Return the bytes of a device, of this machine where that is its processor; None where neither is told."""
+    """Return the bytes of a device, of this machine where that is its processor; None where neither
+    is told."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return (
@@ -144,7 +148,8 @@ def plan_memory(
 def abstract_state(
     program: Program, params: Params, inputs: PromptBatch, options: Sampling, new: int
 ) -> DecodeState:
-    """Return the shapes of the state after prefill, and on a mesh their places: those that `place` gives it."""
+    """Return the shapes of the state after prefill, and on a mesh their places: those that `place`
+    gives it."""
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
     mesh = mesh_of(program.weights(params)[0])
     if mesh is None:
@@ -223,9 +228,11 @@ def _options(batch: int) -> Sampling:
 
 
 def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> int:
-    """Return the largest of the towers' and of prefill's activations and a step's distributions, in bytes.
+    """Return the largest of the towers' and of prefill's activations and a step's distributions, in
+    bytes.
 
-    A step holds the models' logits, before and after temperature and filters, and what is drawn from.
+    A step holds the models' logits, before and after temperature and filters, and what is drawn
+    from.
     """
     readers, caches = [member.model for member in program.members], program.caches(state)
     itemsize = caches[0].k[0].dtype.itemsize
@@ -242,16 +249,16 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
 
 
 def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: int) -> int:
-    """Return bytes of a few residual streams and one MLP of the whole prompt, and the scores (float32, before and after
-    softmax) of the prompt, or of one block of queries and keys."""
+    """Return bytes of a few residual streams and one MLP of the whole prompt, and the scores
+    (float32, before and after softmax) of the prompt, or of one block of queries and keys."""
     queries, keys = (BLOCK, BLOCK) if length >= 2 * BLOCK else (length, slots)
     streams = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
     return streams + 2 * batch * text.num_attention_heads * queries * keys * 4
 
 
 def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
-    """Return bytes of a few streams and one MLP of all tiles, and the scores of one block of tiles, or of one block of
-    queries with all windows of a row."""
+    """Return bytes of a few streams and one MLP of all tiles, and the scores of one block of tiles,
+    or of one block of queries with all windows of a row."""
     if isinstance(config, TextConfig):
         return 0
     if isinstance(config, QwenVLConfig):
@@ -267,7 +274,8 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
 
 
 def bytes_held(tree: Any) -> int:
-    """Return what one device holds of a tree; leaves that say nothing of a sharding are whole on each."""
+    """Return what one device holds of a tree; leaves that say nothing of a sharding are whole on
+    each."""
 
     def held(x: Any) -> int:
         split = getattr(x, "sharding", None)

@@ -1,4 +1,5 @@
-"""Acceptance metrics, pooled over all blocks of all rows; but for `tokens_per_pass` in vLLM's names.
+"""Acceptance metrics, pooled over all blocks of all rows; but for `tokens_per_pass` in vLLM's
+names.
 
 `tokens_per_pass` (the papers' block efficiency or tau, vLLM's `mean_acceptance_length`) counts the
 correction or bonus token of each of the loop's target passes, and not the token that prefill gives.
@@ -21,7 +22,8 @@ from jaxspec.decoding.tree import parse_tree
 
 
 def block_fields(config: EngineConfig) -> dict[str, Any]:
-    """Return the fields of a record that say how a block is drafted. `tree_nodes` are the tokens drafted in one."""
+    """Return the fields of a record that say how a block is drafted. `tree_nodes` are the tokens
+    drafted in one."""
     spec = None if config.tree is None else parse_tree(config.tree, config.gamma)
     return {
         "drafter": "tree" if spec else "chain",
@@ -55,10 +57,12 @@ def acceptance_metrics(rows: Sequence[DecodeStats]) -> dict[str, Any]:
 
 
 def collaboration_metrics(rows: Sequence[CollaborationStats]) -> dict[str, Any]:
-    """Return the fields of a record of collaborative decoding; lists are of models. Rates without a trial are None.
+    """Return the fields of a record of collaborative decoding; lists are of models. Rates without a
+    trial are None.
 
-    `alpha` is the mean chance that a model's tested proposals had, of which `acceptance_rate` is what became of them.
-    `tokens_per_cycle` are those of one verification, or of one step of standard decoding.
+    `alpha` is the mean chance that a model's tested proposals had, of which `acceptance_rate` is
+    what became of them. `tokens_per_cycle` are those of one verification, or of one step of
+    standard decoding.
     """
     totals: dict[str, Any] = {
         name: np.sum([getattr(row, name) for row in rows], axis=0)

@@ -1,7 +1,7 @@
 """How well mixtures of the views tell the target: what a weighting learns from, token by token.
 
-A mixture is sum_r w_r q_r, q_r being view r's distribution. All distributions are at the row's temperature,
-unfiltered, in float32.
+A mixture is sum_r w_r q_r, q_r being view r's distribution. All distributions are at the row's
+temperature, unfiltered, in float32.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ from jaxspec.sampling import argmax
 from jaxspec.typing import Array, Float
 
 Measure = Literal["kl", "tvd", "misses"]
-"""What a mixture q_w = sum_r w_r q_r costs at one place: KL(p || q_w) in nats; the L1 distance between p and q_w (the
-released code's, twice the total variation); or 1 where the likeliest tokens of p and q_w differ, else 0."""
+"""What a mixture q_w = sum_r w_r q_r costs at one place: KL(p || q_w) in nats; the L1 distance
+between p and q_w (the released code's, twice the total variation); or 1 where the likeliest tokens
+of p and q_w differ, else 0."""
 
 Measures = tuple[Measure, ...]
 
 TINY = 1e-30
-"""Probabilities are raised to it before their logarithm: a token that the draft rules out costs 69 nats, not inf."""
+"""Probabilities are raised to it before their logarithm: a token that the draft rules out costs 69
+nats, not inf."""
 
 CHUNK = 11
-"""Mixtures compared at a time: bounds the memory, and keeps an elementwise pass over them in a CPU's cache."""
+"""Mixtures compared at a time: bounds the memory, and keeps an elementwise pass over them in a
+CPU's cache."""
 
 
 def simplex_grid(views: int, steps: int) -> Float[np.ndarray, "points R"]:
-    """Return all weights that are multiples of 1/steps, the first view's ascending, then the second's, and so on.
+    """Return all weights that are multiples of 1/steps, the first view's ascending, then the
+    second's, and so on.
 
     For two views and two steps: [[0, 1], [0.5, 0.5], [1, 0]].
     """
@@ -88,6 +92,7 @@ def mixture(
 
 
 def total(values: Float[Array, "... V"]) -> Float[Array, " ..."]:
-    """Return the sum over the vocabulary, as a product with ones: XLA's CPU code for it and what goes into it is two to
-    ten times as fast as for a plain sum, or for a product of the summands' factors (`results/cpu_passes/`)."""
+    """Return the sum over the vocabulary, as a product with ones: XLA's CPU code for it and what
+    goes into it is two to ten times as fast as for a plain sum, or for a product of the summands'
+    factors (`results/cpu_passes/`)."""
     return jnp.matmul(values, jnp.ones(values.shape[-1]), precision="highest")

@@ -1,4 +1,5 @@
-"""Requests and results, and what the host does with them: checks, batches, prompts as rows, options."""
+"""Requests and results, and what the host does with them: checks, batches, prompts as rows,
+options."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Request:
     """One prompt and how to decode it."""
 
     prompt: Prompt | str
-    """Token ids from an engine's `encoder`, or a question, which the engine puts into the model's chat template."""
+    """Token ids from an engine's `encoder`, or a question, which the engine puts into the model's
+    chat template."""
     max_new_tokens: int = 128
     temperature: float = 0.0
     """0 is greedy."""
@@ -43,21 +45,23 @@ class Request:
     stop: Sequence[str] = ()
     """Strings that end the answer; its text ends before the first of them."""
     images: Sequence[Any] = ()
-    """Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each takes the place of an
-    `<image>` in the question, or comes before the text."""
+    """Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each takes the place
+    of an `<image>` in the question, or comes before the text."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, Prompt | str):
             kind = type(self.prompt).__name__
             raise InputError(
-                f"prompt: a {kind}; give a string, or what engine.encoder.prompt(question, images) makes"
+                f"prompt: a {kind}; give a string, or what engine.encoder.prompt(question, images) "
+                f"makes"
             )
         if not isinstance(self.images, list | tuple):
             kind = type(self.images).__name__
             raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
         if self.images and not isinstance(self.prompt, str):
             raise InputError(
-                "images: the prompt is token ids, and has images of its own; give them to the encoder"
+                "images: the prompt is token ids, and has images of its own; give them to the "
+                "encoder"
             )
         check_counts(max_new_tokens=self.max_new_tokens)
         if not 0 <= self.temperature <= HOTTEST:
@@ -84,7 +88,8 @@ class Result:
     tokens: tuple[int, ...]
     """New tokens, EOS included where it was reached, or what makes a string to stop at whole."""
     stats: Any
-    """Counts of the request: `DecodeStats`, or `CollaborationStats` of models that write together."""
+    """Counts of the request: `DecodeStats`, or `CollaborationStats` of models that write
+    together."""
     prefill_ms: float
     """Milliseconds of all requests that ran together; compilation not counted."""
     decode_ms: float
@@ -92,15 +97,16 @@ class Result:
     batch: int
     """How many these requests were: as many as decode at once, and those that took their places."""
     trace: dict[str, list[Any]] | None = None
-    """Tells each new token's text (`pieces`), its `place` in the block if it was drafted (-1: the target wrote it),
-    whether it was each view's likeliest (`agree`; None where the views were not asked), and the views' `weights`."""
+    """Tells each new token's text (`pieces`), its `place` in the block if it was drafted (-1: the
+    target wrote it), whether it was each view's likeliest (`agree`; None where the views were not
+    asked), and the views' `weights`."""
     compile_ms: float = 0.0
     """What compiling for them took; in none of the other times."""
     error: str = ""
     """Why the request could not be read, with `keep_going`; then there is no text."""
     caption_ms: float = 0.0
-    """What captioning the request's images took, when that was done: captions kept on disk count as much as new
-    ones. Neither in `prefill_ms` nor in `decode_ms`."""
+    """What captioning the request's images took, when that was done: captions kept on disk count as
+    much as new ones. Neither in `prefill_ms` nor in `decode_ms`."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,8 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
 def each(
     work: Callable[..., Made], requests: Sequence[EncodedRequest], *beside: Sequence[Any]
 ) -> list[Made]:
-    """Return what `work` makes of each request, and of what lies beside it; an InputError names the request."""
+    """Return what `work` makes of each request, and of what lies beside it; an InputError names the
+    request."""
     made = []
     for request, *rest in zip(requests, *beside, strict=True):
         with _told_of(request.name):
@@ -169,10 +176,11 @@ def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[
 
 
 def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
-    """Return which of the requests of these `Sizes` run together: so many at most, the longest first.
+    """Return which of the requests of these `Sizes` run together: so many at most, the longest
+    first.
 
-    They are padded to the largest of their batch. So in no size is one over twice as large as another, and of images
-    all have some or none.
+    They are padded to the largest of their batch. So in no size is one over twice as large as
+    another, and of images all have some or none.
     """
     batches: list[tuple[list[int], set[Any]]] = []
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
@@ -197,7 +205,8 @@ def all_greedy(requests: Sequence[Request]) -> bool:
 
 
 def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
-    """Return the requests' options as numpy, with rows that emit nothing up to `batch`; the config tells EOS."""
+    """Return the requests' options as numpy, with rows that emit nothing up to `batch`; the config
+    tells EOS."""
 
     def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
         return np.asarray(values + [fill] * (batch - len(values)), dtype)

@@ -21,8 +21,9 @@ from jaxspec.prompts.rows import PromptRow, same_slots
 class Session:
     """A conversation with an engine's target, whose cache stays from turn to turn.
 
-    `session.ask("What is this?", images=[photo]).text`, then `session.ask("What colour is it?").text`. Answers are
-    those to the whole prompts. A draft, which is small, reads its views anew in every turn.
+    `session.ask("What is this?", images=[photo]).text`, then `session.ask("What colour is
+    it?").text`. Answers are those to the whole prompts. A draft, which is small, reads its views
+    anew in every turn.
 
     Raises InputError for engines of several models, and of recorded answers.
     """
@@ -30,7 +31,8 @@ class Session:
     def __init__(self, engine: Engine) -> None:
         if type(engine.target) is not LoadedModel:
             raise InputError(
-                "session: has one target that is loaded; give several models, or answers, to generate"
+                "session: has one target that is loaded; give several models, or answers, to "
+                "generate"
             )
         self.engine = engine
         self._prompt: Prompt | None = None
@@ -66,7 +68,8 @@ class Session:
         return result
 
     def _past(self, row: PromptRow) -> KVCache | None:
-        """Return the cache, cut to the slots that begin the row; None where the whole row is read."""
+        """Return the cache, cut to the slots that begin the row; None where the whole row is
+        read."""
         if self._cache is None or self._cached is None:
             return None
         kept = same_slots(self._cached, row[:-1])

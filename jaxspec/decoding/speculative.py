@@ -1,4 +1,5 @@
-"""The two decode loops: plain, and speculative (draft -> extend -> verify -> commit), each one `while_loop`."""
+"""The two decode loops: plain, and speculative (draft -> extend -> verify -> commit), each one
+`while_loop`."""
 
 from __future__ import annotations
 
@@ -184,7 +185,8 @@ class Speculator(TargetProgram):
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Decode in blocks of one draft and one target pass until every row is done, or the loop is to pause."""
+        """Decode in blocks of one draft and one target pass until every row is done, or the loop is
+        to pause."""
         return jax.lax.while_loop(
             lambda state: keep_decoding(state, pause),
             lambda state: self.block(params, state, options),
@@ -239,7 +241,8 @@ class Speculator(TargetProgram):
     def judge(
         self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling
     ) -> Verdict:
-        """Return which drafted tokens stand against what the target says after the newest token and after each of them."""
+        """Return which drafted tokens stand against what the target says after the newest token and
+        after each of them."""
         if options.greedy:
             return match(argmax(logits), draft)
         p = by_place(lambda place: distribution(place, options))(logits)
@@ -264,9 +267,11 @@ def prefill_target(
 
 
 def copied(tree: Any, batch: PromptBatch, options: Sampling) -> Any:
-    """Return the tree with n rows for each prompt, where the options are those of n samples of each.
+    """Return the tree with n rows for each prompt, where the options are those of n samples of
+    each.
 
-    Leaves are [B, ...], or view-major [R*B, ...]: with n = 2 the rows a b become a a b b, in every view.
+    Leaves are [B, ...], or view-major [R*B, ...]: with n = 2 the rows a b become a a b b, in every
+    view.
     """
     rows = len(batch.target.length)
     copies = len(options.temperature) // rows

@@ -1,4 +1,5 @@
-"""What the decode loops carry, and the one rule by which a verified block becomes committed tokens."""
+"""What the decode loops carry, and the one rule by which a verified block becomes committed
+tokens."""
 
 from __future__ import annotations
 
@@ -44,11 +45,13 @@ class PromptBatch(struct.PyTreeNode):
     past: KVCache | None = None
     """The target's cache of an earlier turn, where `target` is only what follows its tokens."""
     others: tuple[Prompts, ...] = ()
-    """Prompts of the models that write together with the first, which reads `target` and `images`."""
+    """Prompts of the models that write together with the first, which reads `target` and
+    `images`."""
 
 
 class DecodeStats(struct.PyTreeNode):
-    """Counts of each row, or of one request. A step is one target pass; the token that prefill gives is in none."""
+    """Counts of each row, or of one request. A step is one target pass; the token that prefill
+    gives is in none."""
 
     steps: Int[Array, " B"]
     emitted: Int[Array, " B"]
@@ -67,13 +70,14 @@ class DecodeStats(struct.PyTreeNode):
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only token."""
+        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only
+        token."""
         return float(self.emitted / self.steps) if self.steps else math.nan
 
 
 class Trace(struct.PyTreeNode):
-    """Where each token of an answer came from, one entry a new token; rubbish behind the last. For figures and pages of
-    an evaluation, off in any other run."""
+    """Where each token of an answer came from, one entry a new token; rubbish behind the last. For
+    figures and pages of an evaluation, off in any other run."""
 
     place: Int[Array, "B C"]
     """The token's place in its block, from 0, if it was drafted; -1: the target wrote it."""
@@ -82,7 +86,8 @@ class Trace(struct.PyTreeNode):
     agree: Bool[Array, "B C R"]
     """Whether it was the view's likeliest token."""
     asked: Bool[Array, "B C"]
-    """Whether the views were asked at all: not for the token of prefill, nor for the one behind a whole block."""
+    """Whether the views were asked at all: not for the token of prefill, nor for the one behind a
+    whole block."""
 
 
 class DecodeState(struct.PyTreeNode):
@@ -121,7 +126,8 @@ def whole(tree: Any) -> Any:
 
 
 def split(tree: Any) -> Any:
-    """Have its caches split on a mesh as the heads are that write them, and their rows; all else whole."""
+    """Have its caches split on a mesh as the heads are that write them, and their rows; all else
+    whole."""
 
     def split_cache(cache: KVCache) -> KVCache:
         k, v = (
@@ -133,7 +139,8 @@ def split(tree: Any) -> Any:
 
 
 def place(state: DecodeState) -> DecodeState:
-    """Split the caches of the target and of its KV head on a mesh as heads are; all else is whole on every device."""
+    """Split the caches of the target and of its KV head on a mesh as heads are; all else is whole
+    on every device."""
     rest = whole(state.replace(target=None, drafter=None))
     return rest.replace(target=split(state.target), drafter=place_drafter(state.drafter))
 
@@ -157,7 +164,8 @@ def init_state(
     drafter: Any = None,
     weighting: Any = None,
 ) -> DecodeState:
-    """Return the state after prefill: one new token, drawn by the target. Rows that may emit nothing start out done."""
+    """Return the state after prefill: one new token, drawn by the target. Rows that may emit
+    nothing start out done."""
     ended = jnp.any(first[:, None] == options.eos, axis=1)
     return DecodeState(
         tokens=jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first),
@@ -171,8 +179,8 @@ def init_state(
 
 
 def rewound(after: Any, before: Any) -> Any:
-    """Return a state, or caches, with all but floats as before: where its rows were; what was written since is not
-    read."""
+    """Return a state, or caches, with all but floats as before: where its rows were; what was
+    written since is not read."""
     return jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before
     )
@@ -204,7 +212,8 @@ def keep_decoding(state: DecodeState, pause: Pause | None = None) -> Array:
 
 
 def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:
-    """Keys of one step: a function of the row's key and its position alone, whatever the batch or the slot in it."""
+    """Keys of one step: a function of the row's key and its position alone, whatever the batch or
+    the slot in it."""
     fold = jax.vmap(jax.random.fold_in)
     return fold(fold(options.keys, count), jnp.full_like(count, stream))
 
@@ -227,8 +236,8 @@ def draw_next(
 def cut(
     block: Int[Array, "B T"], wanted: Int[Array, " B"], room: Int[Array, " B"], options: Sampling
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """Return how many of the first `wanted` tokens a row emits: none past its room or behind an EOS; and whether one
-    is."""
+    """Return how many of the first `wanted` tokens a row emits: none past its room or behind an
+    EOS; and whether one is."""
     places = jnp.arange(block.shape[1])
     emitted = jnp.minimum(wanted, room)
     ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
@@ -243,10 +252,12 @@ def append(
     wanted: Int[Array, " B"],
     options: Sampling,
 ) -> tuple[DecodeState, Int[Array, " B"]]:
-    """Append the first `wanted` of the accepted drafts and the next token, cut behind the first EOS or at the limit.
+    """Append the first `wanted` of the accepted drafts and the next token, cut behind the first EOS
+    or at the limit.
 
-    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `wanted` 3 takes all that stands. Returns the state
-    with tokens, count, done and the lengths of the target's caches advanced, and what each row emitted.
+    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `wanted` 3 takes all that
+    stands. Returns the state with tokens, count, done and the lengths of the target's caches
+    advanced, and what each row emitted.
     """
     places = jnp.arange(drafted.shape[1] + 1)
     padded = jnp.pad(drafted, ((0, 0), (0, 1)))
@@ -304,9 +315,11 @@ def extend_trace(
     weights: Float[Array, "B R"],
     asked: Bool[Array, "B J"],
 ) -> Trace:
-    """Return the trace with a block that began when rows had `count` tokens; `tokens` are those after it.
+    """Return the trace with a block that began when rows had `count` tokens; `tokens` are those
+    after it.
 
-    `asked` are the places of the block that were verified and whose distributions the draft has given.
+    `asked` are the places of the block that were verified and whose distributions the draft has
+    given.
     """
     places = jnp.arange(draft.tokens.shape[1] + 1)
     slots = count[:, None] + places
@@ -325,7 +338,8 @@ def extend_trace(
 
 
 def trace_record(trace: Trace, row: int, count: int, pieces: list[str]) -> dict[str, list]:
-    """Return one row of a trace of numpy arrays as the records hold it; `agree` is None where views were not asked."""
+    """Return one row of a trace of numpy arrays as the records hold it; `agree` is None where views
+    were not asked."""
     place, weights, agree, asked = (np.asarray(leaf)[row, :count] for leaf in (
         trace.place, trace.weights, trace.agree, trace.asked
     ))  # fmt: skip

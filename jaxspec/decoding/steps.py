@@ -1,4 +1,5 @@
-"""The compiled steps of an engine: prefill, the loop, and what changes a state between two runs of it."""
+"""The compiled steps of an engine: prefill, the loop, and what changes a state between two runs of
+it."""
 
 from __future__ import annotations
 

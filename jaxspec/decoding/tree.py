@@ -1,8 +1,8 @@
 """Shapes of token trees: which drafted token follows which.
 
-A drafted tree hangs from the newest committed token, its node 0; nodes 1, 2, ... are drafted. Nodes stand in
-level order, children of one node beside each other in order of rank: rank 0 is the first that was drawn, which
-at temperature 0 is the likeliest.
+A drafted tree hangs from the newest committed token, its node 0; nodes 1, 2, ... are drafted. Nodes
+stand in level order, children of one node beside each other in order of rank: rank 0 is the first
+that was drawn, which at temperature 0 is the likeliest.
 
 | text              | shape                                                                                      |
 |-------------------|--------------------------------------------------------------------------------------------|
@@ -34,7 +34,8 @@ BUDGET = 64
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What kind of tree a drafter grows; its depth is the drafter's gamma. Static: part of the compiled program."""
+    """What kind of tree a drafter grows; its depth is the drafter's gamma. Static: part of the
+    compiled program."""
 
     kind: Literal["branching", "chains", "dynamic"]
     width: int
@@ -50,19 +51,22 @@ class TreeSpec:
 
 
 def parse_tree(text: str, depth: int) -> TreeSpec:
-    """Return the tree that `text` asks for (see the module), which must have room for a path of `depth` nodes."""
+    """Return the tree that `text` asks for (see the module), which must have room for a path of
+    `depth` nodes."""
     first, *parts = text.split(":")
     named = first in ("chains", "dynamic")
     kind, numbers = (first, parts) if named else ("branching", [first, *parts])
     most = 1 if kind == "chains" else 2
     if not 1 <= len(numbers) <= most or not all(part.isdecimal() and int(part) for part in numbers):
         raise InputError(
-            f"tree: {text!r}; give a width as 2, a node budget too as 2:32, chains:2 or dynamic:4:24"
+            f"tree: {text!r}; give a width as 2, a node budget too as 2:32, chains:2 or "
+            f"dynamic:4:24"
         )
     spec = TreeSpec(kind, *map(int, numbers))
     if kind != "chains" and spec.budget < depth:
         raise InputError(
-            f"tree: {text!r} has no room for a path of {depth} tokens; raise its budget or lower gamma"
+            f"tree: {text!r} has no room for a path of {depth} tokens; raise its budget or lower "
+            f"gamma"
         )
     return spec
 
@@ -105,7 +109,8 @@ class Tree:
         return int((self.seen @ children).max())
 
     def token_tree(self, batch: int) -> TokenTree:
-        """Return the tree as each row of a batch proposes it; the draft reads the inner nodes, in order."""
+        """Return the tree as each row of a batch proposes it; the draft reads the inner nodes, in
+        order."""
         expanded = np.full(len(self.seen), -1)
         expanded[self.inner] = np.arange(len(self.inner))
         parents, expanded = (
@@ -129,9 +134,9 @@ def static_tree(spec: TreeSpec, depth: int) -> Tree:
 def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
     """Return the tree of `width` children of every node, cut to `budget` nodes.
 
-    A node is known by the ranks on the path to it. Those with the smallest sum of ranks stay, of equal ones the
-    shallower, then the lexicographically first: the chain of all first choices, then every path with one second
-    choice, and so on.
+    A node is known by the ranks on the path to it. Those with the smallest sum of ranks stay, of
+    equal ones the shallower, then the lexicographically first: the chain of all first choices, then
+    every path with one second choice, and so on.
     """
     kept: list[tuple[int, ...]] = []
     heap: list[tuple[int, int, tuple[int, ...]]] = [(rank, 1, (rank,)) for rank in range(width)]
@@ -159,8 +164,8 @@ def _tree(paths: list[tuple[int, ...]]) -> Tree:
 def ancestors(parents: Int[Array, "B nodes"], depth: int) -> Bool[Array, "B nodes+1 nodes+1"]:
     """Return the ancestors and self of every node of trees of at most this depth.
 
-    `parents` are those of the nodes from 1 on: [0, 0, 1] is a root with the children 1 and 2, and 3 below 1, which
-    gives the rows 1000, 1100, 1010, 1101.
+    `parents` are those of the nodes from 1 on: [0, 0, 1] is a root with the children 1 and 2, and 3
+    below 1, which gives the rows 1000, 1100, 1010, 1101.
     """
     parents = jnp.pad(parents, ((0, 0), (1, 0)))
     order = jnp.arange(parents.shape[1])
@@ -180,10 +185,11 @@ def likeliest_nodes(
     joint: Float[Array, "B pool"],
     read: Int[Array, "B expanded"],
 ) -> tuple[Int[Array, "B nodes"], TokenTree]:
-    """Return the likeliest of the nodes 1, 2, ... of a pool, as a tree; of equal ones the first, so parents come along.
+    """Return the likeliest of the nodes 1, 2, ... of a pool, as a tree; of equal ones the first, so
+    parents come along.
 
-    If 2 of the nodes 1, 2, 3 with parents 0, 0, 2 stay, and these are 2 and 3, they become 1 and 2, with parents 0, 1.
-    `read` are the nodes that the draft has read, in order.
+    If 2 of the nodes 1, 2, 3 with parents 0, 0, 2 stay, and these are 2 and 3, they become 1 and 2,
+    with parents 0, 1. `read` are the nodes that the draft has read, in order.
     """
     batch, size = tokens.shape
     rows, count = jnp.arange(batch)[:, None], spec.nodes(depth)

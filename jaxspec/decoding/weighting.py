@@ -1,9 +1,11 @@
-"""How the views of a draft are weighted, and how the weights learn from what the target has verified.
+"""How the views of a draft are weighted, and how the weights learn from what the target has
+verified.
 
-A rule is a frozen dataclass, static in the compiled program. Its state holds scores, never distributions: after
-each block every verified place (the accepted drafts and the corrected one, not the bonus) adds one score a
-candidate, and the weights of the next block follow from the scores of the last `window` places of the same row
-alone. Before the first block has been verified they are the given initial weights.
+A rule is a frozen dataclass, static in the compiled program. Its state holds scores, never
+distributions: after each block every verified place (the accepted drafts and the corrected one, not
+the bonus) adds one score a candidate, and the weights of the next block follow from the scores of
+the last `window` places of the same row alone. Before the first block has been verified they are
+the given initial weights.
 
 | rule                    | weights of the next block                                      | from                      |
 |-------------------------|----------------------------------------------------------------|---------------------------|
@@ -15,8 +17,8 @@ alone. Before the first block has been verified they are the given initial weigh
 | `hard_match`            | how often the view's likeliest token was the target's          | TABED                     |
 | `adaboost`              | log-odds of the same                                           | TABED                     |
 
-In text a rule is its name and what differs from its defaults, as `grid:window=16,measure=tvd`: `str` writes it,
-`parse_weighting` reads it.
+In text a rule is its name and what differs from its defaults, as `grid:window=16,measure=tvd`:
+`str` writes it, `parse_weighting` reads it.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.typing import Array, Bool, Float, Int
 
 ERROR_FLOOR = 1e-11
-"""Least accumulated error of a view: the inverse of a perfect one is 1e11, as in the released code."""
+"""Least accumulated error of a view: the inverse of a perfect one is 1e11, as in the released
+code."""
 
 CERTAIN = 1e5
 """AdaBoost's log-odds of a view that was always right, as in the released code."""
 
 LARGEST = 1e6
-"""The largest of a rule's numbers, and the inverse of the least: of others float32 would make weights that are none."""
+"""The largest of a rule's numbers, and the inverse of the least: of others float32 would make
+weights that are none."""
 
 RANGES = {
     **{"window": (1, LARGEST), "steps": (1, LARGEST)},
@@ -57,7 +61,8 @@ ALL = "all"
 def _mend(
     value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: float = math.inf
 ) -> str:
-    """Return what to give instead of a value that is of no such kind or out of range; nothing where it fits."""
+    """Return what to give instead of a value that is of no such kind or out of range; nothing where
+    it fits."""
     if isinstance(kinds[0], str):
         return "" if value in kinds else f" is unknown; {nearest(str(value), kinds)}"
     if type(value) not in (*kinds, *([int] if float in kinds else [])):
@@ -94,7 +99,8 @@ class Weighting(ABC):
 
     @property
     def hard_labels(self) -> bool:
-        """Whether the target's likeliest tokens are all that the rule looks at: it can learn from recorded answers."""
+        """Whether the target's likeliest tokens are all that the rule looks at: it can learn from
+        recorded answers."""
         return False
 
     @abstractmethod
@@ -103,7 +109,8 @@ class Weighting(ABC):
 
     @abstractmethod
     def weights(self, state: Any, keys: Array) -> Float[Array, "B R"]:
-        """Return the next block's weights, on the simplex. `keys` [B] are the rows' own, new in each block."""
+        """Return the next block's weights, on the simplex. `keys` [B] are the rows' own, new in
+        each block."""
 
     @abstractmethod
     def observe(
@@ -116,8 +123,8 @@ class Weighting(ABC):
     ) -> Any:
         """Learn from a block that was drafted with these weights.
 
-        `p` and `view_probs` are the target's and the views' softmax at the row's temperature (0 counts as 1),
-        unfiltered; `valid` marks the places that were verified in context.
+        `p` and `view_probs` are the target's and the views' softmax at the row's temperature (0
+        counts as 1), unfiltered; `valid` marks the places that were verified in context.
         """
 
 
@@ -145,10 +152,11 @@ class Static(Weighting):
 
 @dataclass(frozen=True)
 class Random(Static):
-    """Weights drawn anew for each block, the first included, from the row's own keys; initial weights play no part.
+    """Weights drawn anew for each block, the first included, from the row's own keys; initial
+    weights play no part.
 
-    `dirichlet` draws evenly from the simplex, as the papers say; `uniform` divides numbers from U(0, 1) by their
-    sum, as the released code does, which favours the middle.
+    `dirichlet` draws evenly from the simplex, as the papers say; `uniform` divides numbers from
+    U(0, 1) by their sum, as the released code does, which favours the middle.
     """
 
     draw: Literal["dirichlet", "uniform"] = "dirichlet"
@@ -163,7 +171,8 @@ class Random(Static):
 
 
 class Scores(struct.PyTreeNode):
-    """What an adaptive rule remembers of each row: O(points), times the window where there is one."""
+    """What an adaptive rule remembers of each row: O(points), times the window where there is
+    one."""
 
     initial: Float[Array, "B R"]
     weights: Float[Array, "B R"]
@@ -171,12 +180,14 @@ class Scores(struct.PyTreeNode):
     count: Int[Array, " B"]
     """Verified places so far."""
     ring: Float[Array, "B window measures points"]
-    """Scores of the places in the window; their running sum, in one slot, when the window is all."""
+    """Scores of the places in the window; their running sum, in one slot, when the window is
+    all."""
 
 
 @dataclass(frozen=True)
 class Adaptive(Weighting):
-    """A rule that learns; subclasses say what a place scores and what weights the scores of a window give."""
+    """A rule that learns; subclasses say what a place scores and what weights the scores of a
+    window give."""
 
     window: int | None = None
     """Verified places that count, the newest ones; None is all."""
@@ -188,13 +199,15 @@ class Adaptive(Weighting):
         view_probs: Float[Array, "R B J V"],
         weights: Float[Array, "B R"],
     ) -> Float[Array, "B J measures points"]:
-        """Return the scores of each place, of views or of mixtures; the block was drafted with `weights`."""
+        """Return the scores of each place, of views or of mixtures; the block was drafted with
+        `weights`."""
 
     @abstractmethod
     def choose(
         self, scores: Array, places: Array, initial: Array, vocabulary: int
     ) -> Float[Array, "B R"]:
-        """Return weights from the window's summed scores [B, measures, points] and the number of its places [B]."""
+        """Return weights from the window's summed scores [B, measures, points] and the number of
+        its places [B]."""
 
     def init(self, weights: Float[Array, "B R"]) -> Scores:
         batch, views = weights.shape
@@ -223,8 +236,8 @@ class Adaptive(Weighting):
             ring = state.ring + jnp.where(valid[..., None, None], scores, 0.0).sum(1, keepdims=True)
             places = count
         else:
-            # Window 4, 5 places so far, valid [1, 1, 0]: ranks are 1, 2, 2, and the two go to slots 5 % 4 and 6 % 4.
-            # What does not stay goes to slot 4, which there is not.
+            # Window 4, 5 places so far, valid [1, 1, 0]: ranks are 1, 2, 2, and the two go to slots
+            # 5 % 4 and 6 % 4. What does not stay goes to slot 4, which there is not.
             rank = jnp.cumsum(valid, axis=1)
             stays = valid & (rank > added[:, None] - self.window)
             slot = jnp.where(stays, (state.count[:, None] + rank - 1) % self.window, self.window)
@@ -240,9 +253,10 @@ class Adaptive(Weighting):
 class Grid(Adaptive):
     """TABED's w-grid: the weights, multiples of 1/steps, whose mixture would have done best.
 
-    `kl` and `tvd` take the least summed divergence, `matches` the most places where the mixture's likeliest token
-    is the target's, `matches_kl` and `matches_tvd` among those the least divergence. What is still tied goes to
-    the first point of the grid: the least weight on the first view, then on the second.
+    `kl` and `tvd` take the least summed divergence, `matches` the most places where the mixture's
+    likeliest token is the target's, `matches_kl` and `matches_tvd` among those the least
+    divergence. What is still tied goes to the first point of the grid: the least weight on the
+    first view, then on the second.
     """
 
     measure: Literal["kl", "tvd", "matches", "matches_kl", "matches_tvd"] = "kl"
@@ -273,10 +287,11 @@ class Grid(Adaptive):
 
 @dataclass(frozen=True)
 class InverseErrorPower(Adaptive):
-    """TABED's released reading of its formula for many views: w_r proportional to E_r^(-1/tau), E_r what view r alone
-    cost.
+    """TABED's released reading of its formula for many views: w_r proportional to E_r^(-1/tau), E_r
+    what view r alone cost.
 
-    At tau 1 weights are inverse to errors; tau 0 takes the best view. The released scripts run it beside the grid.
+    At tau 1 weights are inverse to errors; tau 0 takes the best view. The released scripts run it
+    beside the grid.
     """
 
     measure: Literal["kl", "tvd"] = "kl"
@@ -303,8 +318,8 @@ class InverseErrorPower(Adaptive):
 class InverseErrorSoftmax(InverseErrorPower):
     """The formula that TABED prints, taken literally: softmax(1 / (tau E)).
 
-    It all but takes the best view while errors are small, and forgets them as they grow. The measure's scale
-    matters here: `tvd` is the L1 distance.
+    It all but takes the best view while errors are small, and forgets them as they grow. The
+    measure's scale matters here: `tvd` is the L1 distance.
     """
 
     name = "inverse_error_softmax"
@@ -315,7 +330,8 @@ class InverseErrorSoftmax(InverseErrorPower):
 
 @dataclass(frozen=True)
 class HardMatch(Adaptive):
-    """w_r proportional to the places where view r's likeliest token was the target's; initial where none was."""
+    """w_r proportional to the places where view r's likeliest token was the target's; initial where
+    none was."""
 
     name = "hard_match"
 
@@ -334,10 +350,12 @@ class HardMatch(Adaptive):
 
 @dataclass(frozen=True)
 class AdaBoost(HardMatch):
-    """SAMME's log-odds: w_r proportional to ln(a_r / (1 - a_r)) + constant * ln(V - 1), a_r its share of matches.
+    """SAMME's log-odds: w_r proportional to ln(a_r / (1 - a_r)) + constant * ln(V - 1), a_r its
+    share of matches.
 
-    Views worse than chance get weight 0 (in the released code a negative one, of which no mixture is made). At constant
-    1 the second term (10.4 at 32064 tokens) outweighs the first, and weights are near uniform.
+    Views worse than chance get weight 0 (in the released code a negative one, of which no mixture
+    is made). At constant 1 the second term (10.4 at 32064 tokens) outweighs the first, and weights
+    are near uniform.
     """
 
     constant: float = 1.0
@@ -375,14 +393,16 @@ PRESETS = {
 }
 """TABED's rules, each for any number of views.
 
-`mt-paper` and `mtcp-paper` are MT* (views M, T) and MTCP* (M, T, C, P) as the paper's appendix B.2 writes them; it
-names the grid of MT* but no measure, which is read as KL, its measure elsewhere. `mt-release` and `mtcp-release` are
-the same kinds of rule in the form of the released code. Its scripts run every mixture, MT* and MTCP* alike, by that
-grid, by that inverse KL and by inverse L1 (`inverse_error_power:measure=tvd`); no file of it says which was printed."""
+`mt-paper` and `mtcp-paper` are MT* (views M, T) and MTCP* (M, T, C, P) as the paper's appendix B.2
+writes them; it names the grid of MT* but no measure, which is read as KL, its measure elsewhere.
+`mt-release` and `mtcp-release` are the same kinds of rule in the form of the released code. Its
+scripts run every mixture, MT* and MTCP* alike, by that grid, by that inverse KL and by inverse L1
+(`inverse_error_power:measure=tvd`); no file of it says which was printed."""
 
 
 def parse_weighting(text: str) -> Weighting:
-    """Return the rule that a text names: `adaboost`, `grid:window=16,measure=tvd`, or a preset such as `mt-paper`.
+    """Return the rule that a text names: `adaboost`, `grid:window=16,measure=tvd`, or a preset such
+    as `mt-paper`.
 
     Raises InputError for an unknown name, field or value, with the nearest one.
     """
