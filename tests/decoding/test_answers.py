@@ -121,9 +121,11 @@ def test_a_session_answers_as_whole_prompts_do(
     monkeypatch.setattr(batcher, "FIRST", 8)
     engine = engines(target, draft, headed, prompt_buckets=(256,), image_buckets=(2,))[kind]
     session, prompt, read = Session(engine), None, []
-    prefill = engine._start
+    prefill = engine.batcher.prefill
     monkeypatch.setattr(
-        engine, "_start", lambda *args, **options: read.append(options["past"]) or prefill(*args, **options)
+        engine.batcher,
+        "prefill",
+        lambda together, *rest, **options: read.append(together.past) or prefill(together, *rest, **options),
     )
     for question, images, temperature in (("What?", PAGES[:1], 0.0), ("And then?", [], 0.0), ("This?", PAGES[1:], 1.0)):
         told = session.ask(question, images, max_new_tokens=NEW, temperature=temperature)

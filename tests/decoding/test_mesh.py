@@ -39,13 +39,13 @@ def decode(target: LoadedModel, draft: LoadedModel) -> tuple[Engine, list[tuple[
 def test_a_mesh_changes_no_token(pair, monkeypatch):
     draft = LoadedModel.load(pair[1])
     alone, expected = decode(LoadedModel.load(pair[0]), draft)
-    assert alone.mesh is None
+    assert alone.batcher.mesh is None
     mesh = make_mesh(model=2, data=2)
     target = LoadedModel.load(pair[0], mesh=mesh)
     monkeypatch.setattr(batcher, "FIRST", 8)  # caches grow once
     engine, tokens = decode(target, draft)
     assert tokens == expected
-    assert engine.mesh == mesh
+    assert engine.batcher.mesh == mesh
     asked = [Request(engine.encoder.prompt(text, []), NEW) for text in "ab"]
     state = engine.prefill(asked)
     assert state.target.k[0].addressable_shards[0].data.shape[:2] == (1, 1)  # of two rows and heads

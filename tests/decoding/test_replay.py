@@ -117,7 +117,7 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
     ("lines", "message"),
     [
         ([], "no answers in it"),
-        ([{"sample": "a", "text": "So"}, {"sample": "a", "text": "No"}], "line 2: another answer of a, turn 1"),
+        ([{"sample": "a", "text": "So"}, {"sample": "a", "text": "No"}], "line 2: an earlier line answers a, turn 1"),
         ([{"sample": "a", "text": "So", "temperature": 1.0}], "line 1: drawn at temperature 1.0"),
         ([{"sample": "a"}], "line 1: neither text nor token_ids"),
         ([{"text": "So"}], "line 1: no column sample, id or question_id"),

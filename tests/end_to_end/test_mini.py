@@ -168,4 +168,4 @@ def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.Capt
         )
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert len(records) == len(results["rows"])
-    assert (tmp_path / "table.md").read_text().startswith("# Block efficiency")
+    assert (tmp_path / "table.md").read_text().startswith("# Tokens a pass of the target (block efficiency)")
