@@ -121,9 +121,9 @@ class Rates(NamedTuple):
     """Tokens a second, [program, run]."""
 
     loop: np.ndarray
-    """Of the decode loop: without the first token, which prefill gives."""
+    """Rates of the decode loop; the first token, which prefill gives, is not counted."""
     call: np.ndarray
-    """Of whole calls: prefill of target and draft, and the loop."""
+    """Rates of whole calls: prefill of target and draft, and the loop."""
 
 
 def interleaved(
