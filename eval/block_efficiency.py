@@ -23,8 +23,9 @@ import numpy as np
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import GROUP, compare, row_engines
 from eval.lib.config import EvalConfig
+from eval.lib.figures import draw_all
 from eval.lib.loading import by_reason, load_models
-from eval.lib.page import ASKED, SHOWN, draw_all, write_html
+from eval.lib.page import ASKED, SHOWN, write_html
 from eval.lib.replay import engine_of
 from eval.lib.report import Run
 from eval.lib.sets import remarks

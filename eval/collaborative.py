@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from eval.lib.command_line import parse_command
-from eval.lib.page import COLOURS, pyplot, save, stacked_axes
+from eval.lib.figures import COLOURS, pyplot, save, stacked_axes
 from eval.lib.pairings import GROUP, SWEEP, measure
 from eval.lib.quality import MEASURES, quality, rouge_scorer
 from eval.lib.report import Run

@@ -11,17 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 from eval.lib.collaborative_theory import (
     Calls,
-    acceptance,
     alternating_calls,
     best_schedule,
     one_proposer_calls,
@@ -30,23 +26,20 @@ from eval.lib.collaborative_theory import (
 )
 from eval.lib.comparison import Group, error_line, first_prompt
 from eval.lib.loading import load_model
+from eval.lib.references import References, read_references
 from eval.lib.tables import Record, mean
 from eval.lib.timing import interleaved, time_members
 from eval.lib.together import CollaborativeEvalConfig, Pairing
-from jaxspec.cache import KVCache
 from jaxspec.cluster import process
 from jaxspec.data.samples import Sample
-from jaxspec.decoding.combination import Combination, greedy_token, parse_combination
+from jaxspec.decoding.combination import parse_combination
 from jaxspec.decoding.engine import Engine
 from jaxspec.decoding.engine_config import Method
 from jaxspec.decoding.metrics import collaboration_metrics
-from jaxspec.decoding.program import Member
 from jaxspec.decoding.requests import Request, Result, encode
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
-from jaxspec.prompts.rows import pad_rows, prompt_row
-from jaxspec.sampling import tempered
-from jaxspec.typing import Array, Float, Int, Params
+from jaxspec.prompts.rows import prompt_row
 
 METHODS: dict[str, Method] = {
     "standard": "standard",
@@ -59,7 +52,6 @@ METHODS: dict[str, Method] = {
 """Rows of a pairing, and their methods."""
 SWEEP = "sweep"
 """The name of rows of the sweep."""
-REFERENCE_BATCH = 8
 JUDGED = ("standard", "CoS")
 """Rows that answer all samples, and are judged; the others write from the same law, and are timed
 only."""
@@ -375,96 +367,3 @@ def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
         return alternating_calls(alphas, gammas, config.proposer)
     gamma, bonus = gammas[config.proposer], config.method == "speculative"
     return one_proposer_calls(alphas[config.proposer], gamma, models, config.proposer, bonus)
-
-
-@dataclass(frozen=True)
-class References:
-    """Logits of all models before each token of the reference answers."""
-
-    logits: np.ndarray
-    """[M, N, V]."""
-    tokens: np.ndarray
-    """[N]."""
-
-    def nats(self, combination: Combination) -> float:
-        """Return the mean of -log r(token) at temperature 1, in nats a token."""
-        return self._mean_nats(self._combined(combination, 1.0))
-
-    def nats_alone(self) -> list[float]:
-        """Return the nats a token of each model by itself."""
-        return [self._mean_nats(probs) for probs in self._alone(1.0)]
-
-    def alphas(self, combination: Combination, temperature: float = 1.0) -> list[float]:
-        """Return each model's mean of 1 - TV(d, r); at temperature 0, of equal best tokens."""
-        if temperature:
-            soft = self._combined(combination, temperature)
-            return [float(acceptance(d, soft).mean()) for d in self._alone(temperature)]
-        best = np.asarray(greedy_token(combination, jnp.asarray(self.logits)))
-        return [float((logits.argmax(-1) == best).mean()) for logits in self.logits]
-
-    def _combined(self, combination: Combination, temperature: float) -> np.ndarray:
-        return np.asarray(
-            combination.soft(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature))
-        )
-
-    def _alone(self, temperature: float) -> np.ndarray:
-        return np.asarray(
-            tempered(jnp.asarray(self.logits), jnp.full(len(self.tokens), temperature))
-        )
-
-    def _mean_nats(self, probs: np.ndarray) -> float:
-        return float(
-            -np.log(np.maximum(probs[np.arange(len(self.tokens)), self.tokens], 1e-30)).mean()
-        )
-
-
-def read_references(
-    engine: Engine, samples: Sequence[Sample], most: int, form: str = "chat"
-) -> References:
-    """Run all models over the samples' questions and the first `most` tokens of references."""
-    parts = [
-        _read(engine, samples[at : at + REFERENCE_BATCH], most, form)
-        for at in range(0, len(samples), REFERENCE_BATCH)
-    ]
-    logits, tokens = zip(*parts)
-    return References(np.concatenate(logits, axis=1), np.concatenate(tokens))
-
-
-def _read(
-    engine: Engine, samples: Sequence[Sample], most: int, form: str
-) -> tuple[np.ndarray, np.ndarray]:
-    encoder = engine.encoder
-    prompts = [first_prompt(encoder, sample, form) for sample in samples]
-    answers = [
-        np.asarray(
-            [*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][
-                :most
-            ],
-            np.int32,
-        )
-        for s in samples
-    ]
-    state = engine.prefill([Request(prompt, most) for prompt in prompts])
-    padding = [np.zeros(0, np.int32)] * (state.count.shape[0] - len(answers))
-    # The last token of the prompt is read again, for what follows it.
-    fed, length = pad_rows(
-        [np.asarray([p.tokens[-1], *a[:-1]]) for p, a in zip(prompts, answers, strict=True)]
-        + padding,
-        most,
-    )
-    real = np.arange(most) < length[:, None]
-    targets, _ = pad_rows([*answers, *padding], most)
-    members = zip(engine.program.members, engine.params["models"], state.target, strict=True)
-    logits = [
-        np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members
-    ]
-    return np.stack(logits), targets[real]
-
-
-@partial(jax.jit, static_argnums=0)
-def _score(
-    member: Member, params: Params, tokens: Int[Array, "B T"], cache: KVCache
-) -> Float[Array, "B T V"]:
-    return member.model.extend(params, tokens, cache.replace(length=cache.length - 1))[0].astype(
-        jnp.float32
-    )

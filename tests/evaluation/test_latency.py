@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import latency
-from eval.latency import latency_tables
+from eval.lib import startup
+from eval.lib.forced import accepted_pattern, measure_forced
+from eval.lib.latency_tables import latency_tables
 from eval.lib.random_pair import (
     LatencyConfig,
     Pair,
-    accepted_pattern,
     count_flops,
-    measure_forced,
     measure_images,
     measure_mixtures,
     measure_passes,
@@ -127,7 +127,7 @@ def test_the_roofline_is_of_three_probes() -> None:
 
 
 def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
-    rows = latency.measure_host(*map(str, tiny.save_pair(tmp_path)), calls=1)
+    rows = startup.measure_host(*map(str, tiny.save_pair(tmp_path)), calls=1)
     assert [row["what"] for row in rows] == ["host time of a call, text", "host time of a call, one image"]
     ((title, _, cells, _),) = latency_tables("tiny", rows)
     assert title == "Start-up and host time"
@@ -136,7 +136,7 @@ def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
 
 def test_captioners_are_timed_by_images(tmp_path: Path) -> None:
     captioner, _ = tiny.save_pair(tmp_path)
-    rows = latency.measure_captions(f"jax:{captioner}", (0, 1, 2), repeats=1)
+    rows = startup.measure_captions(f"jax:{captioner}", (0, 1, 2), repeats=1)
     ((title, header, cells, _),) = latency_tables("tiny", rows)
     assert title == "Captions by images"
     assert header == ["captioner", "n = 1, s", "n = 2, s"]
@@ -146,7 +146,7 @@ def test_captioners_are_timed_by_images(tmp_path: Path) -> None:
 
 def test_a_start_that_fails_tells_why(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^checkpoint '.*none': no such directory; give one"):
-        latency.measure_starts(str(tmp_path / "none"), str(tmp_path / "none"), warm=0)
+        startup.measure_starts(str(tmp_path / "none"), str(tmp_path / "none"), warm=0)
 
 
 def test_the_dtype_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eval.lib import page as figures
+from eval.lib import figures
 from eval.lib.config import EvalConfig, Variant
-from eval.lib.page import ASKED, SHOWN, draw_all, token_class, write_html
+from eval.lib.figures import draw_all
+from eval.lib.page import ASKED, SHOWN, token_class, write_html
 from eval.lib.tables import Table
 
 ROWS = (Variant("M", ("M",)), Variant("MT*", ("M", "T")))
