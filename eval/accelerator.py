@@ -181,10 +181,8 @@ def summary(out: Path) -> Table:
         cells += [[preset, *figures(row, least)] for row in found["rows"]]
     notes = [
         f"Measured on {', '.join(dict.fromkeys(devices))}, with random weights. Loops are at "
-        "forced acceptance: the "
-        f"number of accepted tokens is given. Estimated by the compiler, for {SLOTS:,} + 128 "
-        "slots: the larger of its "
-        "cycles and of reading the weights once.",
+        "forced acceptance: the number of accepted tokens is given. Estimated by the compiler, "
+        f"for {SLOTS:,} + 128 slots: the larger of its cycles and of reading the weights once.",
     ]
     return Table("On an accelerator", ["pair", "what", "measured", "estimated ms"], cells, notes)
 

@@ -130,8 +130,8 @@ def block_efficiency_table(
         "identical": over("token_identity_rate", cell=partial(percent, places=1)),
     }
     title = (
-        f"Tokens a pass of the target (block efficiency), gamma {config.gamma}, "
-        f"temperature {config.temperature:g}"
+        f"Tokens a pass of the target (block efficiency), gamma {config.gamma}, temperature "
+        f"{config.temperature:g}"
     )
     notes = _notes(config, rows, failed, averages) + [f"paper: {paper.source}." for paper in papers]
     return pivot(title, ("views", "turn"), lines, columns, printed, notes)
@@ -156,13 +156,10 @@ def _notes(
     }
     notes = [
         f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
-        f"{devices}. "
-        f"Plain means: {'; '.join(groups)}.",
+        f"{devices}. Plain means: {'; '.join(groups)}.",
         "speed-up: decode tokens/s over plain decoding of the same requests in the same run; "
-        "predicted: Eq. (1) with "
-        "T_q, T_p and T_p(J+1) as measured once a row, on the first set; identical: share of "
-        "answers equal to plain "
-        "decoding token for token.",
+        "predicted: Eq. (1) with T_q, T_p and T_p(J+1) as measured once a row, on the first set; "
+        "identical: share of answers equal to plain decoding token for token.",
         *remarks(config.sets),
     ]
     if config.each_follow_up and 2 in config.turns:
@@ -212,12 +209,11 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
     columns["R(miss.)"] = loss("regret_misses")
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets; rules replayed on the "
-        "target's greedy answers. "
-        "tau: tokens a pass. KL: KL(p, mixture) a token in nats; rejected: 1 - sum min(p, "
-        "mixture), both at "
-        "temperature 1; missed: share of tokens where the likeliest differ.",
-        "R: the same less that of each answer's best fixed weights, chosen with hindsight for "
-        "that loss on a grid.",
+        "target's greedy answers. tau: tokens a pass. KL: KL(p, mixture) a token in nats; "
+        "rejected: 1 - sum min(p, mixture), both at temperature 1; missed: share of tokens where "
+        "the likeliest differ.",
+        "R: the same less that of each answer's best fixed weights, chosen with hindsight for that "
+        "loss on a grid.",
     ]
     found: dict[tuple[str, ...], dict[Label, list[Record]]] = {}
     for row in rows:

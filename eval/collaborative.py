@@ -125,26 +125,23 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
         asked.setdefault(FORMS[pairing.form], []).append(pairing.name)
     notes = [
         f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}; "
-        "speeds of "
-        f"{min(config.timed, config.limit)} samples a set. Lists are of models, in their order.",
+        f"speeds of {min(config.timed, config.limit)} samples a set. Lists are of models, in their "
+        "order.",
         "speed-up: decode tokens/s over standard collaborative decoding of the same requests; "
-        "whole "
-        "calls: the same with prefill, as the paper's code counts. predicted, Thm.: calls and "
-        "speed-up "
-        "of the exact law at the mean alphas; with times: with those of scoring passes too.",
+        "whole calls: the same with prefill, as the paper's code counts. predicted, Thm.: calls "
+        "and speed-up of the exact law at the mean alphas; with times: with those of scoring "
+        "passes too.",
         "nats: of the reference answers' tokens under the combination, at temperature 1. quality: "
-        "of "
-        f"the answers to {config.limit} samples a set, decoded once, "
-        f"{measures or 'which nothing judges'}. "
-        "same: answers equal to standard collaborative decoding's, at temperature 0.",
+        f"of the answers to {config.limit} samples a set, decoded once, "
+        f"{measures or 'which nothing judges'}. same: answers equal to standard collaborative "
+        "decoding's, at temperature 0.",
         *(f"Asked {form}: {'; '.join(names)}." for form, names in asked.items()),
     ]
     for (name, dataset), row in {(row["pairing"], row["dataset"]): row for row in rows}.items():
         left = row["left_out"]
         notes.append(
             f"{name} on {dataset}: alone {_list(row['held_out_nats_alone'], 3)} nats; standard "
-            "decoding "
-            "with each model on a device of its own would be "
+            "decoding with each model on a device of its own would be "
             f"{row['speedup_parallel_at_most']:.2f} times as fast at most."
             + (f" Prompts left out, as longer than a model's context: {left}." if left else "")
         )
@@ -163,8 +160,7 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
     calls = min(sweep, key=lambda row: row["speedup_predicted"])
     notes = [
         "CoS against standard collaborative decoding. alpha: on the reference answers. quality: "
-        "once a "
-        "combination.",
+        "once a combination.",
         f"Never slower? Slowest measured: {slowest['speedup_measured']:.2f} ({_point(slowest)}); "
         f"least by the exact law: {calls['speedup_predicted']:.2f} ({_point(calls)}).",
     ]

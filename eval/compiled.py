@@ -318,19 +318,15 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
         for row in rows
     ]
     notes = [
-        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image "
-        "tiles. Memory is one "
-        "chip's. copied: arrays written again around the loop, and in one block. messages: "
-        f"{', '.join(COLLECTIVES)} of one block, and at most so many MiB that they make. kernels: "
-        "what a block "
-        "gives the device one by one.",
+        f"Estimated by the compiler: nothing was run. {prompt} + {new} slots, {tiles} image tiles. "
+        "Memory is one chip's. copied: arrays written again around the loop, and in one block. "
+        f"messages: {', '.join(COLLECTIVES)} of one block, and at most so many MiB that they make. "
+        "kernels: what a block gives the device one by one.",
         "ms: the compiler's cycles of one block (of prefill, all), which leave transfers from "
-        "memory out, and the "
-        "kernels that attend to long prompts; weights ms: what reading the weights once takes at "
-        "the chip's bandwidth. "
-        "The larger of the two is the least time. Of GPUs the compiler tells no cycles, and of "
-        "training the least time "
-        "is that of its operations.",
+        "memory out, and the kernels that attend to long prompts; weights ms: what reading the "
+        "weights once takes at the chip's bandwidth. The larger of the two is the least time. Of "
+        "GPUs the compiler tells no cycles, and of training the least time is that of its "
+        "operations.",
     ]
     return Table(f"Compiled, not run: {preset}", list(columns), cells, notes)
 

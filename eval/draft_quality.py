@@ -224,9 +224,8 @@ def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
                 )
     notes = [
         f"Plain decoding of {config.limit} first turns a set, temperature {config.temperature:g}, "
-        "in percent. "
-        "accuracy: the answer holds an accepted one; rouge_l and meteor: the best over the "
-        "references.",
+        "in percent. accuracy: the answer holds an accepted one; rouge_l and meteor: the best "
+        "over the references.",
     ]
     if all(row["meteor"] is None for row in rows):
         notes.append("meteor is left out: nltk's `wordnet` corpus is not on this machine.")

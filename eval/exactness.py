@@ -66,8 +66,8 @@ class Options:
     def __post_init__(self) -> None:
         if not self.gammas or not self.batches or min(self.batches) < 1:
             raise InputError(
-                f"gammas {self.gammas} and batches {self.batches}: give at least one of each, "
-                "from 1 up"
+                f"gammas {self.gammas} and batches {self.batches}: give at least one of each, from "
+                "1 up"
             )
         if self.draws < 0 or self.tokens < 2:
             raise InputError(
@@ -126,9 +126,8 @@ def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
         f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
         f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding.",
         "first divergence: the fewest tokens that an answer shares with its reference before they "
-        "part. "
-        "largest logit gap: the reference's token over the other one there, in one full forward "
-        "pass of the target.",
+        "part. largest logit gap: the reference's token over the other one there, in one full "
+        "forward pass of the target.",
     ]
     return Table("Token identity with plain decoding", header, cells, notes)
 
@@ -151,8 +150,8 @@ def sampling_table(rows: Sequence[Record]) -> Table:
     ]
     notes = [
         f"Beginnings of {rows[0]['tokens']} tokens, drawn with the draft and by plain decoding "
-        "with other seeds; "
-        "p-value of the two-sample chi-square test that both are distributed alike.",
+        "with other seeds; p-value of the two-sample chi-square test that both are distributed "
+        "alike.",
     ]
     return Table("Sampled answers against plain decoding", header, cells, notes)
 

@@ -148,17 +148,13 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
 
     notes = [
         f"{config.limit} samples a set, turns {', '.join(map(str, config.turns))}, batch "
-        f"{config.batch_size}, "
-        f"temperature {config.temperature:g}, {config.dtype}, {(*rows, *failed)[0]['device']}. "
-        "avg is the plain mean over sets.",
+        f"{config.batch_size}, temperature {config.temperature:g}, {config.dtype}, "
+        f"{(*rows, *failed)[0]['device']}. avg is the plain mean over sets.",
         "omega: tokens/s of whole calls, with the prefill of target and draft, over plain "
-        "decoding's "
-        "in the same run; alpha: accepted over drafted tokens; tau: tokens a pass of the target, "
-        "the "
-        "bonus token counted; delta: tokens/s of whole calls. loop: the same of the decode loop "
-        "alone. "
-        "prefill ms: of target and draft, for each sample; the draft's own is this less plain "
-        "decoding's.",
+        "decoding's in the same run; alpha: accepted over drafted tokens; tau: tokens a pass of "
+        "the target, the bonus token counted; delta: tokens/s of whole calls. loop: the same of "
+        "the decode loop alone. prefill ms: of target and draft, for each sample; the draft's own "
+        "is this less plain decoding's.",
         f"Plain decoding: {plain('plain_call_tokens_per_second')} tokens/s of whole calls, "
         f"{plain('plain_tokens_per_second')} of the loop, {plain('plain_prefill_ms')} ms of "
         "prefill.",

@@ -140,9 +140,8 @@ def notes(
     """Return the sentences below the table."""
     lines = [
         f"{prompts} prompts, batch 1, at most {new} new tokens, greedy, float32, "
-        f"{jax.devices()[0].device_kind}; least of {repeats} runs; "
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; "
-        f"threads of torch: {threads or 'its own choice'}.",
+        f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} "
+        f"on {os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
         "x: tokens/s over transformers' eager, and over the fastest of its lines with an "
         f"assistant, which drafts {GAMMA} tokens where no J is named. tok/s: of whole calls, from "
         "prepared inputs to the last token. decode: without the first token and the target's "

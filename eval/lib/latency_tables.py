@@ -88,8 +88,8 @@ def _passes(rows: Sequence[Record]) -> tuple[str, Columns, str, str]:
     columns |= {"of read": _percent("read_share"), "of matmul": _percent("matmul_share")}
     roofline = rows[0]["roofline"]
     note = (
-        "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache read "
-        f"once a pass over one token, beside {roofline['copy_gbps']:.1f} GB/s copied, "
+        "Passes inside compiled loops, the least of interleaved runs. GB/s: weights and cache "
+        f"read once a pass over one token, beside {roofline['copy_gbps']:.1f} GB/s copied, "
         f"{roofline['read_gbps']:.1f} GB/s read by a vector times a matrix, and "
         f"{roofline['matmul_tflops']:.3g} Tflop/s of square matrices in the same run."
     )

@@ -142,8 +142,7 @@ class RecordedTarget(LoadedModel):
         if found is None:
             raise InputError(
                 f"{PREFIX}{self.source}: no answer of turn {prompt.turn} to sample "
-                f"{prompt.sample!r}; record it, or "
-                "choose other --sets, --turns or --limit"
+                f"{prompt.sample!r}; record it, or choose other --sets, --turns or --limit"
             )
         return found
 
@@ -258,8 +257,7 @@ def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{row.place}: 'choices' holds no list 'turns' of answers, or new_tokens of another "
-            "length; "
-            "use MMSpec's output format"
+            "length; use MMSpec's output format"
         ) from error
 
 
@@ -289,7 +287,6 @@ def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -
     if count not in (None, len(tokens), len(tokens) + 1):
         raise InputError(
             f"{row.place}: new_tokens {count!r}, and the draft's tokeniser makes {len(tokens)} of "
-            "the text, or "
-            "one more with EOS; use the target's tokeniser, or give token_ids"
+            "the text, or one more with EOS; use the target's tokeniser, or give token_ids"
         )
     return tuple(tokens if len(tokens) == count else [*tokens, draft.tokenizer.eos_token_id])

@@ -137,8 +137,7 @@ class Run:
         if there != here:
             raise InputError(
                 f"{self.folder}: was measured on {there}, and this is {here}; go on there, give "
-                "another --out, or "
-                "remove it"
+                "another --out, or remove it"
             )
 
         def place(row: Record) -> tuple[Any, ...]:
@@ -223,8 +222,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
             if theirs.get(name) != mine:
                 raise InputError(
                     f"{folder}: holds results of {name} {reprlib.repr(theirs.get(name))}, and now "
-                    "it is "
-                    f"{reprlib.repr(mine)}; give another --out, or remove it"
+                    f"it is {reprlib.repr(mine)}; give another --out, or remove it"
                 )
     with writing(fresh):
         fresh.mkdir(parents=True, exist_ok=True)
