@@ -3,12 +3,12 @@
     python -m eval.accelerator --out results/accelerator --page docs/performance.md
     python -m eval.accelerator --out results/accelerator --page docs/performance.md --parts
 
-Weights are random and made on the device; nothing is fetched. The parts run one after the other,
-each a process of its own, so that one that fails or runs out of time leaves the others' results;
-what is done lies in --out already. Where one was not done the exit code is 1.
+The weights are random and made on the device; nothing is downloaded. Each part runs as its own
+process, one after the other, so that a part that fails or runs out of time does not affect the
+others; finished parts are in --out at once. The exit code is 1 if a part did not finish.
 
---out's table.md shows the measurements, on a TPU next to its compiler's estimates, which are
-asked when the parts are done. The second command measures nothing, and writes that table anew.
+--out/table.md shows the measurements, and for TPUs the compiler's estimates, which are made after
+all parts. The second command measures nothing and writes the table again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "1",
     ),
 }
-"""The most wanted first."""
+"""The most important part comes first."""
 ESTIMATED = (
     "--programs",
     "plain",
@@ -82,12 +82,12 @@ def main(
     """Runs the parts until the time is spent.
 
     Args:
-      out: a directory for each part is made in it.
-      minutes: the part that runs when they are over is ended, and the rest left out.
-      parts: which of them; none measures nothing, and tells what lies in --out.
-      page: put the table between this page's markers, <!-- accelerator: --> and <!-- /accelerator
-        -->.
-      debug: try the parts out on a pair of no use, in runs/debug, each with its own --debug.
+      out: directory; each part gets a folder in it.
+      minutes: time limit; the running part is stopped then, and later parts are skipped.
+      parts: parts to run; an empty list only writes the table of the results in --out.
+      page: page that gets the table, between its markers <!-- accelerator: --> and <!--
+        /accelerator -->.
+      debug: try the parts out on a tiny pair, in runs/debug, each with its own --debug.
     """
     for name in parts:
         if name not in PARTS:
@@ -121,7 +121,7 @@ def main(
 
 
 def run_module(command: list[str], seconds: float, **environment: str) -> int | str:
-    """Return the exit code of `python -m` with these words, or that it was out of time."""
+    """Run `python -m` with these words; return its exit code, or that its time ran out."""
     words = [sys.executable, "-m", *command]
     try:
         return subprocess.run(
@@ -141,7 +141,7 @@ def results(out: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def estimate(out: Path) -> list[str]:
-    """Ask the measured TPU's compiler about each preset once; return the presets that failed."""
+    """Compile each preset for the measured TPU; return the presets that failed."""
     failed = []
     for _, preset, found in results(out):
         device = found["run"]["device"]
@@ -171,7 +171,7 @@ def estimate(out: Path) -> list[str]:
 
 
 def summary(out: Path) -> Table:
-    """Return a line per figure, beside what the compiler says where it was asked."""
+    """Return a line per figure, next to the compiler's estimate if there is one."""
     cells, devices = [], []
     for _, preset, found in results(out):
         devices.append(found["run"]["device"])
@@ -188,7 +188,7 @@ def summary(out: Path) -> Table:
 
 
 def figures(row: Record, least: Mapping[tuple[str, int], float]) -> list[str]:
-    """Return what a row is about, its figure, and the compiler's."""
+    """Return a row's label, its figure, and the compiler's estimate."""
 
     def expected(program: str, same: bool) -> str:
         found = least.get((program, row["batch"])) if same else None

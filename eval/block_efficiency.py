@@ -1,12 +1,12 @@
-"""Block-efficiency table: rows of views and weightings x sets x turns, beside plain decoding.
+"""Block-efficiency table: rows of views and weightings x sets x turns, next to plain decoding.
 
     python -m eval.block_efficiency mini --out runs/mini
     python -m eval.block_efficiency mini --limit 10 --gamma 3
     python -m eval.block_efficiency mini_weightings --regret
 
 Writes results.json, records.jsonl, table.md and report.html (and figures, with the `plots` extra)
-into --out. With --trace the page shows who wrote each token of the first answers, and more figures
-are drawn.
+into --out. With --trace the page shows the writer of each token in the first answers, and more
+figures are drawn.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def block_efficiency_table(
 ) -> Table:
     """Return a line per row of views and turn, a column per set, and the plain means over sets.
 
-    Below a line is what a paper prints, where the configuration is the paper's. Sets without
-    measurements have no column.
+    The line below shows a paper's numbers, if the configuration is the paper's. A set without
+    measurements has no column.
     """
     begun = {row["dataset"] for row in (*rows, *failed)}
     sets = [name for name in config.sets if name in begun]
@@ -102,7 +102,7 @@ def block_efficiency_table(
     ]
 
     def over(field: str, group: Sequence[str] | None = None, cell: Cell = number) -> Column:
-        """Return a column: the mean over sets, by default those asked in the line's turn."""
+        """Return a column: the mean over sets, by default the sets of the line's turn."""
 
         def column(line: Sequence[Record]) -> str:
             turns = {row["turn"] for row in line}
@@ -143,7 +143,7 @@ def _notes(
     failed: Sequence[Record],
     averages: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """Return the sentences below the table, but for the papers'."""
+    """Return the sentences below the table, without the papers'."""
     counts = [row["samples"] for row in rows] or [0]
     samples = " to ".join(map(str, sorted({min(counts), max(counts)})))
     devices = ", ".join(dict.fromkeys(row["device"] for row in (*rows, *failed)))
@@ -193,7 +193,7 @@ def averaged(config: EvalConfig, sets: Sequence[str]) -> dict[str, list[str]]:
 
 
 def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
-    """Return a table per mixture of views, a line per rule and turn, most tokens a pass first."""
+    """Return a table per mixture of views, a line per rule and turn, sorted by tokens a pass."""
 
     def tau(found: Sequence[Record]) -> float:
         return sum(row["tokens"] for row in found) / sum(row["num_spec_steps"] for row in found)
@@ -233,7 +233,7 @@ def regret_tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
 
 
 def _asked(config: EvalConfig) -> dict[tuple[Any, ...], tuple[str, Sequence[Any]]]:
-    """Return the page's questions and their images, by the fields `ASKED` of their records."""
+    """Return the page's questions and images, keyed by the fields `ASKED` of their records."""
     return {
         tuple((place | {"sample": sample.id}).get(field) for field in ASKED): (
             sample.turns[turn - 1][0],

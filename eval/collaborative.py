@@ -31,16 +31,16 @@ class Options:
     out: Path = Path("runs/collaborative/PRESET")
     """Directory for results.json, records.jsonl, table.md and the figure."""
     run_code: bool = False
-    """Run the programs that the models write for HumanEval against its tests. That is code that
-    nobody has read: it has 5 seconds, a gigabyte, and no network where Linux allows that, but
-    otherwise your rights. Do so in a container."""
+    """Run the models' HumanEval programs against the tests. Nobody has read this code: it gets 5
+    seconds, a gigabyte and, on Linux where possible, no network, but otherwise your rights. Run it
+    in a container."""
 
 
 FORMS = {"chat": "in the chat form of the model that leads", "raw": "in raw text"}
 
 
 def _of(cell: Callable[[Record], str]) -> Callable[[Sequence[Record]], str]:
-    """Return the column of a line that shows one row."""
+    """Return the column of a line that shows a single row."""
     return lambda line: cell(line[0])
 
 
@@ -72,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def tables(config: CollaborativeEvalConfig, run: Run) -> list[Table]:
-    """Return the table of methods, and where there is one that of the sweep."""
+    """Return the table of methods, and the sweep's table if there is a sweep."""
     rows, sweep = (
         [row for row in run.rows if (row["row"] == SWEEP) == swept] for swept in (False, True)
     )
@@ -116,7 +116,7 @@ def methods_table(
 
 
 def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> list[str]:
-    """Return the sentences below the table of methods, but for the papers'."""
+    """Return the sentences below the table of methods, without the papers'."""
     judged = dict.fromkeys(row["dataset"] for row in rows if row["quality"] is not None)
     measures = ", ".join(f"{MEASURES.get(name, 'accuracy')} on {name}" for name in judged)
     device = rows[0]["device"] if rows else "no device"
@@ -149,7 +149,7 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
 
 
 def sweep_table(sweep: Sequence[Record]) -> Table:
-    """Return a line per combination of the grid."""
+    """Return a line per combination of the sweep."""
     columns = {
         "alpha": _of(lambda row: _list(row["held_out_alpha"])),
         "nats": _of(lambda row: number(row["held_out_nats"], 3)),
@@ -177,7 +177,7 @@ def _point(row: Record) -> str:
 
 
 def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
-    """Draw nats of held-out answers and speed-up over the dial; nothing without matplotlib."""
+    """Draw nats of held-out answers and speed-up over the dial; skip it without matplotlib."""
     if not sweep or pyplot() is None:
         return
     names = list(dict.fromkeys((row["pairing"], row["dataset"]) for row in sweep))

@@ -5,10 +5,10 @@
     python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
     python -m eval.compiled qwen7b --chips v5e:2x2 --programs prompt --prompt 16640 --tiles 1024
 
-Needs libtpu or jax-cuda12-plugin, which `make compiled` puts into .venv-tpu, and no TPU or GPU:
-nothing is run. Every figure is an estimate of the compiler's. A block is one turn of the decode
-loop: a token of plain decoding, or draft, target pass, verification and commit. Writes results.json
-and table.md into --out.
+Programs are compiled and not run: the script needs libtpu or jax-cuda12-plugin (`make compiled`
+puts them into .venv-tpu), and no TPU or GPU. Every figure is the compiler's estimate. A block is
+one turn of the decode loop: a token of plain decoding, or draft, target pass, verification and
+commit. Writes results.json and table.md into --out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from jaxspec.typing import Params
 
 Name = Literal["plain", "chain", "kv", "tree", "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
-"""Programs that are no loop of blocks."""
+"""Programs without a loop of blocks."""
 GPUS = {
     "a100-40gb": "NVIDIA A100-SXM4-40GB",
     "a100": "NVIDIA A100-SXM4-80GB",
@@ -64,11 +64,11 @@ GPUS = {
     "h200": "NVIDIA H200 141GB HBM3e",
     "b200": "NVIDIA B200",
 }
-"""GPUs that XLA's plugin describes, by the names that it has for them."""
+"""GPUs that XLA's plugin describes, and the plugin's names for them."""
 GIB = 2**30
 CYCLES = {"v4": 1.05, "v5e": 1.5, "v5p": 1.75}
-"""Clock of the matrix units in GHz: the peak of a chip's data sheet over the operations of one
-cycle. For v6e neither the clock nor the number of its units is published."""
+"""Clock of the matrix units in GHz: a chip's published peak over the operations of one cycle. For
+v6e neither the clock nor the number of units is published."""
 
 
 def main(
@@ -82,22 +82,21 @@ def main(
     tiles: int = 1,
     layers: int | None = None,
 ) -> None:
-    """Compiles what the preset under configs/latency names.
+    """Compiles programs for the shapes of a preset in configs/latency.
 
     Args:
-      preset: one of those named above, from configs/latency.
+      preset: a preset of configs/latency, listed above.
       out: directory for results.json and table.md.
-      chips: kind and topology as libtpu knows them, such as v5e:2x2, or a kind of GPU and how many,
-        such as h100:4; the target is split over all of them.
-      programs: what decodes: plain, a chain or a tree of width 2 drafted from views M and T, a KV
-        head; prefill of the chain, and of plain decoding (prompt); train, a step of logit
-        distillation.
-      batches: rows.
+      chips: kind and topology in libtpu's notation, such as v5e:2x2, or a kind of GPU and their
+        number, such as h100:4; the target is split over all chips.
+      programs: plain decoding; a chain or a tree of width 2 drafted from views M and T; a KV head
+        (kv); prefill of the chain or of plain decoding (prompt); a training step of logit
+        distillation (train).
+      batches: batch sizes.
       prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
-      tiles: image tiles of a row, as its tower counts them: five an image of LLaVA-NeXT,
-        Qwen2.5-VL's windows.
-      layers: of the target, in place of its own number, for a quick look.
+      tiles: image tiles of a row: LLaVA-NeXT has five an image, Qwen2.5-VL counts windows.
+      layers: number of the target's layers; fewer than its own compile faster.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
@@ -116,7 +115,7 @@ def main(
 
 
 def described(chip: str) -> list[Any]:
-    """Return devices of a topology, which need not exist here."""
+    """Return the devices of a topology, which need not be present."""
     kind, _, shape = chip.partition(":")
     tpus = [name for name in CHIPS if name.startswith("v")]
     if kind not in (*tpus, *GPUS) or not shape:
@@ -142,7 +141,7 @@ def described(chip: str) -> list[Any]:
 
 
 def gpu_description(name: str) -> str:
-    """Return XLA's description of a GPU, a text between two zero bytes in the plugin's library."""
+    """Return XLA's description of a GPU: a text between two zero bytes in the plugin's library."""
     library = resources.files("jax_plugins.xla_cuda12").joinpath("xla_cuda_plugin.so").read_bytes()
     place = library.index(f'device_description_str: "{name}"'.encode())
     return library[library.rindex(b"\0", 0, place) + 1 : library.index(b"\0", place)].decode()
@@ -156,7 +155,7 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
 
 
 def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
-    """Return the program of a name, and its parameters as shapes."""
+    """Return the named program, and its parameters as shapes."""
     views = {"plain": (), "prompt": (), "kv": ("kv",)}.get(name, ("M", "T"))
     head = usual_head(config.target) if name == "kv" else None
     tree = "2" if name == "tree" else None
@@ -175,7 +174,7 @@ def compiled(
     new: int,
     tiles: int = 1,
 ) -> Record:
-    """Return what the compiler says of one program; `peak` alone where it does not fit."""
+    """Return the compiler's figures for one program; only `peak` if it does not fit."""
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
     if name == "train":
         lowered, caches, read, least = training_step(config, devices, batch, prompt)
@@ -228,7 +227,7 @@ def decoding(
     new: int,
     tiles: int,
 ) -> tuple[Any, int, int]:
-    """Return a lowered program of decoding, and the bytes of its caches and weights."""
+    """Return a lowered decoding program, and the bytes of its caches and of its weights."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
     program, params = assembled(config, name)
     params = (
@@ -272,13 +271,13 @@ def training_step(
 
 
 def computing_ms(kind: str, cycles: float) -> float | None:
-    """Return the milliseconds of so many cycles of a chip; None where its clock is not known."""
+    """Return a number of cycles as milliseconds; None for a chip whose clock is unknown."""
     clock = CYCLES.get(kind)
     return clock and cycles / clock / 1e6
 
 
 def reading_ms(kind: str, gib: float) -> float:
-    """Return the milliseconds that a chip takes at least to read so much."""
+    """Return the least milliseconds in which a chip reads so many GiB."""
     return gib * GIB / CHIPS[kind].gbps / 1e6
 
 

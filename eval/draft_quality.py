@@ -1,14 +1,14 @@
-"""How well draft and target answer on their own: accuracy, ROUGE-L and METEOR of plain decoding.
+"""Quality of the draft's and the target's own answers: accuracy, ROUGE-L and METEOR.
 
     python -m eval.draft_quality mini --limit 20 --out runs/quality
     python -m eval.draft_quality mini --attributes 40
     python -m eval.draft_quality llava15 --sets ocrbench textcaps --text-only
     python -m eval.draft_quality mini --sets read --drafts "pooled=runs/train/mini_pooled/hf:P"
 
-IbED judges drafts by these (its Table 12). rouge-score and nltk compute the measures (the `quality`
-extra). METEOR also needs WordNet's files, which no package contains. With --attributes the script
-asks picturebook's attribute questions on the test split instead: does a model see? Writes
-results.json, records.jsonl and table.md into --out.
+These are IbED's measures of drafts (its Table 12), by plain decoding. rouge-score and nltk compute
+them (the `quality` extra); METEOR also needs WordNet's files, which no package contains. With
+--attributes the script instead asks picturebook's attribute questions on the test split, to find
+out whether a model sees. Writes results.json, records.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from picturebook import probe_set
 
 METRICS = ("accuracy", "rouge_l", "meteor")
 GROUP = ("dataset", "model")
-"""What is saved together, as `eval.lib.comparison.GROUP`."""
+"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Options:
     text_only: bool = False
     """Ask each question a second time without its images, as view T shows prompts."""
     drafts: tuple[str, ...] = ()
-    """NAME=DIRECTORY:VIEW of further drafts and how each sees images, such as P36 for 36 pooled
-    tokens."""
+    """NAME=DIRECTORY:VIEW of further drafts, and the view in which each sees images, such as P36
+    for 36 pooled tokens."""
 
     def __post_init__(self) -> None:
         if self.attributes < 0:
@@ -94,7 +94,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def attributes_table(per_kind: int, rows: Sequence[Record]) -> Table:
-    """Return a line a model, a column a kind of question."""
+    """Return a line per model and a column per kind of question."""
     kinds = [field for field in rows[0] if field != "model"]
     cells = [[row["model"], *(percent(row[kind], 1) for kind in kinds)] for row in rows]
     return Table(f"Attribute questions, {per_kind} of each kind", ["model", *kinds], cells)
@@ -121,7 +121,7 @@ def attribute_accuracy(engine: Engine, per_kind: int = 40) -> dict[str, float]:
 
 
 def answering(model: LoadedModel, view: str, config: EngineConfig) -> Engine:
-    """Return an engine in which the model answers alone and sees images as a view shows them."""
+    """Return an engine in which the model answers alone, and sees images in the given view."""
     if view == "M":
         return engine_of(model, None, config)
     # Only collaborating models have views of their own; the second, which sees text, has weight 0.
@@ -145,8 +145,9 @@ def measure_quality(
       text_only: Ask each model a second time without the images.
       before: Rows of a stopped run, which are not measured again.
 
-    All models have the first one's context length: a draft reads on past its trained positions, as
-    it does when it drafts.
+    All models have the first one's context length: a draft reads beyond its trained positions, as
+    it
+    does when it drafts.
     """
     rouge_scorer()  # fails here, before anything is decoded, if the package is missing
     context = (
@@ -193,7 +194,7 @@ def measure_quality(
 
 
 def without_images(encoder: PromptEncoder, prompt: Prompt) -> Prompt:
-    """Return the prompt with what view T puts in the place of each image."""
+    """Return the prompt with view T's text in place of each image."""
     shown = [VIEWS["T"].substitute(encoder, "")] * len(prompt.images)
     return replace(
         prompt, tokens=rewrite(prompt.tokens, encoder.image_token, shown).tokens, images=()
@@ -211,7 +212,7 @@ def judge(sample: Sample, answer: str) -> dict[str, float | None]:
 
 
 def quality_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
-    """Return a line a model and measure, a column a set."""
+    """Return a line per model and measure, and a column per set."""
     header = ["model", "measure", *config.sets]
     cells = []
     for model in dict.fromkeys(row["model"] for row in rows):

@@ -1,13 +1,13 @@
-"""Does speculation change the target's answers? Token identity, and a test of sampled ones.
+"""Token identity of greedy answers with and without the draft, and a test of sampled answers.
 
     python -m eval.exactness mini --limit 5 --out runs/exactness
     python -m eval.exactness mini --gammas 5 --batches 8 --draws 0
 
-Every answer of the preset's sets is decoded with and without the draft and compared token for
-token; where they part, the logit gap in one full forward pass of the target says whether rounding
-could have chosen. Then many seeds of one prompt are drawn with and without, and a chi-square test
-compares how often each beginning occurs. Writes results.json, records.jsonl and table.md into
---out; the same command goes on where one was stopped.
+Every answer of the preset's sets is decoded with and without the draft, and compared token for
+token. Where the two differ, one full forward pass of the target gives the logit gap, which shows
+whether rounding explains the difference. Then many answers to one prompt are sampled with and
+without the draft, and a chi-square test compares how often each beginning occurs. Writes
+results.json, records.jsonl and table.md into --out; the same command continues a stopped run.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from jaxspec.prompts.encoder import Prompt
 from jaxspec.typing import Array, Params
 
 SAMPLING = "sampling"
-"""In the place of a set in records of `measure_sampling`."""
+"""The `dataset` of records of `measure_sampling`."""
 GROUP = ("row", "gamma", "batch", "temperature", "top_p")
-"""What is saved together, as `eval.lib.comparison.GROUP`."""
+"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Options:
     gammas: tuple[int, ...] = (1, 3, 5, 7)
     """Drafted tokens a block."""
     batches: tuple[int, ...] = (1, 8)
-    """Most requests decoded together; the reference decodes in batches of the first."""
+    """Batch sizes; the reference decodes in batches of the first size."""
     draws: int = 4096
     """Sampled answers of each kind in the sampling test; 0 leaves it out."""
     tokens: int = 4
-    """Length of the sampled answers; the first token is prefill's, the draft has a part in the
+    """Length of the sampled answers. Prefill gives the first token; the draft takes part in the
     others."""
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
-    """Return the table of token identity, and where answers were sampled that of their test."""
+    """Return the table of token identity, and the table of sampling if answers were sampled."""
     identity, sampled = (
         [row for row in rows if (row["dataset"] == SAMPLING) is drawn] for drawn in (False, True)
     )
@@ -158,16 +158,16 @@ def sampling_table(rows: Sequence[Record]) -> Table:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where an answer first leaves the reference."""
+    """The place where an answer first differs from the reference."""
 
     index: int
-    """New tokens before it."""
+    """Number of equal tokens before it."""
     expected: int | None
-    """The reference's token; None if it had ended."""
+    """The reference's token; None if the reference ended."""
     found: int | None
     logit_gap: float | None
-    """Logit of `expected` less that of `found`, in one full forward pass of the target over all
-    before them."""
+    """Logit of `expected` minus logit of `found`, in one full forward pass of the target over the
+    tokens before."""
 
 
 def measure_identity(
@@ -181,9 +181,10 @@ def measure_identity(
 ) -> Iterator[tuple[list[Record], list[Record]]]:
     """Compare greedy answers of every row, draft length and batch size with plain decoding's.
 
-    The reference decodes in batches of `batches[0]`. Yields (rows, records) of each row of the
-    preset, gamma and batch in turn that has no rows `before`: a row is a set and turn of it; a
-    record one answer, with its `divergence`.
+    The reference decodes in batches of `batches[0]`. Yields (rows, records) for each combination of
+    preset row, gamma and batch size that `before` lacks. A row pools a set and turn; a record is
+    one
+    answer, with its `divergence`.
     """
     done = {
         (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
@@ -262,9 +263,9 @@ def measure_sampling(
 ) -> Iterator[Record]:
     """Test by chi-square that tokens drawn with and without the draft have one distribution.
 
-    The prompt is the first sample of the first set. Each row of the preset draws `draws` answers
-    with seeds that plain decoding, which draws as many, does not use. `options` are pairs
-    (temperature, top-p). Yields a record a row and option that is not `before`.
+    The prompt is the first sample of the first set. Each row of the preset and plain decoding draw
+    `draws` answers, with different seeds. `options` are pairs (temperature, top-p). Yields a record
+    for each row and option that `before` lacks.
     """
     done = {
         (row["row"], row["temperature"], row["top_p"])
@@ -304,7 +305,7 @@ def measure_sampling(
 def divergence(
     target: LoadedModel, prompt: Prompt, expected: Sequence[int], found: Sequence[int]
 ) -> Divergence | None:
-    """Return where `found` first leaves `expected`, and the logit gap; None if they are equal."""
+    """Return where `found` first differs from `expected`, and the logit gap; None if equal."""
     for i, (ours, theirs) in enumerate(zip(expected, found)):
         if ours != theirs:
             logits = forward_logits(target, prompt, expected[:i])
@@ -333,11 +334,11 @@ def _last_logits(
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """Whether two samples come from one distribution."""
+    """A test whether two samples come from one distribution."""
 
     statistic: float
     degrees: int
-    """Cells that were compared, less one."""
+    """Number of compared cells minus one."""
     p_value: float
     """Chance of a statistic at least as large if both samples come from one distribution."""
 
@@ -347,9 +348,9 @@ def chi_square(
 ) -> ChiSquare:
     """Compare how often each outcome occurs in either sample: Pearson's test of homogeneity.
 
-    An outcome that either sample is expected to hold `least` times is a cell; the others share
-    cells by a hash of what they are, as many as can be filled, so that the test sees something
-    where every outcome is rare.
+    An outcome with an expected count of at least `least` in both samples is a cell of its own. The
+    others are hashed into as many shared cells as can be filled, so that the test also works where
+    every outcome is rare.
     """
     counts = np.asarray([len(ours), len(theirs)], np.float64)
     share = counts / counts.sum()

@@ -1,14 +1,13 @@
 """KV heads against separate drafts, as in AASD's Table 1: speed, acceptance, tokens a pass.
 
     python -m eval.kv_head aasd --limit 20
-    python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \\
+    python -m eval.kv_head aasd --heads attention=runs/attention/hf "text only=runs/drop/hf" \
         --baselines FT-LLaVA=runs/ft_llava/hf FT-LLaMA=runs/ft_llama/hf
         LLaVA-text=runs/ft_llava/hf:T
 
-Lines are the preset's rows, the drafts of --baselines, the preset's own head, what is left of it
-without the target's keys and values of images, of text, or all, or without its projector (not
-trained again), and the heads of --heads. Writes results.json, records.jsonl and table.md into
---out.
+The lines are the preset's rows, the drafts of --baselines, the preset's own head, its ablations
+without retraining (no keys and values of images, of text, or of both; no projector), and the heads
+of --heads. Writes results.json, records.jsonl and table.md into --out.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from jaxspec.loading import LoadedHead, LoadedModel
 @dataclass(frozen=True)
 class Options:
     heads: tuple[str, ...] = ()
-    """NAME=DIRECTORY of further heads of the same target, such as ablations that were trained."""
+    """NAME=DIRECTORY of further heads for the same target, such as trained ablations."""
     baselines: tuple[str, ...] = ()
-    """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. Without a view LVLMs are shown M and text
-    models T."""
+    """NAME=DIRECTORY of drafts, or NAME=DIRECTORY:VIEW. The default view is M for LVLMs and T for
+    text models."""
     gammas: tuple[int, ...] = (3, 5)
     """Drafted tokens a block."""
     out: Path = Path("runs/kv_head/PRESET")
@@ -105,7 +104,7 @@ FIELDS = {
     "delta": "call_tokens_per_second",
     "delta, loop": "decode_tokens_per_second",
 }
-"""Columns for each draft length, and the fields of rows that they show."""
+"""Columns for each draft length, and their fields in rows."""
 
 
 def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Record] = ()) -> Table:
@@ -189,7 +188,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
 
 
 def ablations(own: LoadedHead) -> dict[str, LoadedHead]:
-    """Return the head, and what is left of it."""
+    """Return the head and its ablations, by name."""
     heads = {"KV head": own}
     if own.config.pools:
         heads["- image KV"] = LoadedHead(

@@ -1,20 +1,20 @@
 """MMSpec's conversations: answers of every method and the summary, in MMSpec's own files.
 
-    python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \\
+    python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \
         --max-new-tokens 1024
     python -m eval.mmspec llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
 
 Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset,
-summary.csv, results.json, records.jsonl and table.md into --out; the same command goes on where one
-was stopped. Times are of whole batches, shared evenly; MMSpec's own are of batch 1. With a recorded
-target they are missing; the acceptance is exact all the same.
+summary.csv, results.json, records.jsonl and table.md into --out; the same command continues a
+stopped run. A batch's time is shared evenly by its answers; MMSpec's own times are of batch 1. With
+a recorded target there are no times, and the acceptance is exact.
 
 An answer is a line {question_id, topic, category, choices: [{turns, idxs, new_tokens, wall_time,
-acceptance_length}]}, lists by turn (arXiv 2603.14989); this project adds `token_ids`, for replay.
-`idxs` are target passes after prefill, `new_tokens` count prefill's token, and `acceptance_length`
-is the mean number of drafted tokens that a pass accepted, the form in which MMSpec stores MSD;
-plain decoding has none. MMSpec's draft_time and target_time are left out: one compiled loop does
-not tell them apart.
+acceptance_length}]} with lists by turn (arXiv 2603.14989); this project adds `token_ids`, for
+replay. `idxs` are target passes after prefill, `new_tokens` include prefill's token, and
+`acceptance_length` is the mean number of accepted drafted tokens a pass, as MMSpec stores MSD;
+plain decoding has none. MMSpec's draft_time and target_time are left out, since one compiled loop
+does not separate them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from jaxspec.prompts.encoder import Prompt
 
 BASELINE = "baseline"
 PART = 64
-"""Conversations that are saved together."""
+"""Number of conversations that are saved together."""
 SHOWN = (
     "method",
     "group",
@@ -71,9 +71,9 @@ class Turn:
     steps: int
     """Target passes after prefill."""
     accepted: int | None
-    """Drafted tokens that stood; None without a draft."""
+    """Accepted drafted tokens; None without a draft."""
     wall_time: float | None
-    """Seconds; of a batch, this answer's share. None of a recorded target."""
+    """Seconds, this answer's share of its batch; None for a recorded target."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,9 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Answers MMSpec's conversations with and without the draft.
 
-    Every turn follows the method's own answers to those before it, as in MMSpec; greedy ones are
-    the target's, whoever drafts.
+    Every turn follows the method's own answers to earlier turns, as in MMSpec; greedy answers are
+    the
+    target's, whichever draft is used.
     """
     preset, config, options = parse_command(Options, __doc__, args)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
@@ -141,7 +142,7 @@ def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]
 def converse(
     config: EvalConfig, engine: Engine, samples: Sequence[Sample]
 ) -> list[tuple[Sample, list[Turn]]]:
-    """Answer all turns of every sample, a turn of all of them at a time."""
+    """Answer all turns of every sample, one turn of all samples at a time."""
     answered: list[tuple[Sample, list[Turn]]] = [(sample, []) for sample in samples]
     asked: dict[int, Prompt] = {}
     said: dict[int, Result] = {}
@@ -201,10 +202,10 @@ def summary_rows(
 ) -> list[dict[str, Any]]:
     """Return MMSpec's summary: each method over all samples and each topic.
 
-    MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1),
-    with prefill's token among the new ones: a little above `tokens_per_pass`. speedup_paired is the
-    mean over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the
-    totals.
+    MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1).
+    Prefill's token is counted, so MAT is a little above `tokens_per_pass`. speedup_paired is the
+    mean
+    over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
     """
     plain = {
         (sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)
@@ -247,7 +248,7 @@ def _counts(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _times(pairs: Sequence[tuple[Turn, Turn]]) -> dict[str, Any]:
-    """Return seconds and speed-ups, of pairs of a method's turn and the baseline's."""
+    """Return seconds and speed-ups from pairs of a method's turn and the baseline's."""
     timed = [
         (len(turn.tokens), turn.wall_time, len(plain.tokens), plain.wall_time)
         for turn, plain in pairs

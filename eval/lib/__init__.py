@@ -1,1 +1,1 @@
-"""What the scripts beside this folder share: it is imported, and never run."""
+"""Code that the scripts of eval/ share; scripts import it, and it imports no script."""

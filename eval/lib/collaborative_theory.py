@@ -1,9 +1,9 @@
 """The cost of collaborative decoding: the exact law of its calls, and the fastest schedule.
 
-Costs are times of one forward pass of each model, in any unit; the baseline, standard collaborative
-decoding, pays every model's once a token. A proposal of model m is accepted with probability
-alpha_m = 1 - TV(d_m, r), taken as the same at each place and independent between places; for text
-this is an approximation, and the only one here.
+Costs are times of one forward pass of each model, in any unit. The baseline, standard
+collaborative decoding, pays every model's cost once a token. A proposal of model m is accepted with
+probability alpha_m = 1 - TV(d_m, r), assumed equal at each place and independent between places.
+For text this is the only approximation.
 
 Reference: Collaborative Decoding via Speculation (arXiv 2502.01662), sections 3 and 4.
 """
@@ -29,7 +29,7 @@ def tokens_per_run(alpha: float, gamma: int) -> float:
 
 
 class Calls(NamedTuple):
-    """Forward passes of each model a token [M]: those that score, and single steps that propose."""
+    """Forward passes of each model a token [M]: scoring passes, and single steps that propose."""
 
     scoring: np.ndarray
     proposing: np.ndarray
@@ -51,15 +51,16 @@ def one_proposer_calls(
 def alternating_calls(alphas: Sequence[float], gammas: Sequence[int], first: int = 0) -> Calls:
     """Return the calls of `Alternating`, exactly: the stationary law of its turns.
 
-    Between two rejections the turns go round the ring. The first M - 1 only fill it; from then on
-    each scores and verifies the run of the model after it, and goes on with probability
-    alpha^gamma. So passes and tokens between rejections are geometric sums over rounds, and by
-    renewal their ratio is that of the long run.
+    Between two rejections the turns go round the ring of M models. The first M - 1 turns only fill
+    the
+    ring; each later turn scores and verifies the run of the model after it, and continues with
+    probability alpha^gamma. Passes and tokens between rejections are therefore geometric sums over
+    rounds, and by renewal their ratio is the long-run ratio.
 
     For two models at costs (c, 1) the speed-up of these calls is, with q = 0 first, p = 1, a =
     alpha_q^gq, b = alpha_p^gp and G = `tokens_per_run`,
 
-        (1 + c) (G_q + a G_p) / (1 + c gq - a b c + a (gp - 1 + c)).
+    (1 + c) (G_q + a G_p) / (1 + c gq - a b c + a (gp - 1 + c)).
     """
     models = len(alphas)
     scoring, proposing = np.zeros(models), np.zeros(models)
@@ -86,8 +87,8 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
     """Return the speed-up over standard collaborative decoding.
 
     Args:
-      costs: of a pass over one token.
-      scoring: of a pass that scores proposals; None takes it for as much, as the paper does.
+      costs: Cost of a pass over one token, for each model.
+      scoring: Cost of a pass that scores proposals; None takes `costs`, as the paper does.
     """
     spent = calls.proposing @ np.asarray(costs) + calls.scoring @ np.asarray(
         costs if scoring is None else scoring
@@ -96,25 +97,26 @@ def speedup(calls: Calls, costs: Sequence[float], scoring: Sequence[float] | Non
 
 
 def parallel_speedup(costs: Sequence[float]) -> float:
-    """Return the largest gain of standard decoding from a device for each model.
+    """Return the largest possible gain of standard decoding from one device per model.
 
-    It is not built: one compiled program does the same on all its devices, so that other models
-    would be programs of their own, and each token a round trip to the host.
+    jaxspec does not build this: one compiled program runs the same code on all its devices, so
+    other
+    models would need programs of their own, and every token a round trip to the host.
     """
     return sum(costs) / max(costs)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to decode fastest."""
+    """The fastest schedule."""
 
     alternates: bool
-    """Otherwise only the `first` model proposes."""
+    """Whether models alternate; otherwise only the model `first` proposes."""
     first: int
     gammas: tuple[int, ...]
-    """Draft length of each model; of one proposer, its own alone."""
+    """Draft length of each model; without alternation, only the proposer's counts."""
     speedup: float
-    """Predicted, over standard collaborative decoding."""
+    """Predicted speed-up over standard collaborative decoding."""
 
 
 def best_schedule(
@@ -125,7 +127,7 @@ def best_schedule(
 ) -> Schedule:
     """Return the proposer and draft lengths with the largest predicted speed-up.
 
-    All draft lengths 1 are among the choices, with which alternation never loses (Corollary 3.7).
+    The choices include draft lengths of 1, with which alternation never loses (Corollary 3.7).
     """
     models, lengths = len(alphas), tuple(lengths)
     found = []

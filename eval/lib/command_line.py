@@ -38,30 +38,30 @@ _DEBUG = {
     "draws": 64,
     "attributes": 2,
 }
-"""The most of each with --debug, be it the preset's or the script's own."""
+"""Upper limits of options with --debug."""
 
 
 @dataclass(frozen=True)
 class _Debug:
     debug: bool = False
-    """Try the command out: two samples of each set, eight new tokens, one run. All else is as it
-    would be, but that it goes to runs/debug in place of runs."""
+    """Try the command out: two samples of each set, eight new tokens, one run, written to
+    runs/debug."""
 
 
 @dataclass(frozen=True)
 class _Rows(_Debug):
     rows: tuple[str, ...] = ()
-    """Names of the preset's rows to measure; by default all."""
+    """Names of the preset's rows to measure; the default is all."""
 
 
 @dataclass(frozen=True)
 class _Pairings(_Debug):
     pairings: tuple[str, ...] = ()
-    """Names of the preset's pairings to measure; by default all."""
+    """Names of the preset's pairings to measure; the default is all."""
 
 
 _CHOSEN: dict[str, type[_Debug]] = {"rows": _Rows, "pairings": _Pairings}
-"""Fields of a preset whose parts are chosen by name, and the option for it."""
+"""Fields of a preset whose parts can be chosen by name, and the option for each."""
 
 
 def parse_command(
@@ -71,15 +71,14 @@ def parse_command(
     kind: type[Config] = EvalConfig,
     example: str = "mini",
 ) -> tuple[str, Config, Options]:
-    """Return the name of the preset, the preset with its overrides, and the script's own options.
+    """Return the preset's name, the preset with its overrides, and the script's own options.
 
     Args:
-      options: dataclass of what the script takes besides the preset's fields; every field has a
-        default. One is `out`.
-      description: what --help begins with, the script's docstring.
-      args: the words of the command line; None: the process's own.
-      kind: of presets that the script takes; its bases are the groups of options.
-      example: the preset whose defaults --help shows.
+      options: Dataclass of the script's own options, one of them `out`; every field has a default.
+      description: First lines of --help, the script's docstring.
+      args: Words of the command line; None takes the process's own.
+      kind: Class of the presets that the script takes; its bases are the groups of options.
+      example: Preset whose defaults --help shows.
 
     Raises InputError for an unknown preset or option, with the nearest one. `--help` prints and
     exits.
@@ -150,7 +149,7 @@ def _fields_of(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:
-    """Return the parts of these names, or all where none is named."""
+    """Return the named parts; all of them without names."""
     known = {part.name: part for part in parts}
     for name in names:
         if name not in known:
@@ -163,8 +162,8 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
 def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
     """Return a preset's fields, with each NAME=PATH of `sets` moved to `data`.
 
-    Places that the preset itself knows of sets that are not asked for are left out. Raises
-    InputError for such as are given, and for a folder of images that no set reads.
+    Paths in the preset for sets that are not asked for are dropped. Raises InputError for dropped
+    paths from the command line, and for a folder of images that no set reads.
     """
     names = tuple(set_places(given["sets"]))
     asked = {entry for entry in known if entry.partition("=")[0] in names}

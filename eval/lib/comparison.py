@@ -1,6 +1,6 @@
 """Block efficiency of draft views over sets of prompts, against plain decoding in the same run.
 
-For each set and turn the target decodes alone first: its answers are the reference for identity,
+For each set and turn the target first decodes alone. Its answers are the reference for identity,
 its time the baseline of the speed-up, and its first-turn answers the context of the second turn.
 """
 
@@ -29,17 +29,17 @@ from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
 
 GROUP = ("dataset", "turn", "follow_up", "gamma")
-"""What rows that were measured by turns have in common: they are saved together, and a stopped run
-goes on behind."""
+"""Fields that rows measured by turns share; such rows are saved together, and a stopped run
+continues with the next."""
 
 
 class Group(NamedTuple):
-    """What was measured by turns."""
+    """Results of engines that were measured by turns."""
 
     rows: list[Record]
-    """Each pools one engine's answers."""
+    """One row for each engine, pooled over its answers."""
     records: list[Record]
-    """Each is of one answer."""
+    """One record for each answer."""
     failed: list[Record]
     """Engines that failed, each with its `error`, instead of rows."""
 
@@ -50,7 +50,7 @@ def row_engines(
     draft: LoadedModel | None,
     captioner: Captioner | None = None,
 ) -> dict[str, Engine]:
-    """Return what decodes the config's rows, by their names."""
+    """Return the engines of the config's rows, by name."""
     return {
         row.name: engine_of(target, draft, config.engine(row), captioner) for row in config.rows
     }
@@ -61,8 +61,8 @@ def compare(
 ) -> Iterator[Group]:
     """Measure engines of one target, by name, and plain decoding of the same requests.
 
-    Yields a group for each part of each set that has no rows `before`. The others in it are
-    measured all the same where an engine fails.
+    Yields a group for each part of each set that `before` lacks. If an engine fails, the others are
+    still measured.
     """
     before = [row for row in before if row["gamma"] == config.gamma]
     passes = {row["row"]: found for row in before if (found := PassTimes.of(row))}
@@ -91,7 +91,7 @@ def _group(
     passes: dict[str, PassTimes],
     bar: tqdm,
 ) -> Group:
-    """Run all engines by turns; `passes` are timed once an engine."""
+    """Run all engines by turns; time the `passes` of each engine once."""
     group = Group([], [], [])
     requests = [
         Request(prompt, config.max_new_tokens, config.temperature, seed=config.seed + i)
@@ -144,7 +144,7 @@ def _group(
 
 
 def error_line(error: Exception) -> str:
-    """Return an error's line for the results, and print the traceback of a program error."""
+    """Return one line of an error for the results; print the traceback of a program error."""
     if not isinstance(error, InputError):
         traceback.print_exception(error)
     return first_line(error)
@@ -152,13 +152,13 @@ def error_line(error: Exception) -> str:
 
 @dataclass
 class _Guarded:
-    """An engine whose first error is kept, and which does nothing after it."""
+    """An engine that keeps its first error and does nothing after it."""
 
     engine: Engine
     error: str | None = None
 
     def attempt(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Return what the work returns; None where it fails, or something before it has."""
+        """Return the work's result; None if it fails, or if earlier work failed."""
         if self.error is None:
             try:
                 return work(*args)
@@ -229,7 +229,7 @@ def _prefill_ms(results: Sequence[Result]) -> float:
 
 
 def engine_fields(row: str, engine: EngineConfig, config: EvalConfig) -> Record:
-    """Return the fields of a record that say what decoded."""
+    """Return the fields of a record that describe the engine."""
     return {
         "row": row,
         "views": list(engine.views or ()),

@@ -35,8 +35,7 @@ class Models:
     """Models."""
 
     target: str
-    """Directory or hub id of the target, or `replay:FILE`, a file of its recorded greedy
-    answers."""
+    """Directory or hub id of the target, or `replay:FILE` with its recorded greedy answers."""
     draft: str
     """Directory or hub id of the draft; empty if only KV heads draft."""
     kv_head: str | None = None
@@ -44,7 +43,7 @@ class Models:
     captioner: str | None = None
     """Captioner for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
     tiles: bool = True
-    """Read the tiles of images, as LLaVA-NeXT does; without, one tile an image, as LLaVA-1.5."""
+    """Read images in tiles, as LLaVA-NeXT does; otherwise one tile an image, as LLaVA-1.5 does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +51,10 @@ class Data:
     """Questions."""
 
     sets: tuple[str, ...]
-    """Names of picturebook's synthetic sets, of the papers' benchmarks, `mmspec`, or
-    NAME=FILE.jsonl of your own (docs/tables.md)."""
+    """Names of sets: picturebook's, the papers' benchmarks, `mmspec`, or NAME=FILE.jsonl of your
+    own (docs/tables.md)."""
     data: tuple[str, ...] = ()
-    """NAME=PATH of a benchmark's local copy, or NAME=tfds:PLACE; other sets are read from the
-    hub."""
+    """NAME=PATH of a benchmark's local copy, or NAME=tfds:PLACE; other sets come from the hub."""
     images: Path | None = None
     """Folder of the images of your own sets; the default is next to their files."""
     limit: int = 100
@@ -92,9 +90,9 @@ class Dialogues(Data):
     follow_ups: tuple[str, ...] = tuple(FOLLOW_UPS)
     """Kinds of second turns; sample i has kind i modulo their number."""
     each_follow_up: bool = False
-    """Let every kind follow each sample, as TABED does; the table shows the mean over kinds."""
+    """Ask every kind after each sample, as TABED does; the table shows the mean over kinds."""
     one_turn: tuple[str, ...] = ()
-    """Sets of which only first questions are asked."""
+    """Sets that are asked only their first question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +103,10 @@ class Decoding:
     dtype: str = "float32"
     seed: int = 0
     repeats: int = 1
-    """Runs of everything, by turns; the median of their times counts, in collaborative decoding the
-    least."""
+    """Runs of everything, by turns; the median of their times counts, or the least in collaborative
+    decoding."""
     prompt_buckets: tuple[int, ...] = PROMPT_BUCKETS
-    """Few and coarse buckets compile less and pad more."""
+    """Prompt lengths to compile for; fewer and coarser buckets compile less and pad more."""
     image_buckets: tuple[int, ...] = IMAGE_BUCKETS
 
 
@@ -121,8 +119,7 @@ class Drafting(Decoding):
     temperature: float = 0.0
     batch_size: int = 8
     trace: bool = False
-    """Keep for each token who wrote it: for figures of weights and overlap, and the answers in
-    report.html."""
+    """Keep the writer of each token, for figures of weights and overlap and for report.html."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +136,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
 
     @property
     def pair(self) -> str:
-        """Return the models' names for titles: of a directory its last two parts."""
+        """Return the models' names for titles; a directory gives its last two parts."""
         models = self.target, self.draft or self.kv_head or ""
         target, draft = ("/".join(Path(place).parts[-2:]) for place in models)
         return f"target {target}, draft {draft}"
@@ -166,7 +163,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         return tuple(turn for turn in self.turns if turn == 1 or name not in self.one_turn)
 
     def parts(self) -> Iterator[tuple[dict[str, Any], EvalConfig]]:
-        """Yield each part that is measured together: its place in records, its configuration."""
+        """Yield the place in records and the configuration of each part measured together."""
         for name in self.sets:
             brings_turns = name == MMSPEC or name not in SETS
             for turn in self.turns_of(name):

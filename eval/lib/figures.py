@@ -22,7 +22,7 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 """Paul Tol's bright scheme: colour-blind readers can distinguish them."""
 MARKERS = "os^Dv<>P*X"
 WIDTH = 11.0
-"""Inches of bars beside each other, before a panel is broken in two."""
+"""Largest width in inches of a row of bars; more sets go into another panel."""
 TITLES = {
     "block_efficiency": "Tokens a pass of the target (dotted: plain decoding)",
     "acceptance_by_position": "How far into a block drafts hold: accepted at each place, given "
@@ -34,13 +34,13 @@ TITLES = {
     "overlap": "Which views had the target's token as their likeliest",
     "accepted_over_time": "Accepted drafts along the answers, from first token (0) to last (1)",
 }
-"""Figures by file name, and what they show."""
+"""Title of each figure, by file name."""
 
 
 def draw_all(
     config: EvalConfig, rows: Sequence[Record], records: Sequence[Record], out: Path
 ) -> list[Path]:
-    """Draw each figure that has data, as a PNG file; none without matplotlib."""
+    """Draw each figure that has data as a PNG file; draw nothing without matplotlib."""
     if not rows or pyplot() is None:
         return []
     drawn = {
@@ -90,7 +90,7 @@ def block_efficiency(config: EvalConfig, rows: Sequence[Record]) -> Any:
 
 
 def acceptance_by_position(rows: Sequence[Record]) -> Any:
-    """Draw the share of tokens accepted at each place of the block, given all before them."""
+    """Draw the acceptance at each place of the block, given acceptance of all places before."""
     figure, (axis,) = stacked_axes(1, 6.0, 3.2)
     names = list(dict.fromkeys(row["row"] for row in rows))
     for i, name in enumerate(names):
@@ -138,7 +138,7 @@ def stage_times(rows: Sequence[Record]) -> Any:
 def weight_trajectory(records: Sequence[Record]) -> Any:
     """Draw each view's weight along one answer, on green for accepted drafts, red for others.
 
-    A panel a weighting that learns, on the answer over which its weights move most.
+    Each learned weighting gets a panel, with the answer over which its weights move most.
     """
     learning = [record for record in _traced(records) if movement(record) > 1e-6]
     names = list(dict.fromkeys(record["row"] for record in learning))[:6]
@@ -182,7 +182,7 @@ def movement(record: Record) -> float:
 
 
 def overlap(records: Sequence[Record]) -> Any:
-    """Draw the verified tokens by the set of views that had them as their likeliest."""
+    """Draw how many verified tokens each set of views predicted."""
     traced = _traced(records)
     if not traced:
         return None
@@ -240,13 +240,13 @@ def _traced(records: Sequence[Record]) -> list[Record]:
 
 
 def _style(i: int) -> Record:
-    """Return the fill of the i-th bar: hatched once the colours have all been used."""
+    """Return the fill of the i-th bar: hatched once all colours are used."""
     hatch = ("", "///", "...")[i // len(COLOURS) % 3]
     return {"color": COLOURS[i % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
 
 
 def _line(i: int) -> Record:
-    """Return the i-th line's style: dashed after the last colour, with a marker of its own."""
+    """Return the i-th line's style, with its own marker, and dashed once all colours are used."""
     dashes, marker = ("-", "--", ":")[i // len(COLOURS) % 3], MARKERS[i % len(MARKERS)]
     return {
         "color": COLOURS[i % len(COLOURS)],
@@ -263,7 +263,7 @@ def _aside(i: int, count: int) -> float:
 
 
 def _band(i: int, count: int) -> Record:
-    """Return the i-th line's style, the first the thickest, so that it shows below others."""
+    """Return the i-th line's style; earlier lines are thicker and show below later ones."""
     return {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.2 + 1.1 * (count - 1 - i)}
 
 
@@ -280,7 +280,7 @@ def _legend(figure: Any, axis: Any) -> None:
 def stacked_axes(
     count: int, width: float, height: float, alike: bool = True
 ) -> tuple[Any, list[Any]]:
-    """Return a figure and a column of axes of that height in inches; `alike` shares their range."""
+    """Return a figure and a column of axes of this height; `alike` shares the y range."""
     figure, axes = pyplot().subplots(
         count,
         1,
@@ -295,7 +295,7 @@ def stacked_axes(
 
 
 def pyplot() -> Any:
-    """Return matplotlib's, which draws into files; None where it is not installed."""
+    """Return matplotlib.pyplot with the file backend; None if it is not installed."""
     if find_spec("matplotlib") is None:
         return None
     import matplotlib
@@ -307,7 +307,7 @@ def pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a PNG file and return where."""
+    """Write the figure as a PNG file and return its path."""
     with whole(path) as fresh:
         figure.savefig(fresh, dpi=150, format="png")
     pyplot().close(figure)

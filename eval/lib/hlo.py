@@ -1,10 +1,10 @@
 """Collectives, copies and estimated cycles of a program that XLA optimised, by stage of a block.
 
 The text is that of `compiled.as_text()`: computations, each a list of operations. An operation
-names its origin (`op_name="jit(run_decode)/while/body/draft/..."`), and on TPUs the cycles
-that the compiler expects of it.
+names its origin (`op_name="jit(run_decode)/while/body/draft/..."`) and, on TPUs, the compiler's
+estimate of its cycles.
 
-A loop inside the block counts as often as it turns; of a condition the cheapest branch counts,
+A loop inside the block counts once for each turn. Of a condition only the cheapest branch counts,
 which is the one that greedy decoding takes. Transfers between memories are not in the cycles.
 """
 
@@ -37,18 +37,16 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
 @dataclass
 class Cost:
-    """What one run of a computation takes, by stage; `other` is what belongs to none."""
+    """The cost of one run of a computation, by stage; `other` is the cost outside all stages."""
 
     cycles: Counter[str] = field(default_factory=Counter)
     collectives: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    """Bytes of the arrays that collectives make, and of what those are given that begin apart from
-    their end."""
+    """Bytes of the results of collectives, and of the operands of asynchronous ones."""
     copied: Counter[str] = field(default_factory=Counter)
     """Bytes of arrays that are written again in another place or layout."""
     kernels: Counter[str] = field(default_factory=Counter)
-    """Operations that a device is given one by one: fusions, calls of libraries, copies,
-    messages."""
+    """Operations that the device starts one by one: fusions, library calls, copies, messages."""
 
     def add(self, other: Cost, times: int = 1) -> None:
         """Add another computation that runs so many times."""
@@ -64,7 +62,7 @@ class ProgramText:
 
     @cached_property
     def computations(self) -> dict[str, list[str]]:
-        """Return the operations of each computation, a line each."""
+        """Return the operations of each computation, one per line."""
         found: dict[str, list[str]] = {}
         lines: list[str] = []
         for line in self.text.splitlines():
@@ -82,18 +80,18 @@ class ProgramText:
         return self.computations[name]
 
     def block(self) -> Cost:
-        """Return what a turn of the program's loop takes; of several loops, that which drafts."""
+        """Return the cost of one turn of the program's loop, or of its loop that drafts."""
         turns = (self._cost(_called(loop, "body")[0]) for loop in _loops(self.entry))
         return max(turns, key=lambda cost: (cost.kernels["draft"], cost.kernels.total()))
 
     def around(self) -> tuple[int, int]:
-        """Return the bytes that are copied before the program's first loop, and behind it."""
+        """Return the bytes that are copied before the program's first loop, and after it."""
         lines = self.entry
         place = lines.index(_loops(lines)[0])
         return sum(map(_copied, lines[:place])), sum(map(_copied, lines[place:]))
 
     def whole(self) -> Cost:
-        """Return what the program takes, its loops once each."""
+        """Return the program's cost, with each loop counted once."""
         return self._sum(self.entry)
 
     def _cost(self, name: str) -> Cost:

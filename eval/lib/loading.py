@@ -1,4 +1,4 @@
-"""Loading an evaluation's models, and which of its rows can be measured here."""
+"""Loading of an evaluation's models, and the check which of its rows can be measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measurable(
 ) -> tuple[tuple[Variant, ...], dict[str, str]]:
     """Return the rows that can be measured here, and the reason for each other row.
 
-    Raises InputError where no row is left.
+    Raises InputError if no row is left.
     """
     wanted = captioner if any("C" in row.views for row in rows) else None
     no_captions = None if wanted is None else captioner_lack(wanted)
@@ -62,7 +62,7 @@ def by_reason(reasons: Mapping[str, str]) -> list[str]:
 
 
 def _lacks_for(row: Variant) -> str | None:
-    """Return what a row asks of its target that recorded answers lack."""
+    """Return why recorded answers cannot serve this row; None if they can."""
     if "kv" in row.views:
         return "recorded answers have no keys and values; give a model as target"
     if not parse_weighting(row.weighting).hard_labels:
@@ -92,10 +92,8 @@ def load_models(
 ) -> tuple[LoadedModel, LoadedModel | None, Captioner | None]:
     """Load the target, and the draft and captioner that the rows need, in the preset's dtype.
 
-    Towers that are alike are held once.
-
-    A target `replay:FILE` is a file of recorded answers. The views are those of the preset's rows,
-    or as given.
+    Equal vision towers are held once. A target `replay:FILE` is a file of recorded answers. `views`
+    replaces the views of the preset's rows.
     """
     shown = [name for row in config.rows for name in row.views] if views is None else views
     head = config.kv_head if "kv" in shown else None
@@ -152,7 +150,7 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
 
 
 def shown(place: str) -> tuple[str, str]:
-    """Split DIRECTORY:VIEW in two; the view is empty where none is named."""
+    """Split DIRECTORY:VIEW in two; the view is empty if there is none."""
     path, _, view = place.rpartition(":")
     return (path, view) if path and "/" not in view else (place, "")
 

@@ -16,9 +16,9 @@ from jaxspec.data.images import to_rgb
 from jaxspec.files import write_text
 
 SHOWN = 3
-"""Samples of each set and turn whose text is shown."""
+"""Number of samples of each set and turn whose text is shown."""
 ASKED = ("dataset", "sample", "turn", "follow_up")
-"""Fields of a record that say what was asked."""
+"""Fields of a record that identify its question."""
 
 
 def write_html(
@@ -32,8 +32,9 @@ def write_html(
     """Write the page.
 
     Args:
-      records: those with a `trace` are shown, up to SHOWN samples of each set and turn.
-      questions: by what a record has in `ASKED`, the prompt's text and its images.
+      records: Records of answers; those with a `trace` are shown, up to SHOWN samples of each set
+        and turn.
+      questions: Prompt text and images, keyed by a record's fields `ASKED`.
     """
     page = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(default=True)
@@ -48,9 +49,9 @@ def write_html(
 
 
 def token_class(place: int, agree: Sequence[bool] | None) -> str:
-    """Return the CSS class of a token, by its writer and the views that had it likeliest.
+    """Return a token's CSS class, by its writer and the views that predicted it.
 
-    `place` is its place in the block; below 0, the target wrote it.
+    `place` is its place in the block; it is negative if the target wrote the token.
     """
     if place < 0:
         return "target"
@@ -104,7 +105,7 @@ def _samples(
 def _tip(
     views: Sequence[str], place: int, agree: Sequence[bool] | None, weights: Sequence[float]
 ) -> str:
-    """Return what is said when the pointer rests on a token."""
+    """Return the tooltip of a token."""
     parts = ["written by the target" if place < 0 else f"drafted at place {place + 1}"]
     if agree is not None:
         right = [view for view, a in zip(views, agree) if a]

@@ -1,9 +1,9 @@
 """Measurements of collaborative decoding: every method on every set, and sweeps of CoS.
 
-All methods of one pairing decode the same few requests by turns, so that what else the machine does
-slows them alike; the speed-up is the fastest run over the fastest of standard collaborative
-decoding, since what else runs only slows. How good answers are is measured apart: two methods
-answer all requests once.
+All methods of one pairing decode the same few requests by turns, so that other load on the machine
+slows them equally. The speed-up compares the fastest run with the fastest run of standard
+collaborative decoding, since other load can only slow a run. The quality of answers is measured
+separately: two methods answer all requests once.
 """
 
 from __future__ import annotations
@@ -49,24 +49,26 @@ METHODS: dict[str, Method] = {
     "CoS": "alternating",
     "CoS, 1 each": "alternating",
 }
-"""Rows of a pairing, and their methods."""
+"""Rows of a pairing, and the method of each."""
 SWEEP = "sweep"
-"""The name of rows of the sweep."""
+"""The `row` of the sweep's records."""
 JUDGED = ("standard", "CoS")
-"""Rows that answer all samples, and are judged; the others write from the same law, and are timed
-only."""
+"""Rows that answer all samples and are judged. The other rows sample from the same distribution and
+are only timed."""
 Judge = Callable[[Sample, str], float | None]
-"""How good an answer is, from 0 to 1; None where nothing tells."""
+"""Returns the quality of an answer from 0 to 1; None if it cannot be judged."""
 GROUP = ("pairing", "dataset")
-"""What rows that were measured by turns have in common, as `eval.lib.comparison.GROUP`."""
+"""Fields that rows measured by turns share; such rows are saved together."""
 
 
 def measure(
     config: CollaborativeEvalConfig, judge: Judge, before: Sequence[Record] = ()
 ) -> Iterator[Group]:
-    """Yield rows and records of each pairing and set without rows `before`.
+    """Yield rows and records of each pairing and set that `before` lacks.
 
-    A pairing that fails on a set costs no other. Only one pairing's models are held at a time.
+    If a pairing fails on a set, the others are still measured. Only one pairing's models are in
+    memory
+    at a time.
     """
     loaded: dict[str, LoadedModel] = {}
     mesh = config.mesh(1)
@@ -123,7 +125,7 @@ def methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
 
 
 def _runs(config: CollaborativeEvalConfig, pairing: Pairing) -> int:
-    """Return how often programs run over requests."""
+    """Return the number of runs of programs over requests."""
     points = pairing.points(config.sweep)
     combinations = len({point.combine for point in points})
     timed = len(methods_of(pairing)) + combinations + len(points)
@@ -287,8 +289,9 @@ class _Measurement:
     ) -> tuple[list[Request], dict[Any, list[Result]], dict[Any, list[float]]]:
         """Return the requests, and each program's answers and speeds.
 
-        Judged programs answer all requests, the others those that are timed. Speeds are tokens a
-        second of the loop and of whole calls, in the fastest run.
+        Judged programs answer all requests, the others only the timed ones. Speeds are tokens a
+        second of
+        the loop and of whole calls, in the fastest run.
         """
         encoder = next(iter(programs.values())).encoder
         config, pairing = self.config, self.pairing
@@ -312,7 +315,7 @@ class _Measurement:
         return requests, answers, dict(zip(programs, fastest, strict=True))
 
     def place(self, row: str, engine: Engine) -> Record:
-        """Return the fields of a record that say what was run."""
+        """Return the fields of a record that describe the run."""
         given, pairing = engine.config, self.pairing
         return {
             "dataset": self.dataset,
@@ -348,7 +351,7 @@ def _speeds(rates: Sequence[float], standard: Sequence[float]) -> Record:
 
 
 def _scoring_widths(engine: Engine) -> list[int]:
-    """Return how many tokens each model reads in a pass that scores."""
+    """Return the number of tokens that each model reads in a scoring pass."""
     _, gammas = engine.config.checked(len(engine.batcher.assembly.forms))
     method = engine.config.method
     if method == "alternating":
@@ -358,7 +361,7 @@ def _scoring_widths(engine: Engine) -> list[int]:
 
 
 def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
-    """Return what the theory says at these mean chances of acceptance."""
+    """Return the theory's calls at these mean acceptance rates."""
     config, models = engine.config, len(alphas)
     _, gammas = config.checked(models)
     if config.method == "standard":

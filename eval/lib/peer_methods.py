@@ -28,11 +28,11 @@ class Timed:
 
     tokens: tuple[int, ...]
     seconds: float
-    """From prepared inputs to the last token."""
+    """Seconds from prepared inputs to the last token."""
     decode_seconds: float
-    """The same less prefill."""
+    """Seconds without prefill."""
     cpu_seconds: float
-    """Time of all the process's threads, prefill included."""
+    """CPU seconds of all threads, prefill included."""
     target_calls: int
     """Forward passes of the target, prefill included."""
 

@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Published:
-    """Tokens a pass as one or more tables of a paper print them."""
+    """Tokens a pass from one or more tables of a paper."""
 
     source: str
-    """The tables, for the line below ours."""
+    """Names of the tables, for the line below ours."""
     settings: Mapping[str, Any]
-    """Fields of `EvalConfig` and what the paper has there: elsewhere its numbers are not shown."""
+    """The paper's values of `EvalConfig` fields; other configurations do not show its numbers."""
     numbers: Mapping[int, Mapping[str, Mapping[str, float]]]
-    """By turn, row, and column: the name of a set or of one of `EvalConfig.averages`."""
+    """Numbers by turn, row, and column: a set, or one of `EvalConfig.averages`."""
 
     def is_of(self, config: Any) -> bool:
         """Return whether the configuration has all the settings, with sets in any order."""

@@ -1,9 +1,7 @@
-"""Latency of random weights: passes, images, and whole loops at forced acceptance.
+"""Latency of models with random weights: passes, images and mixtures.
 
-Times depend on shapes and not on what the weights say, so none are read from files. Nor need a pair
-be trained to tell the wall-clock of a block efficiency: in a loop at forced acceptance draft and
-target compute all that they compute for real, and only the verdict's count is given. What such a
-loop writes is meaningless, and says nothing about acceptance.
+Times depend on shapes and not on the values of weights, so no checkpoint is read and no pair needs
+training.
 """
 
 from __future__ import annotations
@@ -37,25 +35,26 @@ from jaxspec.typing import Array, Params
 
 @dataclass(frozen=True)
 class LatencyConfig:
-    """What is timed; a preset under `configs/latency/` is an instance."""
+    """Shapes to time; presets under `configs/latency/` are instances."""
 
     target: ModelConfig
     draft: ModelConfig
     dtype: str
     shapes: tuple[tuple[int, int], ...]
-    """(B, S): rows of the target, and slots of the cache that are filled."""
+    """(B, S): batch size of the target, and filled slots of the cache."""
     gammas: tuple[int, ...] = (1, 3, 5, 7, 10)
-    """J of the passes over blocks."""
+    """Draft lengths J of the passes over blocks."""
     views: tuple[int, ...] = (1, 2, 4)
-    """R of the draft passes: they have R*B rows."""
+    """Numbers of views R of the draft passes, which have R*B rows."""
     images: tuple[int, ...] = (0, 1, 2, 5)
-    """Images of the prompts whose encoding and prefill are timed; none for text models."""
+    """Numbers of images in the prompts whose encoding and prefill are timed; empty for text models.
+    """
     prompt: int = 72
-    """Tokens of text in those prompts."""
+    """Text tokens in those prompts."""
     gamma: int = 5
-    """J of the loops at forced acceptance."""
+    """Draft length J of the loops at forced acceptance."""
     forced: tuple[float, ...] = (2.29, 3.0)
-    """Their block efficiencies: what TABED measured on average, and a better draft."""
+    """Their tokens a pass: TABED's measured average, and a better draft."""
     context: int = 648
     """Prompt tokens of those loops: an image of 576 and a question."""
     new: int = 128
@@ -64,7 +63,7 @@ class LatencyConfig:
     probe_megabytes: int = 1024
     probe_side: int = 8192
     papers: Mapping[str, str] = field(default_factory=dict)
-    """Papers' numbers for these shapes, by the kind of rows that they are shown below."""
+    """Papers' numbers for these shapes, by the kind of rows above them."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,13 @@ class Pair:
         return jnp.dtype(self.config.dtype)
 
     def passes(self, model: LoadedModel, batch: int, slots: int, tokens: int) -> Passes:
-        """Return passes of up to `tokens` tokens a row over a cache of which `slots` are filled."""
+        """Return passes of up to `tokens` tokens a row over a cache with `slots` filled slots."""
         cache = init_cache(model.model.text, batch, slots + tokens, self.dtype)
         cache = cache.replace(length=jnp.full(batch, slots, jnp.int32))
         return Passes(model.model.extend, model.params, cache, batch)
 
     def drafter(self, views: int) -> Drafter:
-        """Return a drafter of so many views, which all show the same."""
+        """Return a drafter with so many equal views."""
         shown = (VIEWS["T"],) * views
         return make_drafter(
             self.draft.model, shown, self.config.gamma, self.target.model.text.vocab_size
@@ -115,7 +114,7 @@ class Pair:
         )
 
     def image_prompt(self, model: LoadedModel, images: int) -> tuple[PromptRows, Array | None]:
-        """Return a prompt of so many images and a text, and the images' features."""
+        """Return a prompt with so many images and a text, and the images' features."""
         shown = images * getattr(model.config, "image_tokens", 0)
         tokens = jnp.arange(self.config.prompt + shown)[None] % model.model.text.vocab_size
         rows = PromptRows(tokens, jnp.full(1, tokens.shape[1], jnp.int32))
@@ -226,8 +225,9 @@ def _run_prefill(
 def measure_mixtures(pair: Pair, rules: Sequence[str], batch: int = 1) -> list[Record]:
     """Time a block by views and weighting, interleaved, in milliseconds.
 
-    `share` is what the rule adds to a block of the same views with static weights, as a share of
-    that; `state_bytes` its state for each row.
+    `share` is the time that the rule adds to a block of the same views with static weights, as a
+    share
+    of that block; `state_bytes` is the size of its state for each row.
     """
     options = greedy(batch, pair.config.new)
     calls, found = {}, []
@@ -263,8 +263,8 @@ def blocks(
 ) -> Callable[[int], Any]:
     """Return `call(n)`, which runs n blocks from one state, all over the same slots.
 
-    What holds the caches is handed on from call to call: a copy of them would take as long as a
-      good part of a block.
+    Each call hands the state to the next: a copy of the caches would take a good part of a block's
+    time.
     """
     held = [jax.tree.map(jnp.copy, state)]
 
@@ -288,7 +288,7 @@ def _run_blocks(
 
 
 def greedy(batch: int, new: int) -> Sampling:
-    """Return the options of rows that write exactly so many tokens."""
+    """Return the options of greedy rows that write exactly `new` tokens."""
     whole, real = jnp.zeros(batch, jnp.int32), jnp.zeros(batch)
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), batch)
     data = jax.random.key_data(keys)

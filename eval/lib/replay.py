@@ -1,10 +1,9 @@
-"""Recorded greedy answers in place of a target that does not fit here.
+"""Recorded greedy answers as a target, for models that are too large to run here.
 
-At temperature 0 verification needs the target's next token and nothing else. As long as drafts are
-accepted, what follows them is the recorded answer, and behind the first rejected one nothing is
-read; so a target that says the recorded tokens gives exactly the acceptance that the recorded model
-would have given. What needs its probabilities (temperature above 0, weightings that learn from
-them) is refused.
+At temperature 0 verification needs only the target's next token. After accepted drafts this is the
+recorded answer's next token, and nothing is read behind a rejected draft. So a target that replays
+the recorded tokens gives exactly the acceptance of the recorded model. Features that need its
+probabilities are refused: temperature above 0, and weightings that learn from probabilities.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from jaxspec.typing import Array, Float, Int, Params
 
 PREFIX = "replay:"
 NO_LIMIT = 2**30
-"""Positions of a recorded target: its prompts were read long ago."""
+"""Context length of a recorded target, which does not read its prompts."""
 
 
 @dataclass(frozen=True)
 class ReplayModel(LanguageModel):
-    """A `LanguageModel` that says recorded tokens, its parameters {"answers": [B, C]}.
+    """A `LanguageModel` that says recorded tokens; its parameters are {"answers": [B, C]}.
 
-    The cache's length counts the tokens of the answer that were read.
+    The cache's length counts the answer's tokens that were read.
     """
 
     @property
@@ -55,7 +54,7 @@ class ReplayModel(LanguageModel):
     def embed(
         self, params: Params, rows: PromptRows, features: Any = None, pool: Any = None
     ) -> Float[Array, "B L 0"]:
-        """Return nothing: prompts are not read."""
+        """Return empty embeddings, since prompts are not read."""
         return jnp.zeros((*rows.tokens.shape, 0))
 
     def prefill(
@@ -91,7 +90,7 @@ class ReplayModel(LanguageModel):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTarget(LoadedModel):
-    """A target that is a file of its greedy answers, with the draft's tokeniser and vocabulary."""
+    """A target from a file of greedy answers, with the draft's tokeniser and vocabulary."""
 
     source: Path
     answers: Mapping[tuple[str, int], tuple[int, ...]] = field(hash=False)
@@ -101,9 +100,10 @@ class RecordedTarget(LoadedModel):
     def read(cls, path: Path, draft: LoadedModel) -> RecordedTarget:
         """Read JSONL: MMSpec's answer lines, or {sample, turn, text or token_ids}.
 
-        Texts are encoded with the draft's tokeniser and end in EOS, but where a line's `new_tokens`
-        says that the answer was cut before it. Raises InputError for answers that were sampled, or
-        differ for one sample and turn, and for texts whose recorded number of tokens is another.
+        Texts are encoded with the draft's tokeniser and end in EOS, unless a line's `new_tokens`
+        shows that the answer was cut before EOS. Raises InputError for sampled answers, for two
+        different answers to one sample and turn, and for texts with another number of tokens than
+        recorded.
         """
         if not isinstance(draft.config, LlavaConfig):
             raise InputError(
@@ -131,7 +131,7 @@ class RecordedTarget(LoadedModel):
         return None
 
     def with_head(self, path: str | Path) -> LoadedModel:
-        """Raise InputError: there are no keys and values that a KV head could read."""
+        """Raise InputError, since a KV head needs keys and values."""
         raise InputError(
             f"{PREFIX}{self.source}: has no keys and values for KV head {path}; leave the head out"
         )
@@ -147,9 +147,9 @@ class RecordedTarget(LoadedModel):
         return found
 
     def table(self, prompts: Sequence[Prompt], batch: int) -> dict[str, Array]:
-        """Return the parameters of `ReplayModel`: a row a prompt, padded to `batch` rows.
+        """Return the parameters of `ReplayModel`: a row per prompt, padded to `batch` rows.
 
-        Wide enough for the longest answer there is, so that every batch is one compiled program.
+        The width fits the longest answer, so that all batches share one compiled program.
         """
         out = np.zeros((batch, max(map(len, self.answers.values()))), np.int32)
         for row, prompt in enumerate(prompts):
@@ -159,13 +159,13 @@ class RecordedTarget(LoadedModel):
 
 
 class RecordedBatcher(Batcher):
-    """Gives each batch its own recorded answers in the place of the target's parameters."""
+    """Gives each batch its recorded answers in place of the target's parameters."""
 
     def read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
         return super().read(each(self._limited, encode(self.encoder, requests)))
 
     def _limited(self, request: EncodedRequest) -> EncodedRequest:
-        """Return the request, for no more tokens than the recorded answer has."""
+        """Return the request with at most as many new tokens as the recorded answer."""
         if request.temperature > 0:
             raise InputError(
                 f"temperature {request.temperature}: recorded answers are greedy; give 0"
@@ -200,7 +200,7 @@ class RecordedEngine(Engine):
             )
 
     def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
-        """Raise InputError: there are no probabilities."""
+        """Raise InputError, since the record has no probabilities."""
         raise InputError(
             "logprobs: recorded answers have no probabilities; give a target that is loaded"
         )
@@ -212,7 +212,7 @@ def engine_of(
     config: EngineConfig,
     captioner: Captioner | None = None,
 ) -> Engine:
-    """Return the engine of a target that is loaded, or recorded."""
+    """Return an engine for a loaded or recorded target."""
     kind = RecordedEngine if isinstance(target, RecordedTarget) else Engine
     return kind(target, draft, config, captioner)
 
@@ -244,7 +244,7 @@ def _read(path: Path, draft: LoadedModel) -> Iterator[tuple[DataRow, str, int, t
 def answers_of(row: DataRow) -> tuple[str, list[tuple[str, list[int] | None, int | None]]]:
     """Return a line's id, and (text, token ids, number of tokens) of each turn's first choice.
 
-    Token ids and numbers are None where the line does not tell them.
+    Token ids and numbers are None if the line lacks them.
     """
     name = text_of(row, ("question_id", "id"))
     try:
@@ -266,7 +266,7 @@ def _counts(value: Any) -> bool:
 
 
 def _tokens(row: DataRow, text: Any, ids: Any, count: Any, draft: LoadedModel) -> tuple[int, ...]:
-    """Return the ids of an answer; `count` is how many tokens it was, where the line tells."""
+    """Return the ids of an answer; `count` is its recorded number of tokens, or None."""
     size = text_config(draft.config).vocab_size
     if ids is not None:
         if (

@@ -1,7 +1,7 @@
 """Results of a measurement: `results.json`, `records.jsonl`, `table.md`, and the terminal.
 
-A `Run` writes into `OUT.unfinished`; when it ends, its files replace those in OUT together. A
-stopped run goes on from `OUT.unfinished` if its script calls `restore`.
+A `Run` writes into `OUT.unfinished`; when it ends, its files replace those in OUT together. If the
+script calls `restore`, the same command continues a stopped run from `OUT.unfinished`.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ FILES = (
     ],
     *(f"{name}.png" for name in FIGURES.split()),
 )
-"""Files that a run writes, and that the next one with the same options replaces."""
+"""Files of a run, which the next run with the same options replaces."""
 
 
 class Run:
     """A measurement in progress: its rows and records, and the `folder` of its files.
 
     As a context manager it keeps other runs from writing into `out`; at the end of the block its
-    files replace those there, and it prints the tables. In a cluster process 0 writes; the others'
+    files
+    replace those there, and it prints the tables. In a cluster process 0 writes, and the others'
     `folder` is temporary.
 
     Args:
-      timed: What the times in the tables are, such as "the median of 3 runs"; a note below each
-        table then says so, with the machine's load.
+      timed: Kind of the times in the tables, such as "the median of 3 runs"; a note below each
+        table shows it with the machine's load.
     """
 
     def __init__(self, preset: str, options: Mapping[str, Any], out: Path, timed: str = "") -> None:
@@ -105,7 +106,7 @@ class Run:
         self.write(*tables())
 
     def write(self, *tables: Table) -> None:
-        """Write all measurements so far, so that a stopped run keeps whole parts."""
+        """Write all measurements so far, so that a stopped run keeps its finished parts."""
         self.about = self.about or describe_run(self.preset, self.options)
         self.about["load"] = os.getloadavg()[0]
         if self.timed:
@@ -118,13 +119,14 @@ class Run:
         on_first(lambda: write_results(self.folder, about, self.rows, self.records, text))
 
     def restore(self, group: Sequence[str]) -> None:
-        """Take up the rows and records of a stopped run with the same options.
+        """Read the rows and records of a stopped run with the same options.
 
-        Rows are written in groups, which are equal in the fields `group`. A group in which
-        something failed is measured again.
+        Rows are written in groups, which are equal in the fields `group`. A group with a failure is
+        measured again.
 
         Raises InputError for results of another device, whose speeds do not belong in one table,
-        and for files that cannot be read.
+        and for
+        files that cannot be read.
         """
         self.rows = on_first(lambda: self._restored(group))
 
@@ -200,7 +202,7 @@ def describe_run(preset: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results_folder(out: Path, preset: str, debug: bool) -> Path:
-    """Return the folder of a preset's results: PRESET is its name; trials are in runs/debug."""
+    """Return the folder of results: PRESET becomes the preset's name; trials go to runs/debug."""
     out = out.with_name(preset) if out.name == "PRESET" else out
     return trial_of(out) if debug else out
 
@@ -208,8 +210,9 @@ def results_folder(out: Path, preset: str, debug: bool) -> Path:
 def begin(out: Path, options: Mapping[str, Any]) -> Path:
     """Make the folder that a run writes into until `finish`.
 
-    Raises InputError if `out` cannot be written, or holds results of other options, unless those
-    are a trial's.
+    Raises InputError if `out` cannot be written, or holds results of other options (a trial's
+    results
+    are replaced).
     """
     out = Path(os.path.abspath(out))
     fresh = out.with_name(f"{out.name}.unfinished")
@@ -230,7 +233,7 @@ def begin(out: Path, options: Mapping[str, Any]) -> Path:
 
 
 def finish(fresh: Path, out: Path) -> None:
-    """Replace an earlier run's files by this run's, in one step; other files in `out` stay."""
+    """Replace an earlier run's files by this run's in one step; other files in `out` stay."""
     with whole_directory(
         Path(os.path.abspath(out)), lambda name: any(fnmatch(name, file) for file in FILES)
     ) as place:
@@ -252,7 +255,7 @@ def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:
 def write_results(
     out: Path, run: Record, rows: Sequence[Record], records: Sequence[Record], table: str
 ) -> None:
-    """Write the three files, each whole or not at all, the rows after their records."""
+    """Write the three files, each whole or not at all, records before rows."""
     lines = [json.dumps(record) + "\n" for record in records]
     found: Record = {"run": run, "rows": list(rows)}
     found["records"] = {"count": len(lines), "sha256": _checksum("".join(lines))}
@@ -266,9 +269,9 @@ def read_results(folder: Path, stopped: bool = False) -> Record:
     """Return `run` and `rows` of an earlier run.
 
     Args:
-      stopped: The run was stopped and is to go on: return its `records` too, and check that its
-        files are as it wrote them. A run that was killed between two files has written more records
-        than it has counted; these are left out.
+      stopped: Also return the `records` of a stopped run that will continue, and check the
+        checksums. A run that was killed between two files has written records that it has not
+        counted; they are dropped.
 
     Raises InputError for a file that cannot be read.
     """
@@ -317,7 +320,7 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> str | None:
-    """Return the commit of the working tree, marked if it has changes; None outside of git."""
+    """Return the commit of the working tree, marked if it has changes; None outside git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         here = Path(__file__).resolve().parent

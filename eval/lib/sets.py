@@ -1,9 +1,9 @@
 """Evaluation sets by name: picturebook's, the papers', MMSpec, your own; and second turns.
 
 Sets without second turns get the kinds of TABED's two-turn runs, under picturebook's names.
-`question` is the next sample's own, with its images; `caption`, `summary` and `story` are requests
-about the first turn; `fact` and `sum` bring a question of NQ and of GSM8K. Where TABED's wording is
-not printed in the paper, it is this project's own.
+`question` is the next sample's question, with its images; `caption`, `summary` and `story` are
+requests about the first turn; `fact` and `sum` take a question of NQ and of GSM8K. Where the paper
+does not print TABED's wording, the wording is this project's own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REQUESTS = {
     "story": "Write a long story for children that is built on what you have answered so far.",
 }
 SOURCES = {"fact": "nq", "sum": "gsm8k"}
-"""Kinds that ask a question of another set: kind -> its name in the registry."""
+"""Kinds that ask a question of another set, and that set's name in the registry."""
 
 REMARKS = {
     "pope": "POPE is the whole set, as in TABED's released code; its text names the subset of "
@@ -35,7 +35,7 @@ REMARKS = {
     "llava-bench": "LLaVA-Bench is asked with the instruction to reason that TABED prints; its "
     "released code asks without.",
 }
-"""What to know of a set, next to its numbers."""
+"""Remarks on a set, shown next to its numbers."""
 CHAT = (
     "Questions are in the target's chat form, of LLaVA `USER: ... ASSISTANT:` as in TABED's "
     "released code, without the system prompt that Vicuna has in haotian-liu/LLaVA."
@@ -104,13 +104,13 @@ def read_prompts(path: Path) -> Iterator[Sample]:
 
 
 def remarks(names: Sequence[str]) -> list[str]:
-    """Return the sentences below tables of these sets: how benchmarks are asked."""
+    """Return the sentences below tables of these sets, about how benchmarks are asked."""
     own = [REMARKS[name] for name in names if name in REMARKS]
     return ([CHAT] if any(name in BENCHMARKS for name in names) else []) + own
 
 
 def _with_turns(samples: Iterable[Sample], name: str, turns: int, limit: int) -> list[Sample]:
-    """Return the first samples that have so many turns."""
+    """Return the first samples with at least so many turns."""
     found = list(islice((sample for sample in samples if len(sample.turns) >= turns), limit))
     if not found:
         what = "samples" if turns == 1 else "sample with a second turn"
@@ -134,8 +134,8 @@ def add_follow_ups(
     """Return the samples with a second turn: sample i gets kind i modulo the number of kinds.
 
     Args:
-      kinds: names among `FOLLOW_UPS`. Samples without images pass over `caption`.
-      borrowed: samples of the sets in `SOURCES` by kind; sample i asks question i modulo their
+      kinds: Names among `FOLLOW_UPS`. Samples without images skip `caption`.
+      borrowed: Samples of the sets in `SOURCES` by kind; sample i asks question i modulo their
         number.
     """
     if unknown := [kind for kind in kinds if kind not in FOLLOW_UPS]:

@@ -1,9 +1,9 @@
-"""Blocks without decoding: what drafts would do, from one pass over answers that the target wrote.
+"""Blocks without decoding: the drafts' acceptance, from one pass over the target's own answers.
 
-At temperature 0 speculation writes just these answers, so that the blocks are exactly those of the
-decode loop. A weighting is replayed on the recorded distributions of target and views, for its
-losses against the best fixed weights in hindsight (its regret). A KV head's steps are all scored by
-Target-Draft attention, for every draft length at once.
+At temperature 0 speculation writes exactly these answers, so the blocks equal those of the decode
+loop. A weighting is replayed on the recorded distributions of target and views, to compare its
+losses with those of the best fixed weights in hindsight (its regret). Target-Draft attention scores
+all steps of a KV head, for every draft length at once.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
 LOSSES = ("kl", "rejections", "misses")
-"""Per token: KL(p || q_w) in nats; 1 - sum_v min(p, q_w), the chance that a sampled draft is
-rejected; and whether a greedy draft is. The first two at temperature 1."""
+"""Losses a token: KL(p || q_w) in nats; 1 - sum_v min(p, q_w), the chance that a sampled draft is
+rejected; and 1 if a greedy draft is rejected. The first two are at temperature 1."""
 
 HINDSIGHT_STEPS = {2: 50, 3: 20, 4: 10}
-"""Grid of the best fixed weights, by the number of views; 10 for more."""
+"""Steps of the grid of fixed weights, by the number of views; 10 for more views."""
 
 
 PASS = 128
-"""Token counts of the divergences' forward passes are rounded up to a multiple of this."""
+"""Forward passes round their number of tokens up to a multiple of this."""
 
 
 class Recording(struct.PyTreeNode):
-    """Answers of B requests, teacher-forced; place t is what followed t new tokens."""
+    """Answers of B requests, teacher-forced; place t is the prediction after t new tokens."""
 
     p: Float[Array, "B T V"]
     view_probs: Float[Array, "R B T V"]
@@ -66,7 +66,7 @@ class Recording(struct.PyTreeNode):
 
     @property
     def counted(self) -> Bool[Array, "B T"]:
-        """Tell which places are of blocks: place 0 is prefill's."""
+        """Return which places belong to blocks; place 0 is prefill's."""
         place = jnp.arange(self.p.shape[1])
         return (place > 0) & (place < self.length[:, None])
 
@@ -76,8 +76,7 @@ def measure_regret(
 ) -> tuple[list[Record], list[Record]]:
     """Measure losses, regrets and tokens a pass of the rows that mix views, at temperature 0.
 
-    Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer
-    of it.
+    Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer.
     """
     if isinstance(target, RecordedTarget):
         raise InputError(
@@ -161,7 +160,7 @@ def _per_token(sums: dict[str, float]) -> Record:
 def record(
     engine: Engine, requests: Sequence[Request], answers: Sequence[Sequence[int]]
 ) -> Recording:
-    """Run one pass of target and draft over each answer, on the caches that prefill left."""
+    """Run one pass of target and draft over each answer, on the caches after prefill."""
     program = engine.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
@@ -258,7 +257,7 @@ def _sums(
 def predict_heads(
     config: EvalConfig, plain: Engine, heads: Mapping[str, LoadedHead], gammas: Sequence[int]
 ) -> dict[tuple[Any, ...], float | None]:
-    """Predict tokens a pass of heads, by the fields `GROUP` of a row and its head."""
+    """Predict heads' tokens a pass, keyed by a row's fields `GROUP` and the head's name."""
     found = {}
     parts = list(config.parts())
     with tqdm(total=len(parts) * (1 + len(heads)), unit="run", desc="predicting", delay=1) as bar:
@@ -300,9 +299,9 @@ def count_blocks(agrees: Bool[np.ndarray, "T J"], gamma: int) -> tuple[int, int]
 def head_agreement(
     target: LoadedModel, head: LoadedHead, prompt: Prompt, answer: Sequence[int], gamma: int
 ) -> Bool[np.ndarray, "T J"]:
-    """Tell whether step s of a draft from token t is the answer's token t + s + 1.
+    """Return whether step s of a draft from token t equals the answer's token t + s + 1.
 
-    Past the answer's end it is false. The answer, of T tokens, must be the target's greedy one.
+    Past the answer's end it is false. The answer has T tokens and must be the target's greedy one.
     """
     rows, images, shown = whole_row(target, prompt, answer)
     width = rows.tokens.shape[1]
@@ -330,7 +329,7 @@ def _agreement(
     images: dict[str, Array] | None,
     prompts: HeadRows,
 ) -> Bool[Array, "1 L J"]:
-    """Tell so for every token of a row as the beginning of a draft."""
+    """Return `head_agreement` for drafts that begin at each token of a row."""
     features = None if images is None else model.encode(params["target"], images)
     length = rows.tokens.shape[1]
     seen, cache = model.read(

@@ -1,9 +1,9 @@
 """Untrained models for timing: random weights, and a synthetic pair of given agreement.
 
 The models of the pair follow one rule: the residual stream keeps a token's embedding, and the head
-maps it to the token that comes next in a fixed cycle. The random weights of attention and MLPs
-disturb that little, and all arithmetic of real models is done. After a given share of the cycle's
-tokens a model is right; after the others it says another successor. Only the acceptance is made up;
+maps it to the next token of a fixed cycle. The random weights of attention and MLPs hardly disturb
+this rule, and the models do all the arithmetic of real ones. A model is right after a given share
+of the cycle's tokens, and predicts another successor after the rest. The acceptance is made up; the
 times are real.
 """
 
@@ -27,11 +27,11 @@ from jaxspec.typing import Array, Params
 PREFIX = "synthetic:"
 ROLES = ("target", "partner", "draft")
 RESERVED = 300
-"""Ids below belong to no cycle: a tokeniser's special tokens and bytes."""
+"""Special tokens and bytes of the tokeniser have ids below this, and are in no cycle."""
 
 
 def parse_synthetic(name: str) -> tuple[str, float]:
-    """Return role and share of `synthetic:ROLE:SHARE`, such as `synthetic:draft:0.7`."""
+    """Return the role and share of `synthetic:ROLE:SHARE`, such as `synthetic:draft:0.7`."""
     role, _, text = name.removeprefix(PREFIX).partition(":")
     if role not in ROLES:
         raise InputError(f"{name}: no such model; {nearest(role, ROLES)}")
@@ -47,7 +47,7 @@ def parse_synthetic(name: str) -> tuple[str, float]:
 def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
     """Return a model of the synthetic pair: target and partner of 54M, draft of 3M (`pair55m`).
 
-    All see images of 576 tokens, and use the mini models' tokeniser.
+    All see images of 576 tokens and use the mini models' tokeniser.
     """
     role, share = parse_synthetic(name)
     preset = load_preset("latency", "pair55m")
@@ -63,7 +63,7 @@ def synthetic_model(name: str, dtype: jnp.dtype) -> LoadedModel:
 
 
 def random_params(config: ModelConfig, dtype: jnp.dtype, seed: int = 0) -> Params:
-    """Make Normal(0, 0.02) weights, norms at one, on the device and in one copy."""
+    """Make weights from Normal(0, 0.02) and norms of one, on the device and in one copy."""
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     return jax.tree.unflatten(
@@ -81,9 +81,9 @@ def _random_leaf(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 
 def follow_cycle(config: LlavaConfig, params: Params, right: float = 1.0) -> Params:
-    """Return parameters that follow the cycle after a share `right` of its tokens.
+    """Return parameters that predict the cycle after a share `right` of its tokens.
 
-    Models of one vocabulary have the same cycle.
+    Models with one vocabulary have the same cycle.
     """
     text = config.text_config
     size, width = text.vocab_size, text.hidden_size

@@ -18,7 +18,7 @@ Label = tuple[str, ...]
 
 
 class Table(NamedTuple):
-    """A table as it is shown: numbers are text."""
+    """A table with numbers as text."""
 
     title: str
     header: Sequence[str]
@@ -34,12 +34,12 @@ def pivot(
     printed: Callable[[Label], Iterable[tuple[Label, Mapping[str, float]]]] = lambda label: (),
     notes: Sequence[str] = (),
 ) -> Table:
-    """Return a table of results, with what papers print below our lines.
+    """Return a table of results, with the papers' numbers below our lines.
 
     Args:
       title: Heading of the table.
-      labels: Names of the first columns, which tell lines apart.
-      lines: Label of each line, and the rows of results that it shows.
+      labels: Names of the first columns, which identify a line.
+      lines: Label of each line, and its rows of results.
       columns: The other columns by name, each a function of a line's rows.
       printed: Papers' lines to show below ours: a label, and numbers by column.
       notes: Sentences below the table.
@@ -89,7 +89,7 @@ def mean_over(rows: Sequence[Record], sets: Sequence[str], field: str) -> float 
 
 
 def failures(failed: Sequence[Record]) -> list[str]:
-    """Return a line for each row of the table that failed: where, and its first error."""
+    """Return a line for each failed row of the table: its sets, and its first error."""
     places: dict[str, list[str]] = {}
     for record in failed:
         places.setdefault(record["row"], []).append(f"{record['dataset']} (turn {record['turn']})")
@@ -124,7 +124,7 @@ def markdown(table: Table) -> str:
 
 
 def show(table: Table) -> None:
-    """Print the table; on a narrow terminal transposed, or else in parts."""
+    """Print the table; transpose or split it if the terminal is narrow."""
     console = Console()
     rows = [table.header, *table.cells]
     columns = list(zip(*rows, strict=True))
@@ -150,5 +150,5 @@ def show(table: Table) -> None:
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the characters that a table of these columns takes."""
+    """Return the width in characters of a table with these columns."""
     return sum(max(map(len, column)) + 3 for column in columns) + 1

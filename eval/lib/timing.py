@@ -1,8 +1,7 @@
 """Times of single passes inside compiled loops, for predictions; and the device's roofline.
 
-A pass that is called from the host by itself also pays for its dispatch and, as its inputs have to
-outlive it, for a copy of the cache. In a decode loop it pays neither, so each is timed in a loop of
-its own kind.
+A pass that the host calls by itself also pays for its dispatch and, since its inputs must survive,
+for a copy of the cache. A decode loop pays neither, so each pass is timed in a loop of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from jaxspec.sharding import mesh_of
 from jaxspec.typing import Array, Int, Params
 
 CALL_MS = 40.0
-"""How long one timed call lasts: long against its dispatch, which takes up to a millisecond."""
+"""Milliseconds of one timed call: long compared with its dispatch, which takes up to 1 ms."""
 
 
 def time_loops(
@@ -37,11 +36,12 @@ def time_loops(
 ) -> dict[str, float]:
     """Return the least milliseconds of each call; calls are interleaved, to share the machine.
 
-    The least, because what else runs on a machine can only add: on an idle one it is next to the
-      median.
+    Other processes can only add time, so the least is the best estimate; on an idle machine it is
+    close
+    to the median.
 
     Args:
-      name: of a bar of progress, whose first turn compiles; without, none is shown.
+      name: Name of the progress bar, whose first round compiles; None shows no bar.
     """
     counts = {}
     times: dict[str, list[float]] = {key: [] for key in calls}
@@ -68,11 +68,12 @@ def _milliseconds(call: Callable[[int], Any], count: int) -> float:
 
 
 class Passes:
-    """Passes over one state (a cache, or what holds caches), which they share and hand on.
+    """Passes over one state (a cache, or a structure with caches), which each call hands to the
+    next.
 
     Args:
       extend: (params, tokens [B, T], state) -> logits [..., B, T, V], state.
-      place: where the state lies on a mesh.
+      place: Function that places the state on a mesh.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Rates(NamedTuple):
     """Tokens a second, [program, run]."""
 
     loop: np.ndarray
-    """Rates of the decode loop; the first token, which prefill gives, is not counted."""
+    """Rates of the decode loop; the prefill token is not counted."""
     call: np.ndarray
     """Rates of whole calls: prefill of target and draft, and the loop."""
 
@@ -129,7 +130,7 @@ class Rates(NamedTuple):
 def interleaved(
     programs: Sequence[Any], requests: Sequence[Request], repeats: int, bar: tqdm | None = None
 ) -> tuple[list[list[Result]], Rates]:
-    """Run engines on the same requests by turns, so that other load on the machine slows all alike.
+    """Run engines on the same requests by turns, so that other load slows all of them equally.
 
     Args:
       bar: Progress bar, which counts runs.
@@ -158,7 +159,7 @@ class PassTimes:
     """Milliseconds at the batch and cache size of the given requests."""
 
     draft_ms: float
-    """T_q: one draft pass over all views; of a tree, over a level of average size."""
+    """T_q: one draft pass over all views; for a tree, over a level of average size."""
     target_ms: float
     """T_p: one target pass over one token."""
     verify_ms: float
@@ -200,7 +201,7 @@ def predicted_speedup(
     Args:
       draft_ms: T_q, one draft pass.
       target_ms: T_p, one target pass over one token.
-      verify_ms: T_p(J+1), the pass over a block; the papers take it as T_p, which None does too.
+      verify_ms: T_p(J+1), the pass over a block; None takes T_p, as the papers do.
     """
     verify_ms = target_ms if verify_ms is None else verify_ms
     return tokens_per_pass / (gamma * draft_ms / target_ms + verify_ms / target_ms)
@@ -226,7 +227,7 @@ def time_members(
 
 @dataclass(frozen=True)
 class Roofline:
-    """Rates of three probes: what no program on this device at this hour does much better."""
+    """Rates of three probes: the most that programs reach on this device at this hour."""
 
     copy_gbps: float
     """Bytes read and written a second by x + 1 over an array too large for caches, in 1e9."""
@@ -240,8 +241,8 @@ def measure_roofline(dtype: jnp.dtype, megabytes: int, side: int, repeats: int =
     """Run the probes, in turns.
 
     Args:
-      megabytes: size of the copied array and of the matrix that is read.
-      side: of the square matrices that are multiplied.
+      megabytes: Size of the copied array and of the matrix that is read.
+      side: Side of the square matrices that are multiplied.
     """
     width = 1024
     depth = megabytes * 2**20 // (width * dtype.itemsize)
@@ -277,10 +278,10 @@ def _run_probe(step: Callable[[Array, Array], Array], x: Array, other: Array, ti
 
 @dataclass(frozen=True)
 class Work:
-    """What one pass over T new tokens a row must do."""
+    """The work of one pass over T new tokens a row."""
 
     bytes: float
-    """Weights and all slots of the cache, each read once."""
+    """Bytes of the weights and of all cache slots, each read once."""
     flops: float
 
 

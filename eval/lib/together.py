@@ -1,4 +1,4 @@
-"""What an evaluation of collaborative decoding measures: models that write together, and sweeps."""
+"""An evaluation of collaborative decoding: models that write together, and sweeps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pairing:
     models: tuple[str, ...]
     """Directories or hub ids."""
     combine: str
-    """As in `CollaborationConfig`, like `gammas`, `proposer` and `views`."""
+    """As in `CollaborationConfig`, as are `gammas`, `proposer` and `views`."""
     temperature: float = 1.0
     gammas: tuple[int, ...] = (5, 1)
     proposer: int = 0
@@ -42,16 +42,16 @@ class Pairing:
     sweep: str = ""
     """As in `Together`."""
     alone: int = 0
-    """Draft length of the methods with one proposer; 0 takes the proposer's in `gammas`."""
+    """Draft length of methods with one proposer; 0 takes the proposer's length in `gammas`."""
     form: Literal["chat", "raw"] = "chat"
-    """Form of the questions: the chat form of the model that leads, or raw text, for base
-    models."""
+    """Form of the questions: the leading model's chat form, or raw text for base models."""
 
     def points(self, sweep: str = "") -> list[Point]:
-        """Return the points of a sweep, or of the pairing's own.
+        """Return the points of the given sweep, or of the pairing's own.
 
-        Along `lambda` (the proposer's weight) and `mu` each value counts twice, with the pairing's
-        draft lengths and with 1 each; along `gamma` once, as the proposer's draft length.
+        Each value of `lambda` (the proposer's weight) and `mu` gives two points: the pairing's
+        draft
+        lengths, and lengths of 1. A value of `gamma` gives one, as the proposer's draft length.
         """
         dial, _, values = (sweep or self.sweep).partition(":")
         if not dial:
@@ -93,10 +93,10 @@ class Examples(Data):
     """Questions."""
 
     shots: tuple[str, ...] = ()
-    """Sets to ask with the paper's number of worked examples: NAME, or NAME=PATH of a local copy of
-    these."""
+    """Sets asked with the paper's number of worked examples: NAME, or NAME=PATH of a local copy of
+    the examples."""
     held_out: int = 64
-    """Samples whose reference answers' likelihood is measured."""
+    """Number of samples whose reference answers' likelihood is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +105,11 @@ class Together(Decoding):
 
     repeats: int = 5
     timed: int = 4
-    """Samples of each set that are decoded `repeats` times, for speeds; standard decoding and CoS
-    decode all samples once, for quality."""
+    """Samples of each set that are decoded `repeats` times for speeds; standard decoding and CoS
+    decode all samples once for quality."""
     sweep: str = ""
-    """A dial to measure along: `lambda:0.1,0.5,0.9`, `mu:0.1,0.5` or `gamma:1,3,5`; the default is
-    each pairing's own."""
+    """Dial and values to sweep: `lambda:0.1,0.5,0.9`, `mu:0.1,0.5` or `gamma:1,3,5`; the default is
+    each pairing's own sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)

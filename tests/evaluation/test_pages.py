@@ -89,7 +89,7 @@ def test_the_page_holds_all_and_escapes_it(tmp_path: Path) -> None:
     assert "A &lt; B" in page
     assert "<b>" not in re.sub(r"<br>", "", page)
     assert "&lt;image&gt;" in page
-    assert all(word in page for word in ("block efficiency", "gamma", "captions in place of images", "Eq. (1)"))
+    assert all(word in page for word in ("block efficiency", "gamma", "C puts captions in their place", "Eq. (1)"))
     assert page.count('class="sample"') == len(CONFIG.sets) * len(CONFIG.turns) * SHOWN
     assert not re.search(r'(src|href)="(?!data:)', page), "one file, nothing fetched"
 
