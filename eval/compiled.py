@@ -120,7 +120,7 @@ def described(chip: str) -> list[Any]:
     tpus = [name for name in CHIPS if name.startswith("v")]
     if kind not in (*tpus, *GPUS) or not shape:
         raise InputError(
-            f"chips: {chip!r} is no KIND:TOPOLOGY such as v5e:2x2 or h100:4; "
+            f"chips: {chip!r} is not KIND:TOPOLOGY, such as v5e:2x2 or h100:4; "
             f"{nearest(kind, [*tpus, *GPUS])}"
         )
     options: dict[str, Any] = {"chip_config_name": "megacore"} if kind == "v4" else {}
@@ -136,7 +136,7 @@ def described(chip: str) -> list[Any]:
     ) as error:  # jaxlib has no narrower one, for a missing libtpu or an unknown topology
         said = f"{str(error).splitlines()[0]:.120}"
         raise InputError(
-            f"chips: {chip} cannot be compiled for: {said}; make compiled brings the compilers"
+            f"chips: cannot compile for {chip}: {said}; make compiled installs the compilers"
         ) from error
 
 

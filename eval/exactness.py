@@ -66,13 +66,11 @@ class Options:
     def __post_init__(self) -> None:
         if not self.gammas or not self.batches or min(self.batches) < 1:
             raise InputError(
-                f"gammas {self.gammas} and batches {self.batches}: give at least one of each, from "
-                "1 up"
+                f"gammas {self.gammas}, batches {self.batches}: give at least one of each, 1 or more"
             )
         if self.draws < 0 or self.tokens < 2:
             raise InputError(
-                f"draws {self.draws}, tokens {self.tokens}: give 0 draws or more, of 2 tokens or "
-                "more"
+                f"draws {self.draws}, tokens {self.tokens}: give at least 0 draws and 2 tokens"
             )
 
 

@@ -57,7 +57,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Measures the preset's rows and head, its ablations, other heads and other drafts."""
     preset, config, options = parse_command(Options, __doc__, args)
     if config.kv_head is None:
-        raise InputError(f"preset {preset}: names no kv_head; give one with --kv-head")
+        raise InputError(f"preset {preset}: has no KV head; give one with --kv-head")
     timed = f"the median of {config.repeats} runs by turns"
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         shown = [name for row in config.rows for name in row.views]

@@ -87,7 +87,7 @@ def main(
         raise InputError("peers: torch is not installed; pip install -e '.[parity]'")
     check_counts(new=new, prompts=prompts, repeats=repeats)
     if draft is not None and preset != "smollm2":
-        raise InputError(f"draft: {draft}; {preset} has a draft of its own, leave it out")
+        raise InputError(f"draft: {draft}; {preset} has its own draft, leave the option out")
     with Run(preset, given, results_folder(out, preset, debug)) as run:
         setup_runtime()
         with tempfile.TemporaryDirectory() as folder:

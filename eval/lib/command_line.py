@@ -86,15 +86,13 @@ def parse_command(
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0].startswith("-"):
         if not {"-h", "--help"} & set(words):
-            raise InputError(
-                f"preset: none is named; give one of {_presets(kind)} before the options"
-            )
+            raise InputError(f"preset: missing; give one of {_presets(kind)} before the options")
         words = [example, *words]
     preset, *rest = words
     defaults = load_preset("eval", preset)
     if not isinstance(defaults, kind):
         raise InputError(
-            f"preset {preset!r}: is for another script under eval/; use one of {_presets(kind)}"
+            f"preset {preset!r}: belongs to another script; use one of {_presets(kind)}"
         )
     parts, added = next(((f, a) for f, a in _CHOSEN.items() if hasattr(defaults, f)), ("", _Debug))
     given = vars(defaults) | vars(options()) | {parts: (), "debug": False}
@@ -173,8 +171,7 @@ def _with_own_sets(given: dict[str, Any], known: Sequence[str]) -> dict[str, Any
     check_names(list(set_places(given["data"])), names)
     if given["images"] is not None and set(names) <= set(SETS):
         raise InputError(
-            f"images: {given['images']} is of sets of your own; name one with --sets "
-            "NAME=FILE.jsonl"
+            f"images: {given['images']} is only for sets of your own; give --sets NAME=FILE.jsonl"
         )
     return given | {
         "sets": names,

@@ -69,8 +69,7 @@ class Data:
                 raise InputError(f"data: {name!r} is not NAME=PATH, such as pope=data/pope.parquet")
             if name in SYNTHETIC_SETS:
                 raise InputError(
-                    f"data: {name!r} is a set of picturebook, which is drawn; give yours another "
-                    "name"
+                    f"data: {name!r} is a drawn set of picturebook; give yours another name"
                 )
             places[name] = path
         return places
@@ -181,8 +180,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
             raise InputError(f"turns: {self.turns} must be 1, 2 or both")
         if not any(map(self.turns_of, self.sets)):
             raise InputError(
-                f"turns: only the first turn of {', '.join(self.sets)} is asked; give 1, or other "
-                "--one-turn"
+                f"turns: only the first turn of {', '.join(self.sets)} is asked; give 1"
             )
 
 

@@ -43,7 +43,7 @@ def measurable(
     for row in rows:
         why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
         if not (why or draft or set(row.views) <= {"kv"}):
-            why = "no draft is named; give one as --draft"
+            why = "it needs a draft; give --draft"
         if why:
             lacks[row.name] = why
     if len(lacks) == len(rows):
@@ -125,9 +125,7 @@ def load_models(
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
     """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
     if not config.draft and any(view != "kv" for row in config.rows for view in row.views):
-        raise InputError(
-            "draft: not named, and not all rows draft with the KV head only; give --draft DIR"
-        )
+        raise InputError("draft: missing, and some rows need one; give --draft DIR")
     for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):
             next(local_rows(Path(place.removeprefix(REPLAY))), None)
@@ -136,7 +134,7 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
         else:
             read_config(locate(place))
     if head is not None and not is_kv_head(head):
-        raise InputError(f"kv_head {head}: no KV head lies there; give the directory of one")
+        raise InputError(f"kv_head {head}: not a KV head; give the directory of one")
     if captioner is not None:
         kind, where, _ = check_captioner(captioner)
         if kind == "jax":

@@ -150,8 +150,7 @@ class _Measurement:
         samples = [sample for sample in asked if self.fits(programs["standard"], sample)]
         if not samples:
             raise InputError(
-                f"set {self.dataset}: no prompt fits the models' context; give fewer "
-                "--max-new-tokens"
+                f"set {self.dataset}: no prompt fits the models' context; lower --max-new-tokens"
             )
         references = read_references(
             programs["standard"],

@@ -138,7 +138,7 @@ class Run:
         there, here = left["run"]["device"], self.about["device"]
         if there != here:
             raise InputError(
-                f"{self.folder}: was measured on {there}, and this is {here}; go on there, give "
+                f"{self.folder}: was measured on {there}, and this is {here}; continue there, give "
                 "another --out, or remove it"
             )
 
@@ -151,7 +151,7 @@ class Run:
         self.records = [record for record in left["records"] if place(record) in whole]
         if whole:
             print(
-                f"{self.folder}: {len(whole)} parts are measured already; goes on with the rest",
+                f"{self.folder}: {len(whole)} parts are measured already; measuring the rest",
                 file=sys.stderr,
             )
         return rows
@@ -280,7 +280,7 @@ def read_results(folder: Path, stopped: bool = False) -> Record:
         found = json.loads(file.read_text(encoding="utf-8"))
         checksum = found.pop("sha256", None)
         if checksum != _checksum(json.dumps(found)) and (stopped or checksum):
-            raise ValueError("its checksum is another one")
+            raise ValueError("wrong checksum")
         known, found = found.get("records"), {"run": dict(found["run"]), "rows": found["rows"]}
     if not stopped:
         return found
@@ -288,7 +288,7 @@ def read_results(folder: Path, stopped: bool = False) -> Record:
     with reading(f"{file}: cannot be read", "remove it"):
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)[: known["count"]]
         if known["sha256"] != _checksum("".join(lines)):
-            raise ValueError("its checksum is another one")
+            raise ValueError("wrong checksum")
         return found | {"records": [json.loads(line) for line in lines]}
 
 

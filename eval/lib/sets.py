@@ -147,8 +147,7 @@ def add_follow_ups(
         possible = [kind for kind in kinds if kind != "caption" or sample.images]
         if not possible:
             raise InputError(
-                f"follow-ups: {sample.dataset} has no images to caption; use another kind than "
-                "caption"
+                f"follow-ups: {sample.dataset} has no images to caption; use other kinds"
             )
         kind = possible[i % len(possible)]
         if kind == "question":

@@ -79,18 +79,14 @@ def measure_regret(
     Returns (rows, records): a row pools one set, turn and row of the table; a record is one answer.
     """
     if isinstance(target, RecordedTarget):
-        raise InputError(
-            f"regret: needs the target's probabilities, and {config.target} has none; give a model"
-        )
+        raise InputError(f"regret: {config.target} has no probabilities; give a model as --target")
     mixing = [
         row
         for row in config.rows
         if len(row.views) > 1 and "kv" not in row.views and row.tree is None
     ]
     if not mixing:
-        raise InputError(
-            "regret: no row mixes views of the prompt in a chain; give a preset or --rows that do"
-        )
+        raise InputError("regret: no row mixes views in a chain; choose another preset or --rows")
     plain = Engine(target, None, config.plain())
     rows: list[Record] = []
     records: list[Record] = []

@@ -40,7 +40,7 @@ def parse_synthetic(name: str) -> tuple[str, float]:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise InputError(f"{name}: right after {text} of the tokens; give a share from 0 to 1")
+        raise InputError(f"{name}: {text} is not a share of tokens; give a number from 0 to 1")
     return role, share
 
 

@@ -60,19 +60,18 @@ class Pairing:
             raise InputError(f"sweep: unknown dial {dial!r}; {nearest(dial, DIALS)}")
         if dial != "gamma" and len(self.models) != 2:
             raise InputError(
-                f"sweep: {dial} is of two models, and {self.name!r} has {len(self.models)}; leave "
-                "it out"
+                f"sweep: {dial} needs two models, and {self.name!r} has {len(self.models)}; use gamma"
             )
         try:
             found = [float(value) for value in values.split(",")]
         except ValueError:
-            raise InputError(f"sweep: {values!r} are not numbers; give {dial}:1,3,5") from None
+            raise InputError(
+                f"sweep: {values!r} is not a list of numbers; give {dial}:1,3,5"
+            ) from None
         points = []
         for value in found:
             if dial == "gamma" and (value < 1 or value % 1):
-                raise InputError(
-                    f"sweep: gamma {value:g} is not a draft length; give whole numbers, 1 or more"
-                )
+                raise InputError(f"sweep: gamma {value:g}; give whole numbers, 1 or more")
             first = 1 - value if self.proposer else value
             combine = {
                 "gamma": self.combine,

@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_and_a_pairing_that_fails_costs_only_itself(
 
 
 def test_a_preset_of_another_script_is_refused() -> None:
-    with pytest.raises(InputError, match="'mini': is for another script"):
+    with pytest.raises(InputError, match="'mini': belongs to another script"):
         collaborative.main(["mini"])
 
 

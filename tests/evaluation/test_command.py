@@ -97,7 +97,7 @@ def test_what_is_missing_is_told_before_models_load(tmp_path: Path) -> None:
         ({"images": tmp_path / "photos"}, "images .*photos: no such folder"),
         ({"draft": "nowhere"}, "'nowhere': no such directory"),
         ({"target": "replay:nowhere.jsonl"}, "data nowhere.jsonl: no such file"),
-        ({"kv_head": str(target)}, "kv_head .*: no KV head lies there"),
+        ({"kv_head": str(target)}, "kv_head .*: not a KV head"),
         ({"captioner": "file:nowhere.jsonl"}, "captioner file:nowhere.jsonl: no such file"),
     ):
         with pytest.raises(InputError, match=message):
@@ -120,7 +120,7 @@ def test_rows_of_a_draft_that_is_not_named_are_left_out_with_a_line(capsys: pyte
     _, config, _ = parse("smollm2")
     wanting = ["text draft", "text draft + KV head", "MT* of both"]
     assert list(config.left_out) == wanting
-    told = f"rows left out: {', '.join(wanting)}: no draft is named; give one as --draft\n"
+    told = f"rows left out: {', '.join(wanting)}: it needs a draft; give --draft\n"
     assert capsys.readouterr().err == told
     _, config, _ = parse("smollm2 --draft d")
     assert not config.left_out
@@ -169,8 +169,8 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "preset: none is named"),
-        ("--limit 3", "preset: none is named"),
+        ("", "preset: missing"),
+        ("--limit 3", "preset: missing"),
         ("minni", "did you mean 'mini'"),
         ("mini --limt 3", "--limt: no such option; did you mean '--limit'"),
         ("mini --max_new_token=3", "did you mean '--max-new-tokens'"),
@@ -182,7 +182,7 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
         ("mini --rows M MT", "no row 'MT' in the preset; did you mean 'MT"),
         ("mini --sets describe=x.jsonl", "'describe' is a set of picturebook"),
         ("mini --sets x.jsonl", "unknown set 'x.jsonl'; use one of .* NAME=FILE.jsonl"),
-        ("mini --images photos", "images: photos is of sets of your own"),
+        ("mini --images photos", "images: photos is only for sets of your own"),
     ],
 )
 def test_wrong_words_are_one_line(line: str, message: str) -> None:

@@ -81,12 +81,12 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: p
     assert run.rows == rows[:2]
     assert run.records == [row | {"text": ""} for row in rows[:2]]
     assert not run.failed
-    assert "out.unfinished: 1 parts are measured already; goes on with the rest" in capsys.readouterr().err
+    assert "out.unfinished: 1 parts are measured already; measuring the rest" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"unfinished: holds results of gamma 3, and now it is 2; give another --out"):
         Run("tiny", {"gamma": 2}, tmp_path / "out")
     elsewhere = run.about | {"device": "TPU v5e (tpu)"}
     write_results(run.folder, elsewhere, run.rows, run.records, "")
-    with pytest.raises(InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); go on there"):
+    with pytest.raises(InputError, match=r"was measured on TPU v5e \(tpu\), and this is .* \(cpu\); continue there"):
         run.restore(("set",))
 
 

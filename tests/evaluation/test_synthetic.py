@@ -46,8 +46,8 @@ def test_a_pair_agrees_as_asked(right: str, tokens_a_block: int, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("synthetic:draft:1.5", "right after 1.5 of the tokens; give a share from 0 to 1"),
-        ("synthetic:draft:x", "right after x of the tokens"),
+        ("synthetic:draft:1.5", "1.5 is not a share of tokens; give a number from 0 to 1"),
+        ("synthetic:draft:x", "x is not a share of tokens"),
         ("synthetic:drafd", "no such model; did you mean 'draft'"),
     ],
 )
