@@ -180,7 +180,7 @@ def test_rows_whose_captioner_cannot_run_are_left_out_with_a_line(
         ("mini --data poppe=x", "unknown set 'poppe'; did you mean 'pope'"),
         ("mini --limit 0", "limit: 0; give a whole number"),
         ("mini --rows M MT", "no row 'MT' in the preset; did you mean 'MT"),
-        ("mini --sets describe=x.jsonl", "'describe' is a set of picturebook"),
+        ("mini --sets describe=x.jsonl", "'describe' is a drawn set of picturebook"),
         ("mini --sets x.jsonl", "unknown set 'x.jsonl'; use one of .* NAME=FILE.jsonl"),
         ("mini --images photos", "images: photos is only for sets of your own"),
     ],
