@@ -19,7 +19,6 @@ from tests import tiny
 
 TARGET, PARAMS = tiny.lvlm(16, 2, seed=0)
 TEXT = TARGET.text
-IMAGE = tiny.VOCABULARY - 1
 BASE = KVHeadConfig.of_target(TARGET.config, image_slots=1, gamma=3)
 VARIANTS = {
     "paper": BASE,

@@ -49,7 +49,7 @@ MAPPINGS = 50_000
 """Memory mappings from which on programs are given up: Linux ends a process that asks for more than
 65,530, and on a CPU a program takes some hundreds."""
 
-_EXECUTABLES: dict[Any, Any] = {}
+EXECUTABLES: dict[Any, Any] = {}
 """Compiled programs by key, those used last at the end."""
 
 _KINDS: dict[Any, object] = {}
@@ -67,11 +67,11 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
     """Return `step` compiled for what is held, these shapes and JAX's settings; ahead of time, so
     that no timing contains it."""
     key = (step, held.kind, _shapes(args), *jax.config.values.values())
-    found = _EXECUTABLES.pop(key, None)
+    found = EXECUTABLES.pop(key, None)
     if found is None:
         if _mappings() > MAPPINGS:
-            for oldest in list(_EXECUTABLES)[: len(_EXECUTABLES) // 2]:
-                del _EXECUTABLES[oldest]
+            for oldest in list(EXECUTABLES)[: len(EXECUTABLES) // 2]:
+                del EXECUTABLES[oldest]
             jax.clear_caches()  # which hold them too
             gc.collect()
         # In 32 bits whatever the process computes in: ids, counts and distributions are no wider.
@@ -79,7 +79,7 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
         with on_mesh(held.mesh), jax.enable_x64(False):
             found = step.lower(held.program, held.params, *args).compile()
         _SPENT[0] += 1e3 * (time.perf_counter() - begun)
-    _EXECUTABLES[key] = found
+    EXECUTABLES[key] = found
     return found
 
 

@@ -129,8 +129,7 @@ def refused(path: Path, *parts: str) -> None:
     assert any(parts[0] in problem for problem in inspect(path).problems)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), zip(MODELS, (torch.float16, torch.bfloat16)))
 def test_the_same_parameters_as_in_safetensors(name, dtype, tmp_path):
     raw, shards = MODELS[name]
     path = write(tmp_path / "bin", raw, shards, dtype)
@@ -183,23 +182,6 @@ def test_safetensors_are_read_first(vicuna, tmp_path):
     assert told.stdout == "False\n"
 
 
-def test_a_signature_is_of_bin_weights_too(vicuna):
-    before = model_signature(vicuna)
-    write(vicuna, VICUNA, 2, torch.bfloat16)
-    assert model_signature(vicuna) != before
-
-
-def test_by_the_command(tmp_path):
-    """Which hides torch from transformers, where it does nothing but cost seconds."""
-    path = write(tmp_path / "model", OPT, 3)
-    words.files("opt", path, whole=False)
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxspec", "inspect", "--json", str(path)], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(json.loads(done.stdout)["files"]) == sorted(file.name for file in path.glob("*.bin"))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_exported_as_safetensors(name, tmp_path):
     """The whole model as it is distributed, tokeniser and all; transformers reads what is written."""
@@ -243,16 +225,10 @@ def test_code_in_a_pickle_does_not_run(vicuna):
 def damaged(vicuna: Path, case: str) -> str:
     """Damage a file; what is said of it."""
     file = vicuna / FIRST
-    whole, tensors = file.read_bytes(), torch.load(file, weights_only=True)
-    if case == "truncated":
-        file.write_bytes(whole[:-100])
-        return f"{FIRST}: unreadable ("
+    tensors = torch.load(file, weights_only=True)
     if case == "lost shard":
         file.unlink()
         return f"{FIRST}: named by the index and not there; fetch it"
-    if case == "empty":
-        file.write_bytes(b"")
-        return f"{FIRST}: not as torch writes files since 1.6"
     if case == "page of errors":
         file.write_text("<!DOCTYPE html><html>404</html>")
         return f"{FIRST}: not as torch writes files since 1.6"
@@ -263,40 +239,17 @@ def damaged(vicuna: Path, case: str) -> str:
     if case == "transposed":
         torch.save({name: tensor.t() if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}, file)
         return "is not in row-major order; in its folder: python -c"
-    if case == "nested":
-        torch.save({"state_dict": tensors}, file)
-        return f"{FIRST}: holds no dictionary of tensors alone; in its folder: python -c"
-    if case == "int8":
-        name = "model.embed_tokens.weight"
-        torch.save(tensors | {name: tensors[name].to(torch.int8)}, file)
-        return f"{name} is int8, supported: F32, F16, BF16"
-    assert case == "index elsewhere"
-    index = json.loads((vicuna / INDEX).read_text())["weight_map"]
-    (vicuna / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(index, "../model.safetensors")}))
-    return f"{INDEX}: not readable as an index (it names '../model.safetensors', which is no file of its directory"
+    assert case == "nested"
+    torch.save({"state_dict": tensors}, file)
+    return f"{FIRST}: holds no dictionary of tensors alone; in its folder: python -c"
 
 
-CASES = (
-    *("truncated", "lost shard", "empty", "page of errors", "lost tensor", "transposed", "nested", "int8"),
-    "index elsewhere",
-)
+CASES = (*("lost shard", "page of errors", "lost tensor", "transposed", "nested"),)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_damage(case, vicuna):
     refused(vicuna, damaged(vicuna, case))
-
-
-def test_the_command_that_is_told_mends(vicuna):
-    damaged(vicuna, "transposed")
-    with pytest.raises(InputError) as caught:
-        load(vicuna)
-    command = str(caught.value).split("in its folder: ")[1].split("; and ")[0]
-    code = command[command.index('"') + 1 : command.rindex('"')]
-    subprocess.run([sys.executable, "-c", code], cwd=vicuna, check=True)
-    with pytest.raises(InputError) as caught:
-        load(vicuna)
-    assert "row-major" not in str(caught.value)  # transposed it stays
 
 
 def test_without_torch(vicuna, monkeypatch):

@@ -82,12 +82,12 @@ def refused(model: Path) -> str:
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("name", ["../outside.safetensors", "{}/outside.safetensors", "sub/x.safetensors", 7])
+@pytest.mark.parametrize("name", ["../outside.safetensors", "{}/outside.safetensors"])
 def test_an_index_names_files_of_its_directory(name, there, model):
     """Whether a file outside is there cannot be told from the answer."""
     if there:
         (model / SHARD).rename(model.parent / "outside.safetensors")
-    name = name.format(model.parent) if isinstance(name, str) else name
+    name = name.format(model.parent)
     index = json.loads((model / INDEX).read_text())["weight_map"]
     edit(model / INDEX, weight_map={key: name if shard == SHARD else shard for key, shard in index.items()})
     assert refused(model) == (
@@ -135,7 +135,7 @@ def test_links_within_and_to_a_hub_caches_blobs(model):
     assert inspect(snapshot).problems == []
 
 
-@pytest.mark.parametrize("name", [SHARD, "generation_config.json", "special_tokens_map.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", [SHARD, "tokenizer.json"])
 def test_pipes_are_not_opened(name, model):
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
@@ -144,14 +144,9 @@ def test_pipes_are_not_opened(name, model):
 
 HEADERS = {
     "sizes": '{"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}}',
-    "offsets": '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}',
-    "no offsets": '{"a": {"dtype": "F32", "shape": [2], "data_offsets": {}}}',
-    "signs": '{"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}',
-    "truth": '{"a": {"dtype": "F32", "shape": [2, true], "data_offsets": [0, 8]}}',
     "overlap": '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
     ' "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
     "names": '{"\\u001b[2J": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
-    "types": '{"a": {"dtype": "a\\nb", "shape": [2], "data_offsets": [0, 8]}}',
     "nesting": "[" * 100_000,
 }
 
@@ -173,14 +168,8 @@ def test_files_of_no_end(model):
 
 IMAGE_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no spread": ({"image_std": [0.0, 0.2, 0.2]}, "fails on a blank image (pixels is not finite)"),
-    "two channels": ({"image_mean": [0.5, 0.5]}, "fails on a blank image ("),
-    "filter": ({"resample": 77}, "fails on a blank image ("),
     "huge": ({"size": {"shortest_edge": 48_000}}, "shortest_edge 48000; give a whole number from 1 to 56"),
-    "huge image": ({"crop_size": 48_000}, "48000; give a whole number from 1 to 56"),
-    "text": ({"size": {"shortest_edge": "28"}}, "shortest_edge '28'; give a whole number"),
-    "unknown": ({"size": {"edge": 28}}, "transformers cannot read the image processor ("),
     "other image": ({"crop_size": {"height": 14, "width": 14}}, "gives [3, 14, 14] and the tower reads [3, 28, 28]"),
-    "class": ({"image_processor_type": 5}, "image processor"),
 }
 
 
@@ -200,12 +189,7 @@ def test_image_processors_fail_when_they_are_read(case, model):
 WORDS: dict[str, tuple[str, dict[str, Any]]] = {
     "model": ("tokenizer.json", {"model": {"type": "Nothing"}}),
     "unknown word": ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}}),
-    "decoder": ("tokenizer.json", {"decoder": 5}),
-    "added tokens": ("tokenizer.json", {"added_tokens": [{"id": -1}]}),
     "end": ("tokenizer_config.json", {"eos_token": 5}),
-    "class": ("tokenizer_config.json", {"tokenizer_class": ["x"]}),
-    "length": ("tokenizer_config.json", {"model_max_length": {}}),
-    "special tokens": ("tokenizer_config.json", {"added_tokens_decoder": 7}),
 }
 
 

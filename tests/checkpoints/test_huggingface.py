@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-from transformers import LlamaForCausalLM, LlavaForConditionalGeneration  # noqa: E402
+from transformers import LlavaForConditionalGeneration  # noqa: E402
 
 from tests.tiny import hf  # noqa: E402
 from tests.tiny.disk import full_disk  # noqa: E402
@@ -97,13 +97,6 @@ def test_layouts(tmp_path, llava, hub, name):
     equal(load(path).params, load(hub).params)
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_saved_by_this_transformers(tmp_path, llava, hub, shards):
-    llava.save_pretrained(tmp_path / "model", **{"max_shard_size": "20KB"} if shards else {})
-    assert (tmp_path / "model" / "model.safetensors.index.json").exists() == shards
-    equal(load(tmp_path / "model").params, load(hub).params)
-
-
 def test_dtypes(tmp_path, llava, hub):
     """bfloat16 files are read as they are, and cast on request."""
     tensors = {name: t.astype(ml_dtypes.bfloat16) for name, t in hf.hub_tensors(llava).items()}
@@ -169,16 +162,11 @@ def test_shardings(hub):
 # --- out ---
 
 
-@pytest.mark.parametrize("shard_bytes", [5 << 30, 20_000])
-@pytest.mark.parametrize(
-    "changes", [{}, {"text": {"tie_word_embeddings": True}}, {"text": {"rope_scaling": hf.LLAMA3}}]
-)
-def test_llava_round_trip(tmp_path, changes, shard_bytes):
-    model = hf.llava(**changes)
+@pytest.mark.parametrize("text", [{"tie_word_embeddings": True, "attention_bias": True}, {"rope_scaling": hf.LLAMA3}])
+def test_round_trip(tmp_path, text):
+    model = hf.llava(text=text)
     checkpoint = load(hf.write(tmp_path / "theirs", model))
-    save(tmp_path / "ours", checkpoint.config, checkpoint.params, SaveOptions(max_shard_bytes=shard_bytes))
-    assert (tmp_path / "ours" / "model.safetensors.index.json").exists() == (shard_bytes < 5 << 30)
-
+    save(tmp_path / "ours", checkpoint.config, checkpoint.params)
     again = hf.reload(tmp_path / "ours", LlavaForConditionalGeneration)
     rows, pixels = [[1, *[hf.IMAGE] * hf.PATCHES, *hf.text(8)]], hf.images(1)
     equal(hf.logits(again, rows, pixels), hf.logits(model, rows, pixels))
@@ -186,16 +174,6 @@ def test_llava_round_trip(tmp_path, changes, shard_bytes):
     ours = load(tmp_path / "ours")
     assert ours.config == checkpoint.config
     equal(ours.params, checkpoint.params)
-
-
-@pytest.mark.parametrize("changes", [{"rope_theta": 500.0}, {"tie_word_embeddings": True, "attention_bias": True}])
-def test_llama_round_trip(tmp_path, changes):
-    model = hf.llama(**changes)
-    checkpoint = load(hf.write(tmp_path / "theirs", model))
-    save(tmp_path / "ours", checkpoint.config, checkpoint.params)
-    again = hf.reload(tmp_path / "ours", LlamaForCausalLM)
-    equal(hf.logits(again, [hf.text(8)]), hf.logits(model, [hf.text(8)]))
-    assert load(tmp_path / "ours").config == checkpoint.config
 
 
 def test_saved_files(tmp_path, hub):
@@ -290,12 +268,6 @@ def test_missing_tensors(tmp_path, llava):
     refused(hf.write(tmp_path / "tower", llava, tower), "is missing; and", f"({count} in all)")
 
 
-def test_extra_tensor(tmp_path, llava):
-    extra = {"language_model.model.layers.2.input_layernorm.weight": np.ones(32, np.float32)}
-    path = hf.write(tmp_path / "model", llava, hf.hub_tensors(llava) | extra)
-    refused(path, "language_model.model.layers.2.input_layernorm.weight is unexpected")
-
-
 def test_same_parameter_twice(tmp_path, llava):
     tensors = hf.hub_tensors(llava)
     path = hf.write(tmp_path / "model", llava, tensors | {"lm_head.weight": tensors[HEAD]})
@@ -384,10 +356,6 @@ def test_hub_id(monkeypatch, hub):
     ("config", "parts"),
     [
         (None, ["config.json: no such file"]),
-        ("{", ["config.json: not readable as JSON"]),
-        ("[]", ["config.json: holds a list, not an object"]),
-        ("{}", ["config.json: no model_type"]),
-        ('{"model_type": "bert"}', ["model_type 'bert' is not supported; supported: llama, mistral, "]),
         ('{"model_type": "llama", "rope_scaling": {"type": "dynamic"}}', ["rope_type 'dynamic' is not"]),
         ('{"model_type": "llama", "hidden_act": "gelu"}', ["hidden_act 'gelu' is not supported"]),
         ('{"model_type": "llama"}', ["no model.safetensors and no model.safetensors.index.json"]),
@@ -397,14 +365,3 @@ def test_wrong_config(tmp_path, config, parts):
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     refused(tmp_path, *parts)
-
-
-def test_broken_files(tmp_path, llava):
-    path = hf.write(tmp_path / "model", llava, hf.hub_tensors(llava))
-    whole = (path / "model.safetensors").read_bytes()
-    (path / "model.safetensors").write_bytes(whole[:-100])
-    refused(path, "model.safetensors: unreadable (", "fetch it again")
-    (path / "model.safetensors").unlink()
-    index = {"weight_map": {EMBEDDING: "model-00001-of-00001.safetensors"}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(path, "model-00001-of-00001.safetensors: named by the index and not there")

@@ -161,7 +161,7 @@ def test_chat_template_is_the_one_that_transformers_takes(place, processed, tmp_
     assert processor.tokenizer.encode(processor.apply_chat_template(said)) == told
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", ["chat_template.jinja", "processor_config.json, several"])
 def test_every_chat_template_runs_in_the_sandbox(place, processed, tmp_path):
     escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     hostile = json.loads(json.dumps(PLACES[place]).replace(json.dumps(template("w9")), json.dumps(escape)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -48,15 +47,6 @@ def lose_shard(path: Path) -> None:
     first_shard(path).unlink()
 
 
-def truncate(path: Path) -> None:
-    shard = first_shard(path)
-    shard.write_bytes(shard.read_bytes()[:-1])
-
-
-def corrupt(path: Path) -> None:
-    first_shard(path).write_bytes(b"\xff" * 64)
-
-
 def wrong_length(path: Path) -> None:
     """A header whose shape is not what its bytes hold."""
     shard = first_shard(path)
@@ -74,10 +64,6 @@ def lose_tensor(path: Path) -> None:
     tensors = load_file(shard)
     del tensors[min(tensors)]
     save_file(tensors, shard)
-
-
-def bad_index(path: Path) -> None:
-    (path / "model.safetensors.index.json").write_text("[]")
 
 
 def float8(path: Path) -> None:
@@ -99,43 +85,24 @@ def without_weights(*others: str, keep_config: bool = True) -> Callable[[Path], 
     return change
 
 
-def empty(path: Path) -> None:
-    shutil.rmtree(path)
-    path.mkdir()
-
-
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "another family": (config(model_type="gpt9"), "model_type 'gpt9' is not supported; supported: llama, "),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), "the model is quantised (gptq); take the"),
-    "quantised decoder": (config("text_config", quantization_config={"quant_method": "awq"}), "quantised (awq)"),
     "float8": (float8, f"{HEAD} is F8_E4M3, supported: F32, F16, BF16"),
     "bin": (without_weights("optimizer.bin"), "only PyTorch or Flax weights (optimizer.bin); save the model"),
-    "bin without index": (without_weights("pytorch_model-00001-of-00002.bin"), "without their pytorch_model.bin.index"),
     "gguf": (without_weights("llava-q4.gguf", keep_config=False), "only GGUF weights (llava-q4.gguf)"),
     "adapter": (without_weights("adapter_config.json", "adapter_model.safetensors", keep_config=False), "LoRA adapter"),
     "no weights": (without_weights(), "no model.safetensors and no model.safetensors.index.json"),
-    "empty directory": (empty, "the directory is empty"),
     "lost shard": (lose_shard, "model-00001-of-00005.safetensors: named by the index and not there; fetch it"),
-    "truncated": (truncate, "model-00001-of-00005.safetensors: unreadable ("),
-    "corrupt": (corrupt, "model-00001-of-00005.safetensors: unreadable ("),
     "header against bytes": (wrong_length, "unreadable ("),
     "lost tensor": (lose_tensor, "which the index says it holds; fetch both again"),
-    "bad index": (bad_index, "model.safetensors.index.json: holds a list, not an object"),
     "vocabulary": (config("text_config", vocab_size=99), "config.json says vocab_size 99; set vocab_size to the rows"),
     "depth": (config("text_config", num_hidden_layers=3), "files hold 2 layers and config.json says 3; set"),
-    "tower's depth": (config("vision_config", num_hidden_layers=1), "vision_model.encoder.layers: the files hold 2"),
     "width": (config("text_config", hidden_size=64), "config.json asks for [64"),
-    "mlp": (config("text_config", intermediate_size=50), "gate_proj.weight is [48, 32], config.json asks for [50, 32]"),
     "number as text": (config("text_config", hidden_size="32"), "hidden_size '32' is not supported; give one"),
-    "part": (config(text_config=[1]), "text_config [1] is not supported; give one object"),
-    "rotary factor": (config("text_config", rope_parameters={"factor": math.inf}), "factor inf is not supported"),
-    "zero": (config("text_config", num_attention_heads=0), "num_attention_heads 0 is not supported; give one whole"),
     "odd heads": (config("text_config", head_dim=7), "head_dim 7 of hidden_size 32"),
-    "no patch": (config("vision_config", patch_size=60), "image_size 28 must hold a patch of 60"),
     "deep": (lambda path: (path / "config.json").write_text("[" * 100_000), "not readable as JSON (maximum recursion"),
     "many layers": (config("text_config", num_hidden_layers=1000), "num_hidden_layers 1000, and the files hold 64"),
-    "too many layers": (config("text_config", num_hidden_layers=10_000), "give one whole number from 1 to 1024"),
-    "wide": (config("text_config", intermediate_size=1 << 22), "config.json asks for [4194304, 32]"),
 }
 
 
@@ -180,8 +147,9 @@ def test_inspection_tells_every_problem(good, tmp_path):
     assert not any(problem.endswith("is missing") for problem in problems)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("number", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("dtype", "number"), [(np.float32, np.nan), (np.float16, -np.inf), (ml_dtypes.bfloat16, np.inf)]
+)
 def test_weights_are_numbers(dtype, number, good, tmp_path):
     """The largest finite ones too, but no infinity."""
     path = shutil.copytree(good, tmp_path / "model")
@@ -197,7 +165,7 @@ def test_weights_are_numbers(dtype, number, good, tmp_path):
         load(path)
 
 
-@pytest.mark.parametrize("stop", [True, 2.5, [2, None]])
+@pytest.mark.parametrize("stop", [[2, None]])
 def test_generation_settings(stop, good, tmp_path):
     path = shutil.copytree(good, tmp_path / "model")
     edit(path / "generation_config.json", lambda raw: raw.update(eos_token_id=stop))

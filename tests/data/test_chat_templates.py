@@ -127,20 +127,6 @@ def test_what_is_written_without_a_template_is_one_for_transformers():
         assert [encoder.tokenizer.bos_token_id, *encoder.tokenizer.encode(text)] == tokens.tolist()
 
 
-def test_images_stand_where_the_question_says():
-    encoder = PromptEncoder(tokenizer(CHATML, "<|im_end|>"), tiny.SPECIAL.index("<image>"))
-    prompt = encoder.prompt("Left <image> or right <image>?", ["a", "b"])
-    assert "user\nLeft <image> or right <image>?<|im_end|>" in encoder.tokenizer.decode(prompt.tokens)
-    assert (prompt.tokens == encoder.image_token).sum() == 2
-
-
-def test_a_text_model_takes_no_images():
-    encoder = PromptEncoder(tokenizer(CHATML, "<|im_end|>"))
-    assert "What is <image>?" in encoder.tokenizer.decode(encoder.prompt("What is <image>?").tokens)
-    with pytest.raises(InputError, match="1 images, but the target is a text model; give none"):
-        encoder.prompt("What?", ["image"])
-
-
 def test_one_bos_at_most():
     """A tokeniser that puts BOS in front of texts does so before a template that writes none, and only once."""
     for template in (PARTS, LLAMA3):
@@ -155,7 +141,6 @@ def test_one_bos_at_most():
     ("template", "reason"),
     [
         ("{{ raise_exception('No system\nof this kind') }}", "No system"),
-        ("{% for m in messages %}", "nexpected end of template"),
         ("USER ASSISTANT:", "it leaves out what was said"),
     ],
 )
@@ -168,13 +153,10 @@ def test_templates_that_do_not_work(template, reason):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ 1 / 0 }}", "division by zero"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion"),
         ("{{ range(99_999_999) | list }}", "Range too big"),
         ("{{ messages[0].update(role='tool') }}", "unsafe"),
-        ("{{ messages.append(messages[0]) }}", "unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ raise_exception.__globals__['os'] }}", "unsafe"),
         ("{% include '/etc/passwd' %}", "no loader"),
     ],
 )

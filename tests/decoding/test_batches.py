@@ -44,7 +44,7 @@ def test_limits_and_lengths_share_programs_and_change_no_answer(
 ) -> None:
     monkeypatch.setattr(batcher, "FIRST", 8)
     compiled: dict[Any, Any] = {}
-    monkeypatch.setattr(compile_cache, "_EXECUTABLES", compiled)
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", compiled)
     config = EngineConfig(("T",), gamma=3, batch_size=4, prompt_buckets=(16, 32, 64), new_buckets=(4, 8, 16, 32))
     engine = Engine(target, draft, config)
     requests = [

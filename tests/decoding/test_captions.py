@@ -88,7 +88,7 @@ def test_an_image_is_captioned_once(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, '{"caption": "x"}', '{"caption": "x", "ms": "soon"}'])
+@pytest.mark.parametrize("content", ["{", '{"caption": "x"}'])
 def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
     captioner, image = Counting(), page(0)
     cached = CachedCaptions(captioner, tmp_path)
@@ -124,12 +124,7 @@ def test_captions_of_a_file(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("{", "not JSON"),
-        ("[]", "a JSON list, not an object"),
-        ('{"image": "a.png"}', "is wrong; give an object with 'caption'"),
-        ('{"caption": "x"}', "is wrong"),
         ('{"caption": 1, "sha256": "0"}', "is wrong"),
-        ('{"caption": "x", "image": "data:image/png;base64,' + "A" * 5000 + '"}', "no such file"),
-        ('{"caption": "x", "image": 7}', "is wrong"),
         ('{"caption": "\\ud83d", "sha256": "1"}', "surrogates not allowed"),
     ],
 )
@@ -145,9 +140,6 @@ def test_a_wrong_line_is_named(line: str, words: str, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("captions.jsonl", "'captions.jsonl' is unknown; give jax:DIR"),
-        ("jax:", "'jax:' is unknown"),
-        ("llava:somewhere", "'llava:somewhere' is unknown"),
-        ("jax:no/such/directory", "no such directory"),
         ("florence2:somewhere:LONG", "task 'LONG' is unknown; use CAPTION, DETAILED_CAPTION"),
         ("file:no/such.jsonl", "no/such.jsonl: no such file"),
     ],
@@ -220,11 +212,6 @@ def test_every_image_of_both_turns_is_captioned_in_order(pair: tuple[LoadedModel
     plain = Engine(pair[0], config=EngineConfig(batch_size=4)).generate(requests)
     assert [result.tokens for result in results] == [result.tokens for result in plain]
     assert [result.caption_ms for result in plain] == [0.0, 0.0]
-
-
-def test_view_c_wants_a_captioner(pair: tuple[LoadedModel, LoadedModel]) -> None:
-    with pytest.raises(InputError, match="view C: there is no captioner; give one, such as jax:DIR"):
-        Engine(*pair, EngineConfig(("M", "C")))
 
 
 def test_an_lvlm_answers_about_each_image_alone(

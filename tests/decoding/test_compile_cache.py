@@ -70,7 +70,7 @@ def test_a_setting_that_changes_programs_compiles_them_anew(
     target: LoadedModel, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: dict[Any, Any] = {}
-    monkeypatch.setattr(compile_cache, "_EXECUTABLES", compiled)
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", compiled)
     for precision, programs in (("highest", 2), ("highest", 2), ("bfloat16", 4)):
         settings("jax_default_matmul_precision", precision)
         Engine(target).generate("Hi")

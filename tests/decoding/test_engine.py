@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,8 @@ from jaxspec.checkpoints.export import export
 from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.decoding import compile_cache, running, steps
-from jaxspec.decoding.batcher import Batcher
 from jaxspec.decoding.compile_cache import timed
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import Prompt
 from PIL import Image
@@ -51,7 +48,7 @@ def outputs(results: list[Result]) -> list[tuple[int, ...]]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """The table of compiled programs, empty."""
     fresh: dict[Any, Any] = {}
-    monkeypatch.setattr(compile_cache, "_EXECUTABLES", fresh)
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", fresh)
     return fresh
 
 
@@ -69,21 +66,6 @@ def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) ->
         assert alone.text == result.text
         for field, value in vars(alone.stats).items():
             np.testing.assert_array_equal(value, getattr(result.stats, field), err_msg=field)
-
-
-def test_greedy_output_is_the_targets_own(engine: Engine, target: LoadedModel) -> None:
-    requests = [request_of(engine, words, images=1, seed=i) for i, words in enumerate(WORDS)]
-    plain = Engine(target, config=replace(CONFIG, views=()))
-    assert outputs(engine.generate(requests)) == outputs(plain.generate(requests))
-
-
-def test_a_seed_draws_the_same_tokens_in_any_company(engine: Engine) -> None:
-    requests = [
-        request_of(engine, words, seed=i, temperature=1.0, top_k=20 * i, top_p=1 - 0.1 * i)
-        for i, words in enumerate(WORDS)
-    ]
-    assert outputs(engine.generate(requests)) == [engine.generate([request])[0].tokens for request in requests]
-    assert engine.generate([replace(requests[0], seed=77)])[0].tokens != engine.generate(requests)[0].tokens
 
 
 @pytest.mark.parametrize(
@@ -155,48 +137,20 @@ def test_engines_of_one_program_share_it(
     assert len(compiled) == 2
 
 
-def test_the_compiled_programs_move_nothing_but_their_inputs_between_host_and_device(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executable, guarded = compile_cache.executable, []
-
-    def watched(*args: Any) -> Callable[..., Any]:
-        run = executable(*args)
-
-        def call(*values: Any) -> Any:
-            guarded.append(args[0])
-            values = jax.device_put(values)
-            with jax.transfer_guard("disallow"):
-                return run(*values)
-
-        return call
-
-    monkeypatch.setattr(compile_cache, "executable", watched)
-    engine.generate([request_of(engine, "Hi", images=1)])
-    assert guarded == [steps.run_prefill, steps.run_decode]
-
-
-def test_a_shared_tower_gives_what_two_towers_give(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
-    request = request_of(engine, "Hi", images=1)
+def test_only_the_same_tower_is_shared(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
     assert engine.program.shares_tower
     assert "vision_tower" not in engine.params["drafter"]
-    own = Engine(target, draft, CONFIG)
-    shared = own.batcher.assembly
-    program, params = replace(shared.program, shares_tower=False), {**shared.params, "drafter": draft.params}
-    own.batcher = Batcher(replace(shared, program=program, params=params, towers=(target, draft)), CONFIG)
-    (once,), (twice,) = engine.generate([request]), own.generate([request])
-    assert once.tokens == twice.tokens
-    assert once.stats.histogram.tolist() == twice.stats.histogram.tolist()
-
-    other = Engine(target, loaded(tiny.noisy(target.params, 0.1)), CONFIG)
-    assert not other.program.shares_tower
-    assert other.generate([request])[0].tokens == once.tokens
-
-
-def test_another_image_processor_is_another_tower(target: LoadedModel, draft: LoadedModel) -> None:
     processor = tiny.image_processor()
     processor.image_mean = [0.5] * 3
-    assert not Engine(target, replace(draft, image_processor=processor), CONFIG).program.shares_tower
+    half = replace(target, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params))
+    other = loaded(tiny.noisy(draft.params, 0.1))
+    for seeing, drafting, shared in [
+        (half, draft, True),  # the draft's tower is the target's once it is rounded
+        (target, other, False),
+        (half, other, False),
+        (target, replace(draft, image_processor=processor), False),
+    ]:
+        assert Engine(seeing, drafting, CONFIG).program.shares_tower == shared
 
 
 def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
@@ -217,14 +171,9 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     ("change", "words"),
     [
         ({"gamma": 0}, "gamma: 0; give a whole number"),
-        ({"gamma": 2.5}, "gamma: 2.5; give a whole number"),
-        ({"batch_size": 0}, "batch_size: 0"),
         ({"batch_size": 100}, "batch_size: 100; give 1 to 64"),
-        ({"batch_size": 1.5}, "batch_size: 1.5"),
-        ({"new_buckets": ()}, "new_buckets: there are none"),
         ({"context": "shrink"}, "context: 'shrink' is unknown"),
         ({"views": ("X",)}, "views: 'X' is unknown"),
-        ({"weights": (1.0,)}, "1 given for 2 views"),
     ],
 )
 def test_bad_configurations(change: dict[str, Any], words: str) -> None:
@@ -269,13 +218,6 @@ def test_requests_without_anything_to_read(engine: Engine) -> None:
     with pytest.raises(InputError, match="requests: none"):
         engine.memory_report([])
     assert engine.generate([]) == []
-
-
-@pytest.mark.parametrize("option", [{"top_k": 1.5}, {"top_k": -1}, {"seed": 0.5}, {"temperature": float("nan")}])
-def test_options_that_are_none_are_refused(option: dict[str, Any]) -> None:
-    (name,) = option
-    with pytest.raises(InputError, match=f"{name}: "):
-        Request(Prompt(np.ones(1, np.int32)), **option)
 
 
 def test_a_string_a_request_or_many(engine: Engine) -> None:
@@ -326,16 +268,6 @@ def test_a_bad_request_of_several_is_named(engine: Engine, bad: Request, words: 
         engine.generate([*[Request("Hi", 2)] * 13, bad, *[Request("Hi", 2)] * 6])
     with pytest.raises(InputError, match=f"^(?!request).*{words}"):
         engine.generate(bad)
-
-
-def test_a_tower_is_shared_across_dtypes(target: LoadedModel, draft: LoadedModel) -> None:
-    """A draft whose tower is the target's once it is rounded reads the target's features."""
-    half = replace(target, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params))
-    program = Engine(half, draft, CONFIG).program
-    assert isinstance(program, Speculator)
-    assert program.shares_tower
-    other = loaded(tiny.noisy(draft.params, 0.1))
-    assert not Engine(half, other, CONFIG).program.shares_tower
 
 
 def test_the_api_is_set_up_as_the_command_line_is(tmp_path: Path, target: LoadedModel) -> None:

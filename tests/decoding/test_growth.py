@@ -34,10 +34,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher, "FIRST", 8)
 
 
-def requests_of(engine: Engine, temperature: float) -> list[Request]:
+def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
     return [
         tiny.request_of(engine, "What?", seed=i, temperature=temperature, max_new_tokens=length)
-        for i, length in enumerate(LENGTHS)
+        for i, (length, temperature) in enumerate(zip(LENGTHS, temperatures))
     ]
 
 
@@ -50,14 +50,13 @@ def requests_of(engine: Engine, temperature: float) -> list[Request]:
     ],
     ids=["chain", "tree of a head", "plain"],
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.usefixtures("small")
 def test_answers_and_counts_are_those_of_whole_caches(
-    config: EngineConfig | None, temperature: float, target: LoadedModel, draft: LoadedModel
+    config: EngineConfig | None, target: LoadedModel, draft: LoadedModel
 ) -> None:
     given = target, config and draft, config or replace(CONFIG, views=())
     growing, whole = Engine(*given), Engine(*given[:2], replace(given[2], grow=False))
-    requests = requests_of(whole, temperature)
+    requests = requests_of(whole, 0.0, 1.0, 1.0, 0.0)
     for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
         assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)
         for field, value in vars(theirs.stats).items():
@@ -76,7 +75,7 @@ def test_only_what_answers_need_is_compiled(
 
     monkeypatch.setattr(running, "timed", watched)
     engine = Engine(target, draft, CHAIN)
-    requests = requests_of(engine, 0.0)
+    requests = requests_of(engine, *[0.0] * 4)
     engine.generate(requests[1:2])
     assert ran.count(steps.grow) == 0
     (answer,) = engine.generate(requests[:1])

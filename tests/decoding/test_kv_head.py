@@ -180,16 +180,6 @@ def test_nodes_of_a_tree_follow_their_parents() -> None:
     assert hidden_before(cache, 2, TreeMask(jnp.full((1, 2), 2), seen[None]))[..., 0].tolist() == [[3, 4], [4, 5]]
 
 
-def test_trees_of_a_head_that_reads_hidden_states_change_nothing() -> None:
-    config, head = tiny.kv_head(TARGET, PARAMS, feature="last_hidden")
-    batch = tiny.prompts([5, 3], [1, 0], ("kv",), head=config)
-    options = tiny.sampling(2, new=16, eos=(-1,))
-    spec = tiny.speculator(TARGET, LanguageModel(config.text_config), ("kv",), J, tree="2:5", head=config)
-    state = tiny.run_speculative(spec, {"target": PARAMS, "head": head}, batch, options, 16)
-    assert tiny.outputs(state) == tiny.outputs(tiny.run_plain(TARGET, PARAMS, batch, options, 16))
-    assert state.stats.accepted_at.sum() > 0
-
-
 def test_a_head_takes_its_own_target_only() -> None:
     from jaxspec.errors import InputError
     from jaxspec.models.kv_head import check_target

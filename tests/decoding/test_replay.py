@@ -119,18 +119,9 @@ def test_texts_and_mmspecs_lines(tmp_path: Path, draft: LoadedModel) -> None:
         ([], "no answers in it"),
         ([{"sample": "a", "text": "So"}, {"sample": "a", "text": "No"}], "line 2: an earlier line answers a, turn 1"),
         ([{"sample": "a", "text": "So", "temperature": 1.0}], "line 1: drawn at temperature 1.0"),
-        ([{"sample": "a"}], "line 1: neither text nor token_ids"),
         ([{"text": "So"}], "line 1: no column sample, id or question_id"),
-        ([{"sample": "a", "token_ids": [3, 10**6]}], "line 1: token_ids is no list of ids"),
-        ([{"sample": "a", "token_ids": []}], "line 1: token_ids is no list of ids"),
         ([{"sample": "a", "token_ids": [True]}], "line 1: token_ids is no list of ids"),
-        ([{"sample": "a", "text": "So", "turn": [1]}], r"line 1: turn \[1\]; give a whole number"),
-        ([{"sample": "a", "text": "\ud83d"}], "line 1: .*surrogates not allowed"),
-        ([{"question_id": "m", "choices": []}], "line 1: 'choices' holds no list"),
         ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [2]}]}], "line 1: new_tokens 2, and"),
-        ([{"question_id": "m", "choices": [{"turns": ["So."], "new_tokens": [9]}]}], "line 1: new_tokens 9, and"),
-        ([{"question_id": "m", "choices": ["So"]}], "line 1: 'choices' holds no list"),
-        ([{"question_id": "m", "choices": [{"turns": ["So"], "new_tokens": ["4"]}]}], "line 1: new_tokens '4'"),
     ],
 )
 def test_bad_records(lines: list[dict[str, Any]], message: str, tmp_path: Path, draft: LoadedModel) -> None:

@@ -19,7 +19,7 @@ from jaxspec.decoding import speculative
 from jaxspec.models import build
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
-from jaxspec.verification import Draft, Verdict, _residual, rejection
+from jaxspec.verification import Draft, Verdict, rejection
 
 from tests.tiny import kv_head, lvlm, narrow, noisy, prompts, run_plain, run_speculative, sampling, speculator, weighted
 from tests.tiny.oracles import goodness_of_fit, numpy_distribution
@@ -138,7 +138,7 @@ def residual_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> 
     p_next = jnp.take_along_axis(p, at, axis=1)[:, 0]
     q_next = jnp.take_along_axis(draft.view_probs[0], jnp.minimum(at, length - 1), axis=1)[:, 0]
     next_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)[1]
-    left = _residual(p_next, q_next, verdict.count == length)
+    left = jnp.where((verdict.count == length)[:, None], p_next, jnp.maximum(p_next - q_next, 0))
     return verdict.replace(next_token=draw(next_keys, left, greedy))
 
 

@@ -33,13 +33,13 @@ def test_a_streamed_answer_is_the_whole_one_by_the_same_programs(
     config: EngineConfig | None, first: int, target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batcher, "FIRST", first)
-    monkeypatch.setattr(compile_cache, "_EXECUTABLES", {})
+    monkeypatch.setattr(compile_cache, "EXECUTABLES", {})
     engine = Engine(target, config and draft, config or CONFIG)
     for temperature in (0.0, 1.0):
         whole = engine.generate(asked(engine, temperature))
-        programs = len(compile_cache._EXECUTABLES)
+        programs = len(compile_cache.EXECUTABLES)
         *parts, last = engine.stream(asked(engine, temperature))
-        assert len(compile_cache._EXECUTABLES) == programs
+        assert len(compile_cache.EXECUTABLES) == programs
         assert (last.tokens, last.text, last.trace) == (whole.tokens, whole.text, whole.trace)
         for field, value in vars(whole.stats).items():
             np.testing.assert_array_equal(getattr(last.stats, field), value, err_msg=field)

@@ -69,12 +69,6 @@ def test_florence2_in_its_legacy_form_is_refused(tmp_path: Path) -> None:
         assert lack.endswith("runs code of its own; use florence2:florence-community/Florence-2-base")
 
 
-def test_a_directory_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="captioner blip: transformers cannot read") as refusal:
-        load_captioner(f"blip:{tmp_path}").caption(pages())
-    assert "\n" not in str(refusal.value)
-
-
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     with pytest.raises(InputError, match="captioner florence2: runs in torch, which is not installed"):

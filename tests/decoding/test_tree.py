@@ -54,9 +54,7 @@ def test_what_a_tree_says_of_its_nodes(tree: Tree) -> None:
     np.testing.assert_array_equal(ancestors(parents, int(tree.depth.max())), [tree.seen, tree.seen])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "2:0", "x", "2x5", "2:4", "-2", "2:9:9", "chains:2:9", "dynamic", "dynamic:2:3"]
-)
+@pytest.mark.parametrize("text", ["2:0", "2x5", "2:4", "2:9:9", "chains:2:9", "dynamic:2:3"])
 def test_a_text_that_is_no_tree(text: str) -> None:
     with pytest.raises(InputError, match="tree: "):
         parse_tree(text, 5)

@@ -20,7 +20,6 @@ from tests.decoding.test_greedy import (
     NEW,
     NOBODY,
     TARGET,
-    TARGET_PARAMS,
     B,
     batch_of,
     check_stats,
@@ -114,34 +113,6 @@ def test_blocks_accept_what_the_tree_has_of_the_answer(tree: str) -> None:
     assert beyond_first > 5, "no path but that of the first choices was ever taken"
 
 
-@all_trees
-def test_rows_stop_at_their_limits_and_at_eos(tree: str) -> None:
-    for limits in ([0, 1, 2, 3], [NEW, 0, 7, 1], [GAMMA + 1, GAMMA + 2, 5, 2 * GAMMA]):
-        options = tiny.sampling(B, new=limits, eos=NOBODY)
-        state = speculative(VIEWS, GAMMA, options, tree=tree)
-        assert tiny.outputs(state) == plain(options)
-        check_stats(state)
-    unbounded = plain(tiny.sampling(B, new=NEW, eos=NOBODY))
-    cut_inside = 0
-    for eos in sorted({token for row in unbounded for token in row}):
-        options = tiny.sampling(B, new=NEW, eos=(-1, eos))
-        state = speculative(VIEWS, GAMMA, options, tree=tree)
-        assert tiny.outputs(state) == [row[: row.index(eos) + 1] if eos in row else row for row in unbounded]
-        check_stats(state)
-        accepted = np.asarray(state.stats.accepted_at).sum(1) + np.asarray(state.stats.steps)
-        cut_inside += int((accepted > np.asarray(state.stats.emitted)).sum())
-    assert cut_inside > 2, "no accepted draft was an EOS"
-
-
-@all_trees
-def test_the_target_as_its_own_draft_is_accepted_whole(tree: str) -> None:
-    options = tiny.sampling(B, new=NEW, eos=NOBODY)
-    state = speculative(("M", "T"), GAMMA, options, draft=(TARGET, TARGET_PARAMS), weights=(1.0, 0.0), tree=tree)
-    if not tree.startswith("dynamic"):  # which may prefer wide trees to deep ones
-        assert state.stats.steps.tolist() == [-(-(NEW - 1) // (GAMMA + 1))] * B
-    assert tiny.outputs(state) == plain(options)
-
-
 def test_a_tree_of_width_one_is_the_chain() -> None:
     """Token for token and count for count, with drawn tokens and weights that learn."""
     for temperature in (0.0, 1.0, [0.0, 1.0, 0.7, 0.0]):
@@ -151,22 +122,3 @@ def test_a_tree_of_width_one_is_the_chain() -> None:
             state = speculative(VIEWS, GAMMA, options, weights=WEIGHTS, weighting="inverse_error_power", tree=tree)
             assert tiny.outputs(state) == tiny.outputs(chain)
             assert same_stats(state, chain)
-
-
-@pytest.mark.parametrize("tree", ["2:9", "dynamic:2:6"])
-def test_a_row_of_a_batch_is_the_row_alone(tree: str) -> None:
-    """Greedy and sampled rows side by side, with the same keys and padding."""
-    options = tiny.sampling(
-        B, temperature=[0.0, 1.0, 0.7, 0.0], top_k=[0, 0, 4, 3], top_p=[1.0, 0.9, 1.0, 0.5], new=[NEW, 9, NEW, 2]
-    )
-    batch = tiny.weighted(batch_of(*VIEWS), *WEIGHTS)
-    together = speculative(VIEWS, GAMMA, options, batch=batch, tree=tree)
-    check_stats(together)
-    for b in range(B):
-        row, row_options = tiny.take(batch, options, [b])
-        alone = speculative(VIEWS, GAMMA, row_options, batch=row, tree=tree)
-        assert tiny.outputs(alone) == [tiny.outputs(together)[b]]
-        assert same_stats(together, alone, rows=[b])
-    cold = [b for b in range(B) if options.temperature[b] == 0]
-    expected = plain(options.replace(temperature=jnp.zeros(B)))
-    assert [tiny.outputs(together)[b] for b in cold] == [expected[b] for b in cold]

@@ -179,10 +179,8 @@ def test_parse_weights() -> None:
     assert parse_weights([1e308, 1e308], 2) == (0.5, 0.5)
     for weights, message in [
         ([1.0], "1 given for 2 views"),
-        ([1.0, -0.5], "1.0,-0.5 must be at least 0"),
         ([0.0, 0.0], "not all 0"),
         ([float("nan"), 1.0], "nan,1.0 must be at least 0"),
-        ([float("inf"), 1.0], "inf,1.0 must be at least 0"),
     ]:
         with pytest.raises(InputError, match=message):
             parse_weights(weights, 2)

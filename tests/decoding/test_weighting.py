@@ -80,11 +80,7 @@ def initial_weights(rng: np.random.Generator, views: int) -> np.ndarray:
 CASES = [
     *((text, "all", 2) for text in ADAPTIVE),
     *((text, "4", 3) for text in ADAPTIVE),
-    *(
-        (text, window, 2)
-        for text in ("grid:measure=matches_kl", "hard_match", "adaboost")
-        for window in ("1", "2", "16")
-    ),
+    *(("adaboost", window, 2) for window in ("1", "16")),
 ]
 
 
@@ -220,17 +216,10 @@ def test_text_forms() -> None:
     ("text", "message"),
     [
         ("gird", "'gird' is unknown; did you mean 'grid'?"),
-        ("mt-relaese", "did you mean 'mt-release'?"),
         ("", "use one of static, random, grid"),
         ("grid:windwo=3", "field 'windwo' is unknown; did you mean 'window'?"),
-        ("static:window=3", "static: field 'window' is unknown; it has no fields"),
         ("grid:measure=klt", "measure 'klt' is unknown; did you mean 'kl'?"),
         ("grid:window=0", "window 0; give 1 or more"),
-        ("grid:window=many", "window 'many'; give a number or all"),
-        ("grid:steps", "steps ''; give a number"),
-        ("adaboost:constant=nan", "constant nan; give "),
-        ("inverse_error_power:tau=-1", "tau -1; give 0 or more"),
-        ("random:draw=even", "draw 'even' is unknown; use one of dirichlet, uniform"),
     ],
 )
 def test_wrong_texts_are_answered_with_the_mend(text: str, message: str) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import fields, replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.cache import init_cache
-from jaxspec.config import LlamaConfig, MistralConfig, RopeScaling
+from jaxspec.config import LlamaConfig, MistralConfig
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel, abstract_params, attention, layers
+from jaxspec.models import attention, layers
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
@@ -38,49 +32,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 
-# What each field is changed to; the model's shapes or its logits must follow.
-CHANGES: dict[str, dict[str, Any]] = {
-    "vocab_size": {"vocab_size": 64},
-    "hidden_size": {"hidden_size": 48},
-    "intermediate_size": {"intermediate_size": 40},
-    "num_hidden_layers": {"num_hidden_layers": 2},
-    "num_attention_heads": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16},
-    "num_key_value_heads": {"num_key_value_heads": 1},
-    "head_dim": {"head_dim": 16},
-    "rms_norm_eps": {"rms_norm_eps": 0.1},
-    "rope_theta": {"rope_theta": 5000.0},
-    "rope_scaling": {"rope_scaling": RopeScaling("linear", 2.0)},
-    "tie_word_embeddings": {"tie_word_embeddings": True},
-    "attention_bias": {"attention_bias": True},
-    "mlp_bias": {"mlp_bias": True},
-}
-# The one value of these is all that is supported, or they steer the decoding around the model.
-UNREAD = {
-    "model_type",
-    "hidden_act",
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "draft_vocabulary",
-}
-ROPE_CHANGES: dict[str, Any] = {
-    "rope_type": "yarn",
-    "factor": 8.0,
-    "low_freq_factor": 0.5,
-    "high_freq_factor": 5.0,
-    "original_max_position_embeddings": 16,
-}
-YARN = RopeScaling("yarn", 4.0, 32, beta_fast=3.0, beta_slow=0.5)
-YARN_CHANGES: dict[str, Any] = {"beta_fast": 2.0, "beta_slow": 1.5, "truncate": False, "attention_factor": 1.0}
 HUB_SCALINGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-8B": {"factor": 8.0, "hidden_size": 4096},
     "meta-llama/Llama-3.2-1B": {"factor": 32.0, "hidden_size": 2048},
 }
-
-
-def text_config(**changes: Any) -> LlamaConfig:
-    return LlamaConfig(**hf.TEXT | changes)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -103,19 +58,6 @@ def test_decoding(tmp_path):
     decoders.check_greedy(checkpoint, model)
 
 
-def test_rollback_is_a_length():
-    """Slots past a row's length are rubbish that changes nothing."""
-    config = text_config(num_hidden_layers=1)
-    lm, params = LanguageModel(config), hf.random_params(abstract_params(config))
-    extend = jax.jit(lm.extend)
-    _, clean = extend(params, jnp.asarray([hf.text(3)]), init_cache(config, 1, 16, jnp.float32))
-    new = jnp.asarray([[5, 6, 7]])
-    straight, _ = extend(params, new, clean)
-    _, dirty = extend(params, jnp.asarray([[9, 10, 11]]), clean)
-    again, _ = extend(params, new, dirty.replace(length=clean.length))
-    np.testing.assert_array_equal(straight, again)
-
-
 def test_blocked_attention(tmp_path, monkeypatch):
     """A prompt longer than a query block: the same logits, by way of the blocks."""
     model = hf.llama()
@@ -125,37 +67,6 @@ def test_blocked_attention(tmp_path, monkeypatch):
     ours = decoders.our_logits(checkpoint.config, checkpoint.params, hf.padded(rows)[0])
     for row, theirs in zip(ours, hf.logits(model, rows)):
         hf.assert_close(row[: len(theirs)], theirs)
-
-
-def test_every_field_is_accounted_for():
-    assert CHANGES.keys() | UNREAD == {field.name for field in fields(LlamaConfig)}
-    # M-RoPE's is in test_qwen_vl.py.
-    read = ROPE_CHANGES.keys() | YARN_CHANGES.keys() | {"mrope_section"}
-    assert read == {field.name for field in fields(RopeScaling)}
-
-
-@pytest.fixture(scope="module")
-def logits_of() -> Callable[[LlamaConfig], jax.Array]:
-    """Logits of one prompt and one set of weights under a configuration, each computed once."""
-    return functools.cache(lambda c: decoders.our_logits(c, hf.random_params(abstract_params(c)), [hf.text(40)]))
-
-
-@pytest.mark.parametrize("name", [*CHANGES, *ROPE_CHANGES])
-def test_field_changes_output(logits_of, name):
-    config = text_config(num_hidden_layers=1, rope_scaling=RopeScaling(**hf.LLAMA3))
-    if name in CHANGES:
-        other = replace(config, **CHANGES[name])
-    else:
-        scaling = replace(config.rope_scaling, **{name: ROPE_CHANGES[name]})
-        other = replace(config, rope_scaling=scaling)
-    if abstract_params(config) == abstract_params(other):
-        assert np.abs(logits_of(config) - logits_of(other)).max() > 10 * hf.TOLERANCE
-
-
-@pytest.mark.parametrize("name", YARN_CHANGES)
-def test_yarn_field_changes_output(name):
-    config = text_config(num_hidden_layers=1, hidden_size=64, rope_scaling=YARN)
-    decoders.check_field(config, rope_scaling=replace(YARN, **{name: YARN_CHANGES[name]}))
 
 
 @pytest.mark.parametrize("name", HUB_SCALINGS)
@@ -176,16 +87,6 @@ def test_published_frequencies(name):
     config = LlamaConfig.from_hf(raw)
     assert config.rope_scaling.attention_factor == scale == 1.0
     np.testing.assert_allclose(layers.rotary_frequencies(config), theirs.numpy(), rtol=1e-5)
-
-
-def test_published_buffers_are_ignored(tmp_path):
-    """Old files store what each layer computes from the positions."""
-    model = hf.llama()
-    names = ("inv_freq", "cos_cached", "sin_cached")
-    buffers = {f"model.layers.1.self_attn.rotary_emb.{name}": np.ones(4, np.float32) for name in names}
-    found = huggingface.load(hf.write(tmp_path / "model", model, hf.hub_tensors(model) | buffers))
-    plain = huggingface.load(hf.write(tmp_path / "plain", model))
-    jax.tree.map(np.testing.assert_array_equal, found.params, plain.params)
 
 
 def test_a_mistral_with_a_window_is_refused():

@@ -99,9 +99,6 @@ def test_windows_that_matter_are_refused(raw):
     [
         WINDOW | {"use_sliding_window": False},
         WINDOW | {"sliding_window": 32768},
-        WINDOW | {"sliding_window": None},
-        WINDOW | {"max_window_layers": 32},
-        WINDOW | {"layer_types": ["full_attention"] * 32},
         {"use_sliding_window": True, "num_hidden_layers": 28},
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from jaxspec.config import Qwen2Config, QwenVisionConfig, QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs
-from jaxspec.models import abstract_params, build
+from jaxspec.models import build
 from jaxspec.models.qwen_vl import VisionTower, window_contents
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows
@@ -183,66 +182,6 @@ def test_prompts(pair):
             PromptEncoder(words, unknown.image_token_index, unknown.image_marks)
 
 
-SHALLOW = QwenVLConfig.from_hf(
-    qwen_vl.TEXT
-    | {"num_hidden_layers": 1, "rope_scaling": qwen_vl.ROPE, "image_token_id": qwen_vl.IMAGE}
-    | {"vision_config": qwen_vl.VISION | {"depth": 2, "fullatt_block_indexes": [1]}}
-)
-VISION_CHANGES: dict[str, Any] = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_heads": 4,
-    "in_channels": 1,
-    "patch_size": 8,
-    "temporal_patch_size": 1,
-    "spatial_merge_size": 1,
-    "window_size": 24,
-    "fullatt_block_indexes": (0,),
-}
-CHANGES: dict[str, Any] = {
-    "vision_config": {name: replace(SHALLOW.vision_config, **{name: new}) for name, new in VISION_CHANGES.items()},
-    "text_config": {
-        "mrope_section": replace(
-            SHALLOW.text_config, rope_scaling=replace(SHALLOW.text_config.rope_scaling, mrope_section=(4, 2, 2))
-        )
-    },
-    "tie_word_embeddings": {"tied": True},
-}
-UNREAD = {"model_type", "video_token_id"}
-IN_PROMPTS = {"image_token_index", "vision_start_token_id", "vision_end_token_id"}
-"""Changed in `test_prompts`."""
-
-
-def test_every_field_is_accounted_for():
-    assert CHANGES.keys() | UNREAD | IN_PROMPTS == {field.name for field in fields(QwenVLConfig)}
-    fixed = {"hidden_act", "out_hidden_size", "tokens_per_second"}
-    """The one value that is supported, the decoder's width, and what is of videos."""
-    assert VISION_CHANGES.keys() | fixed == {field.name for field in fields(QwenVisionConfig)}
-
-
-@pytest.fixture(scope="module")
-def logits_of() -> Callable[[QwenVLConfig], np.ndarray]:
-    """Logits of one prompt and one set of weights under a configuration, each computed once."""
-    images = qwen_vl.pictures((43, 39))
-    row = [qwen_vl.START, qwen_vl.IMAGE, qwen_vl.STOP, *range(10, 20)]
-
-    @functools.cache
-    def of(config: QwenVLConfig) -> np.ndarray:
-        params = hf.random_params(abstract_params(config))
-        loaded = LoadedModel(config, params, None, qwen_vl.image_processor())
-        return our_logits(loaded, [row], [images], 64)[0]
-
-    return of
-
-
-@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in CHANGES.items() for part in parts])
-def test_field_changes_output(logits_of, name, part):
-    other = replace(SHALLOW, **{name: CHANGES[name][part]})
-    if abstract_params(SHALLOW) == abstract_params(other):
-        assert np.abs(logits_of(SHALLOW) - logits_of(other)).max() > 10 * hf.TOLERANCE
-
-
 def test_defaults_are_those_of_transformers():
     from transformers import Qwen2_5_VLConfig as Theirs
 
@@ -265,13 +204,8 @@ def test_defaults_are_those_of_transformers():
     ("raw", "message"),
     [
         ({}, "out_hidden_size 3584 is not the decoder's hidden_size 8192"),
-        ({"vision_config": {"hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
         ({"vision_config": {"window_size": 20}}, "window_size 20 is smaller than a merge group of 2 x 14 pixels"),
-        ({"vision_config": {"num_heads": 3}}, "num_heads 3 does not cut hidden_size 3584"),
-        ({"vision_config": {"patch_size": [14, 14]}}, "patch_size .* is not supported; give one whole number"),
-        ({"vision_config": {"rope_parameters": {"rope_theta": 5.0}}}, "rope_theta 5.0 is not supported"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, r"mrope_section \[16, 24\] must be 3 numbers"),
-        ({"use_sliding_window": True, "max_window_layers": 2}, "sliding_window 4096 is smaller than"),
     ],
 )
 def test_unsupported(raw, message):

@@ -16,7 +16,6 @@ from jaxspec.training import lease
 from jaxspec.training.lease import Lease
 from jaxspec.training.preemption import Preempted
 from jaxspec.training.regenerate import regenerate, regenerated
-from train.distill_data import main
 
 from tests.tiny import Talk
 from tests.tiny.bucket import Bucket, bucket
@@ -64,16 +63,6 @@ def test_chunks_in_a_bucket_are_those_of_a_folder(place: str, engine, straight: 
     assert [sample.turns for sample in mine] == [sample.turns for sample in theirs]
     with pytest.raises(InputError, match=r"temperature 1.0, and now it is 0.0"):
         regenerate(engine, Talk(), replace(WORK, temperature=0.0), address)
-
-
-def test_the_command_answers_in_a_bucket_and_prepares_on_disk(place: str, tmp_path: Path) -> None:
-    one = options(tmp_path, answers=f"{place}/talk_t1")
-    assert main(replace(one, shard="1/2")) is None
-    folder = main(one)
-    assert folder == tmp_path / "talk_t1" / "2.0.0"
-    assert {name.split("/")[0] for name in names()} == {"talk_t1"}
-    assert main(replace(one, out=tmp_path / "another_slice")) is not None
-    assert not (tmp_path / "talk_t1.answers").exists()
 
 
 @pytest.mark.parametrize("renewed", [True, False])

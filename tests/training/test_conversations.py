@@ -17,11 +17,8 @@ from jaxspec.loading import LoadedModel, prompt_encoder
 from jaxspec.models.inputs import TEXT
 from jaxspec.prompts.views import parse_views
 from jaxspec.training import reading
-from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
 from jaxspec.training.reading import iterate
-from jaxspec.training.trainer import fit
-from picturebook.samples import Sample
 from train import prepare
 from transformers import LlavaNextImageProcessorPil
 
@@ -32,15 +29,6 @@ MODEL = tiny.loaded({})
 ENCODER = prompt_encoder(MODEL)
 PAGE = tiny.CONFIG.image_tokens
 IMAGE = tiny.CONFIG.image_token_index
-
-
-class Cut(Talk):
-    """Stopped by hand when the second group of steps begins."""
-
-    def __getitem__(self, i: Any) -> Sample:
-        if i >= 4 * GROUP:
-            raise KeyboardInterrupt
-        return super().__getitem__(i)
 
 
 def batches(**fields: Any) -> ConversationBatches:
@@ -127,11 +115,6 @@ def test_tiles_belong_to_their_image() -> None:
                 assert own.max() < first + 3 * PAGE
             most.add(row.max())
     assert most == {-1, 0, 1}
-
-
-def test_padding_is_that_of_the_longest_row_of_a_batch() -> None:
-    widths = {batches()(step).tokens.shape[1] for step in range(GROUP)}
-    assert widths == {64, 96}
 
 
 def test_processes_share_a_batch_and_its_shapes() -> None:
@@ -257,24 +240,6 @@ def test_iterator_goes_on_where_it_stopped() -> None:
     longer = iterate(batches(), 21)  # a run of more steps goes on from the end of a shorter one
     longer.set_state(again.get_state())
     same(next(longer), batches()(20))
-
-
-def test_training_goes_on_with_the_next_batch(tmp_path: Path) -> None:
-    """Stopped between two checkpoints, it ends with the bits of a run that was not."""
-    config = TrainConfig(steps=11, batch=4, warmup=1, save_every=3, log_every=1, mesh=MeshConfig(data=1))
-
-    def loss_fn(params: Any, batch: Any) -> Any:
-        loss = ((params["words"][batch.tokens] - 1) ** 2 * batch.mask).mean()
-        return loss, {"loss": loss}
-
-    def train(name: str, made: Any) -> np.ndarray:
-        params = {"words": np.zeros(tiny.CONFIG.text_config.vocab_size, np.float32)}
-        return np.asarray(fit(config, params, loss_fn, made, tmp_path / name)["words"])
-
-    straight = train("straight", iterate(batches(), 11))
-    with pytest.raises(KeyboardInterrupt):
-        train("cut", iterate(batches(samples=Cut()), 11))
-    np.testing.assert_array_equal(train("cut", iterate(batches(), 11)), straight)
 
 
 def test_worker_processes_keep_the_order() -> None:

@@ -68,15 +68,6 @@ def test_a_stopped_run_and_shards_give_the_same(engine: Engine, straight: Path, 
             regenerate(engine, Talk(), replace(WORK, **change), tmp_path)
 
 
-def test_ends_of_lines_in_an_answer_end_no_row(tmp_path: Path) -> None:
-    sample, said = Talk()[0], "one\u2028two\x85three"
-    row = {"sample": 0, "id": sample.id, "turns": [["Is it?", said]], "cut": ["And?", "It"], "refused": None}
-    (tmp_path / "000000.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
-    work = replace(WORK, samples=1)
-    assert losses(work, tmp_path) == {"refused": 0, "cut": 1}
-    assert [anew.turns for anew in regenerated(Talk(), work, tmp_path)] == [(("Is it?", said),)]
-
-
 def test_the_beginnings_of_long_answers_are_kept_if_asked(straight: Path) -> None:
     rows = [json.loads(line) for text in chunks(straight) for line in text.splitlines()]
     begun = {row["id"]: row["turns"] + [row["cut"]] for row in rows if row["cut"] and row["cut"][1].strip()}

@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -168,15 +167,12 @@ def test_rates_by_path(tmp_path):
     ("change", "message"),
     [
         ({"frozen": ("tower",)}, "frozen: 'tower' matches no parameter; the paths begin with frozen, line"),
-        ({"frozen": (".",)}, "frozen: . match every parameter"),
         ({"rates": (("head", 2.0),)}, "rates: 'head' matches no parameter; the paths begin with line"),
-        ({"wandb": "mine"}, "wandb: not installed"),
         ({"tensorboard": True}, "tensorboard: not installed"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
-    for name in ("tensorboardX", "wandb"):
-        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as if it were not installed
     with pytest.raises(InputError, match=message):
         fit(replace(STAGE, **change), params(), loss_fn, batches, tmp_path)
 
@@ -184,9 +180,7 @@ def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "change",
     [
-        {"accumulate": 3}, {"steps": 0}, {"dtype": "float8"}, {"learning_rate": 0.0}, {"learning_rate": np.inf},
-        {"learning_rate": np.nan}, {"warmup": -1}, {"final_rate": 1.5}, {"beta2": 1.0}, {"weight_decay": -0.1},
-        {"clip": 0.0}, {"clip": np.nan}, {"evaluate_every": -1},
+        {"accumulate": 3}, {"dtype": "float8"}, {"learning_rate": np.nan}, {"beta2": 1.0},
     ],
 )  # fmt: skip
 def test_configurations_are_checked(change):
@@ -260,20 +254,6 @@ def test_reports(tmp_path):
     assert [path.name for path in (tmp_path / "tensorboard").iterdir()]
 
 
-def test_waiting_counts_when_nothing_runs():
-    """A batch that is late while a step runs keeps no device waiting."""
-    stage = replace(STAGE, frozen=(), steps=9)
-    step = MeasuredStep(stage, loss_fn, make_optimizer(stage, FLAT), {}, MeshConfig(1).make(8), None)
-    state = init_state(FLAT, make_optimizer(stage, FLAT))
-    state = step(state, batches(0), 100.0)  # compiles, and is not timed
-    state = step(jax.block_until_ready(state), batches(1), 3.0)
-    found = step.read(2)
-    assert found["data_wait"] * found["step_ms"] == pytest.approx(3e3)
-    step._metrics["loss"] = Busy()
-    step(state, batches(2), 3.0)
-    assert step.read(3)["data_wait"] == 0
-
-
 def test_speeds_are_of_the_batches_that_there_were():
     """Rows of 4 tokens, then of 12; the first step of each is compiled, and does not count."""
     stage = replace(STAGE, frozen=())
@@ -302,13 +282,6 @@ class Worded(NamedTuple):
     y: np.ndarray
 
 
-class Busy:
-    """A metric of a step that still runs."""
-
-    def is_ready(self) -> bool:
-        return False
-
-
 def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     def poisoned(step):
         return {name: value * (np.nan if step == 2 else 1) for name, value in batches(step).items()}
@@ -320,7 +293,9 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
 
 def test_another_run_is_not_gone_on_with(tmp_path):
     fit(replace(STAGE, steps=4), params(), loss_fn, batches, tmp_path)
-    with pytest.raises(InputError, match=r"a run with steps 4, and now it is 6, on which .* final_rate 1\).*\(--runs\)"):
+    with pytest.raises(
+        InputError, match=r"a run with steps 4, and now it is 6, on which .* final_rate 1\).*\(--runs\)"
+    ):
         fit(STAGE, params(), loss_fn, batches, tmp_path)
 
 
@@ -334,18 +309,6 @@ def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     np.testing.assert_array_equal(longer["line"]["kernel"], straight["line"]["kernel"])
     with pytest.raises(InputError, match="a run with steps 6, and now it is 5; go on"):
         fit(replace(stage, steps=5), params(), loss_fn, batches, tmp_path / "short")
-
-
-def test_steps_that_warmed_up_alike_are_the_same_run(tmp_path):
-    """A longer cosine may take over before it falls; a warm-up that the shorter run cut may not."""
-    stage = replace(STAGE, steps=20, warmup=4)
-    with pytest.raises(KeyboardInterrupt):
-        fit(stage, params(), loss_fn, dies_at(5), tmp_path)
-    fit(replace(stage, steps=30), params(), loss_fn, dies_at(30), tmp_path)
-    short, long = replace(STAGE, steps=4, warmup=4, final_rate=1.0), replace(STAGE, warmup=4, final_rate=1.0)
-    fit(short, params(), loss_fn, batches, tmp_path / "cut")
-    with pytest.raises(InputError, match="steps 4, and now it is 6"):
-        fit(long, params(), loss_fn, batches, tmp_path / "cut")
 
 
 def test_a_run_of_other_inputs_is_not_gone_on_with(tmp_path):
@@ -382,20 +345,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path):
     np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
 
 
-@pytest.mark.parametrize("place", ["a file", "/proc"])
-def test_a_directory_that_cannot_be_written(place, tmp_path):
-    if place == "a file":
-        (tmp_path / "file").write_text("")
-        place = tmp_path / "file"
-    for run, saved, told in (
-        (Path(place) / "run", "", f"{place}/run/train.lock: cannot be written: "),
-        (tmp_path / "run", f"{place}/run", f"{place}/run.lock: cannot be written: "),
-    ):
-        with pytest.raises(InputError, match=told) as refused:
-            fit(replace(STAGE, checkpoints=saved), params(), loss_fn, batches, run)
-        assert "\n" not in str(refused.value)
-
-
 def test_two_trainings_of_one_directory(tmp_path):
     """The second is refused, and does no harm to the first."""
     refused = []
@@ -420,13 +369,10 @@ def log_steps(directory, config):
             log.write(step, {"loss": 1.0, "accuracy": 0.5, "rate": 1e-3})
 
 
-@pytest.mark.parametrize("board", [False, True])
-def test_a_full_disk_between_checkpoints_is_one_line(board, tmp_path):
+def test_a_full_disk_between_checkpoints_is_one_line(tmp_path):
     """Metrics that cannot be written end the run, and closing their files does not raise anew."""
-    if board:
-        pytest.importorskip("tensorboardX", reason="install the `tensorboard` extra")
     with pytest.raises(InputError) as refused, full_disk(1 << 8):
-        log_steps(tmp_path, replace(STAGE, tensorboard=board))
+        log_steps(tmp_path, STAGE)
     file = tmp_path / "metrics.jsonl"
     assert str(refused.value).startswith(f"{file}: cannot be written: File too large; ")
     assert len(file.read_text()) <= 1 << 8
