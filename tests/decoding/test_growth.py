@@ -22,11 +22,10 @@ LENGTHS = (20, 3, 9, 14)
 
 
 @pytest.fixture(scope="module")
-def target() -> LoadedModel:
-    """With a head that reads nothing but images, of which there are none."""
-    model = tiny.loaded(tiny.random_params(tiny.CONFIG))
+def headed(target: LoadedModel) -> LoadedModel:
+    """The target with a head that reads nothing but images, of which there are none."""
     options = {"feature": "last_hidden", "reads_text": False}
-    return replace(model, head=LoadedHead(*tiny.kv_head(LanguageModel(model.config), model.params, 0.05, **options)))
+    return replace(target, head=LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params, 0.05, **options)))
 
 
 @pytest.fixture
@@ -52,9 +51,9 @@ def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
 )
 @pytest.mark.usefixtures("small")
 def test_answers_and_counts_are_those_of_whole_caches(
-    config: EngineConfig | None, target: LoadedModel, draft: LoadedModel
+    config: EngineConfig | None, headed: LoadedModel, draft: LoadedModel
 ) -> None:
-    given = target, config and draft, config or replace(CONFIG, views=())
+    given = headed, config and draft, config or replace(CONFIG, views=())
     growing, whole = Engine(*given), Engine(*given[:2], replace(given[2], grow=False))
     requests = requests_of(whole, 0.0, 1.0, 1.0, 0.0)
     for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
@@ -65,7 +64,7 @@ def test_answers_and_counts_are_those_of_whole_caches(
 
 @pytest.mark.usefixtures("small")
 def test_only_what_answers_need_is_compiled(
-    target: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    headed: LoadedModel, draft: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
 
@@ -74,7 +73,7 @@ def test_only_what_answers_need_is_compiled(
         return timed(step, *args, **options)
 
     monkeypatch.setattr(running, "timed", watched)
-    engine = Engine(target, draft, CHAIN)
+    engine = Engine(headed, draft, CHAIN)
     requests = requests_of(engine, *[0.0] * 4)
     engine.generate(requests[1:2])
     assert ran.count(steps.grow) == 0
