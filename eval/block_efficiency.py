@@ -158,7 +158,7 @@ def _notes(
         f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
         f"{devices}. Plain means: {'; '.join(groups)}.",
         "speed-up: decode tokens/s over plain decoding of the same requests in the same run; "
-        "predicted: Eq. (1) with T_q, T_p and T_p(J+1) as measured once a row, on the first set; "
+        "predicted: Eq. (1) with T_q, T_p and T_p(gamma+1), measured once a row, on the first set; "
         "identical: share of answers equal to plain decoding token for token.",
         *remarks(config.sets),
     ]

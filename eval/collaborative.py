@@ -36,7 +36,7 @@ class Options:
     in a container."""
 
 
-FORMS = {"chat": "in the chat form of the model that leads", "raw": "in raw text"}
+FORMS = {True: "in the chat form of the model that leads", False: "in raw text"}
 
 
 def _of(cell: Callable[[Record], str]) -> Callable[[Sequence[Record]], str]:
@@ -122,7 +122,7 @@ def _methods_notes(config: CollaborativeEvalConfig, rows: Sequence[Record]) -> l
     device = rows[0]["device"] if rows else "no device"
     asked: dict[str, list[str]] = {}
     for pairing in config.pairings:
-        asked.setdefault(FORMS[pairing.form], []).append(pairing.name)
+        asked.setdefault(FORMS[pairing.chat_template], []).append(pairing.name)
     notes = [
         f"One request at a time, {config.max_new_tokens} new tokens, {config.dtype}, {device}; "
         f"speeds of {min(config.timed, config.limit)} samples a set. Lists are of models, in their "
@@ -165,7 +165,10 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
         f"least by the exact law: {calls['speedup_predicted']:.2f} ({_point(calls)}).",
     ]
     lines = [
-        ((row["pairing"], row["dataset"], row["combine"], ",".join(map(str, row["gammas"]))), [row])
+        (
+            (row["pairing"], row["dataset"], row["combination"], ",".join(map(str, row["gammas"]))),
+            [row],
+        )
         for row in sweep
     ]
     labels = "models", "set", "combination", "gammas"
@@ -173,7 +176,7 @@ def sweep_table(sweep: Sequence[Record]) -> Table:
 
 
 def _point(row: Record) -> str:
-    return f"{row['pairing']}, {row['combine']}, gammas {','.join(map(str, row['gammas']))}"
+    return f"{row['pairing']}, {row['combination']}, gammas {','.join(map(str, row['gammas']))}"
 
 
 def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
@@ -210,7 +213,7 @@ def draw_sweep(sweep: Sequence[Record], out: Path) -> None:
 def _gammas(row: Record) -> str:
     if row["method"] == "alternating":
         return ",".join(map(str, row["gammas"]))
-    return "-" if row["method"] == "standard" else str(row["gammas"][row["proposer"]])
+    return "-" if row["method"] == "standard" else str(row["gammas"][row["default_proposer"]])
 
 
 def _list(values: Sequence[float | None], places: int = 2) -> str:

@@ -128,7 +128,9 @@ def answering(model: LoadedModel, view: str, config: EngineConfig) -> Engine:
     shared = {field.name: getattr(config, field.name) for field in fields(Batching)}
     return Engine(
         [model, model],
-        config=CollaborationConfig("weighted:1,0", "standard", views=(view, "T"), **shared),
+        config=CollaborationConfig(
+            combination="weighted:1,0", method="standard", views=(view, "T"), **shared
+        ),
     )
 
 

@@ -134,7 +134,7 @@ def draft_table(config: EvalConfig, rows: Sequence[Record], failed: Sequence[Rec
             found = [row for row in rows if row["row"] == draft and row["dataset"] in sets]
             lines.append(((place, draft), [] if {(name, draft) for name in sets} & lost else found))
     columns = {
-        f"{name} J={gamma}": column(FIELDS[name], gamma) for gamma in gammas for name in FIELDS
+        f"{name} gamma={gamma}": column(FIELDS[name], gamma) for gamma in gammas for name in FIELDS
     }
     columns["prefill ms"] = column("prefill_ms")
 

@@ -143,7 +143,7 @@ def notes(
         f"{jax.devices()[0].device_kind}; least of {repeats} runs; load {os.getloadavg()[0]:.1f} "
         f"on {os.cpu_count()} cores; threads of torch: {threads or 'its own choice'}.",
         "x: tokens/s over transformers' eager, and over the fastest of its lines with an "
-        f"assistant, which drafts {GAMMA} tokens where no J is named. tok/s: of whole calls, from "
+        f"assistant, which drafts {GAMMA} tokens if no gamma is named. tok/s: of whole calls, from "
         "prepared inputs to the last token. decode: without the first token and the target's "
         "prefill; jaxspec's also excludes the draft's prefill and the host's time, which both "
         "count in assisted generation.",

@@ -86,7 +86,9 @@ def on_first(work: Callable[[], Made]) -> Made:
     return in_all(lambda: work() if first else None)[0]  # type: ignore[return-value]
 
 
-def spread(work: Callable[[Sequence[Item]], Sequence[Made]], items: Sequence[Item]) -> list[Made]:
+def map_over_processes(
+    work: Callable[[Sequence[Item]], Sequence[Made]], items: Sequence[Item]
+) -> list[Made]:
     """Return the work's results for all items, in their order; each process does a share."""
     index, count = process()
     shares = in_all(lambda: list(work(items[index::count])))

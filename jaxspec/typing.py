@@ -10,7 +10,7 @@
 | K      | kv heads                  | Y      | pixel rows                     |
 | G      | N / K                     | X      | pixel columns                  |
 | H      | head dim                  | R      | draft views                    |
-| D      | width                     | J      | draft length (γ in the papers) |
+| D      | width                     | J      | draft length, gamma            |
 | V      | vocabulary                | A      | anchors                        |
 | C      | slots for new tokens      | M      | collaborating models           |
 

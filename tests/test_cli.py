@@ -438,7 +438,7 @@ def test_refused_before_a_model_is_read(
 
 
 def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = ["--models", f"{world / 'target'},{world / 'draft'}", "--combine", "weighted:0.6,0.4"]
+    both = ["--models", f"{world / 'target'},{world / 'draft'}", "--combination", "weighted:0.6,0.4"]
     main(["collaborate", *both, "--gammas", "1,2", "--prompt", "Hi", "--max-new-tokens", str(NEW), "--json"])
     out, err = capsys.readouterr()
     told = json.loads(out)
@@ -451,14 +451,14 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--models", "{}/target"], "1 model; give 2 or more"),
+        (["--models", "{}/target"], "1 model; give at least 2"),
         (["--models", "{0}/target,{0}/nothing"], "nothing': no such directory"),
-        (["--models", "{0}/target,{0}/draft", "--combine", "weighted:0.6,0.5"], "sum to 1.1"),
-        (["--models", "{0}/target,{0}/draft", "--combine", "contrast"], "did you mean 'contrastive'"),
+        (["--models", "{0}/target,{0}/draft", "--combination", "weighted:0.6,0.5"], "sum to 1.1"),
+        (["--models", "{0}/target,{0}/draft", "--combination", "contrast"], "did you mean 'contrastive'"),
         (["--models", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
         (["--models", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is not a list of whole numbers"),
         (["--models", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "not a list of whole numbers"),
-        (["--models", "{0}/target,{0}/draft", "--proposer", "2"], "2 of 2 models"),
+        (["--models", "{0}/target,{0}/draft", "--default-proposer", "2"], "2 of 2 models"),
     ],
 )
 def test_refused_collaborations(

@@ -113,8 +113,8 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
         options.chunk,
     )
     config = EngineConfig(
-        options.views if options.draft else (),
-        refill=True,
+        views=options.views if options.draft else (),
+        continuous_batching=True,
         batch_size=options.batch_size,
         prompt_buckets=options.prompt_buckets,
         image_buckets=options.image_buckets,

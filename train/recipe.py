@@ -83,7 +83,7 @@ class DraftOptions(Options):
     view: str | None = None
     """View of the prompts: M, T, P, P36 ..."""
     held_out: str | None = None
-    """Data set of the target's greedy answers, to simulate tokens per block every `evaluate_every`
+    """Data set of the target's greedy answers, to simulate tokens per pass every `evaluate_every`
     steps."""
     dtype: str = "bfloat16"
     """Dtype of the finished draft's file."""

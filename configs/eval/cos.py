@@ -57,10 +57,7 @@ _SPEEDUPS = read_numbers("""
 
 config = CollaborativeEvalConfig(
     pairings=(
-        *(
-            Pairing(name, pair, "weighted:0.5,0.5", form="chat" if "Qwen" in name else "raw")
-            for name, pair in _ENSEMBLES.items()
-        ),
+        *(Pairing(name, pair, "weighted:0.5,0.5", chat_template="Qwen" in name) for name, pair in _ENSEMBLES.items()),
         Pairing(
             "Qwen 1.5B, three",
             (*_ENSEMBLES["Qwen 1.5B"], _QWEN.format("Math-", "1.5B")),
@@ -75,8 +72,8 @@ config = CollaborativeEvalConfig(
                 "contrastive:mu=0.1",
                 temperature,
                 (1, 5),
-                proposer=1,
-                form="raw",
+                default_proposer=1,
+                chat_template=False,
             )
             for name, pair in _CONTRASTS.items()
             for temperature in (0.0, 1.0)

@@ -12,7 +12,7 @@ LEFT, RIGHT, WHOLE, AMATEUR = (str(MODELS / name / "hf") for name in ("left", "r
 config = CollaborativeEvalConfig(
     pairings=(
         Pairing("left + right", (LEFT, RIGHT), "weighted:0.5,0.5", gammas=(3, 1), sweep="lambda:0.1,0.3,0.5,0.7,0.9"),
-        Pairing("left + right + whole", (LEFT, RIGHT, WHOLE), "weighted", gammas=(1, 1, 3), proposer=2),
+        Pairing("left + right + whole", (LEFT, RIGHT, WHOLE), "weighted", gammas=(1, 1, 3), default_proposer=2),
         *(
             Pairing(name, (WHOLE, AMATEUR), "contrastive:mu=0.1", temperature, (1, 5), 1, sweep="mu:0,0.1,0.3,0.5")
             for name, temperature in (("whole - amateur", 1.0), ("whole - amateur, greedy", 0.0))

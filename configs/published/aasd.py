@@ -13,7 +13,7 @@ SETS = ("llava-bench", "coco", "scienceqa")
 
 def published(target: str, text: str) -> tuple[Published, ...]:
     """Return the lines of a target, by columns of omega, alpha, tau and delta for blocks of 3 and of 5."""
-    columns = " ".join(f"{name}_J={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta"))
+    columns = " ".join(f"{name}_gamma={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta"))
     rows = {
         name: {column.replace("_", " "): value for column, value in line.items()}
         for name, line in read_numbers(f"row {columns}\n{text.strip()}").items()

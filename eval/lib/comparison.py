@@ -191,10 +191,10 @@ def each_turn(
         )
 
 
-def first_prompt(encoder: PromptEncoder, sample: Sample, form: str = "chat") -> Prompt:
-    """Return the sample's first turn with its images, in the chat form or as `raw` text."""
+def first_prompt(encoder: PromptEncoder, sample: Sample, chat_template: bool = True) -> Prompt:
+    """Return the sample's first turn with its images, in the chat template or as bare text."""
     asked = sample.turns[0][0]
-    write = encoder.raw if form == "raw" else encoder.prompt
+    write = encoder.prompt if chat_template else encoder.completion
     return replace(write(asked, sample.images[: asked.count(PLACEHOLDER)]), sample=sample.id)
 
 

@@ -145,7 +145,9 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         shared = {one.name for one in fields(EngineConfig)}
         drafting = {name: value for name, value in vars(row).items() if name in shared}
         given = {name: value for name, value in vars(self).items() if name in shared}
-        return EngineConfig(**given | drafting, new_buckets=(self.max_new_tokens,), spread=True)
+        return EngineConfig(
+            **given | drafting, new_buckets=(self.max_new_tokens,), data_parallel_processes=True
+        )
 
     def plain(self) -> EngineConfig:
         """Return the decoding of the target alone."""

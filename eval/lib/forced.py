@@ -38,15 +38,15 @@ class ForcedSpeculator(Speculator):
         )
 
 
-def accepted_pattern(block_efficiency: float, gamma: int, blocks: int = 100) -> tuple[int, ...]:
-    """Return the accepted tokens of each block, spread evenly, for this block efficiency.
+def accepted_pattern(tokens_per_pass: float, gamma: int, blocks: int = 100) -> tuple[int, ...]:
+    """Return the accepted tokens of each block, spread evenly, for these tokens a pass.
 
     >>> accepted_pattern(2.5, 5, 4)
     (1, 2, 1, 2)
     """
-    if not 1 <= block_efficiency <= gamma + 1:
-        raise ValueError(f"block_efficiency {block_efficiency}: from 1 to gamma + 1 = {gamma + 1}")
-    reached = [int((block_efficiency - 1) * i + 1e-9) for i in range(blocks + 1)]
+    if not 1 <= tokens_per_pass <= gamma + 1:
+        raise ValueError(f"tokens_per_pass {tokens_per_pass}: from 1 to gamma + 1 = {gamma + 1}")
+    reached = [int((tokens_per_pass - 1) * i + 1e-9) for i in range(blocks + 1)]
     return tuple(after - before for before, after in pairwise(reached))
 
 
@@ -54,8 +54,8 @@ def measure_forced(pair: Pair, batch: int = 1, views: int = 1) -> list[Record]:
     """Time decode loops at forced acceptance and the plain loop, with Eq. (1)'s prediction.
 
     `speedup_measured` is the ratio of the loops' tokens a second; `loop_efficiency` divides it by
-    the prediction from T_q, T_p and T_p(J+1). A block costs `block_ms`, its passes J T_q and
-    T_p(J+1).
+    the prediction from T_q, T_p and T_p(gamma+1). A block costs `block_ms`, its passes gamma T_q
+    and T_p(gamma+1).
     """
     config, gamma = pair.config, pair.config.gamma
     drafter, inputs = pair.drafter(views), pair.prompts(batch, views)

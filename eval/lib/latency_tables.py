@@ -19,7 +19,7 @@ FORCED = (
 )
 SPEEDUPS = (
     "speed-up: over plain decoding in the same run; efficiency: measured over predicted with "
-    "T_p(J+1)."
+    "T_p(gamma+1)."
 )
 CAPTIONS = (
     "Seconds to caption all n images of a prompt in one batch; the least of the runs. torch runs "
@@ -116,12 +116,12 @@ def _forced(rows: Sequence[Record]) -> tuple[str, Columns, str, str]:
         "B": _text("batch"),
         "views": _text("views"),
         "forced tau": lambda row: f"{row['forced_tokens_per_pass']:g}",
-        "J": _text("gamma"),
+        "gamma": _text("gamma"),
         "plain tok/s": _number("plain_tokens_per_second", 1),
         "tok/s": _number("tokens_per_second", 1),
         "speed-up": _number("speedup_measured"),
         "Eq. (1)": _number("speedup_predicted"),
-        "with T_p(J+1)": _number("speedup_predicted_with_verify"),
+        "with T_p(gamma+1)": _number("speedup_predicted_with_verify"),
         "efficiency": _number("loop_efficiency"),
         "block ms": _digits("block_ms"),
         "its passes": lambda row: digits(row["gamma"] * row["draft_ms"] + row["verify_ms"]),

@@ -127,7 +127,7 @@ def methods_of(pairing: Pairing) -> dict[str, tuple[Method, tuple[int, ...]]]:
 def _runs(config: CollaborativeEvalConfig, pairing: Pairing) -> int:
     """Return the number of runs of programs over requests."""
     points = pairing.points(config.sweep)
-    combinations = len({point.combine for point in points})
+    combinations = len({point.combination for point in points})
     timed = len(methods_of(pairing)) + combinations + len(points)
     return timed * config.repeats + len(JUDGED) + combinations
 
@@ -156,7 +156,7 @@ class _Measurement:
             programs["standard"],
             samples[: config.held_out],
             config.max_new_tokens,
-            self.pairing.form,
+            self.pairing.chat_template,
         )
         rows, records = self.methods(programs, references, samples[: config.limit])
         rows += self.sweep(references, samples[: config.limit])
@@ -164,7 +164,7 @@ class _Measurement:
 
     def fits(self, engine: Engine, sample: Sample) -> bool:
         """Tell whether every model's context holds the prompt and an answer."""
-        prompt = first_prompt(engine.encoder, sample, self.pairing.form)
+        prompt = first_prompt(engine.encoder, sample, self.pairing.chat_template)
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
             for form in engine.batcher.assembly.forms:
@@ -177,10 +177,10 @@ class _Measurement:
         return True
 
     def program(
-        self, method: Method, gammas: tuple[int, ...], combine: str | None = None
+        self, method: Method, gammas: tuple[int, ...], combination: str | None = None
     ) -> Engine:
         return Engine(
-            self.models, config=self.config.collaboration(self.pairing, method, gammas, combine)
+            self.models, config=self.config.collaboration(self.pairing, method, gammas, combination)
         )
 
     def methods(
@@ -241,8 +241,8 @@ class _Measurement:
         """Measure quality, and speed of alternation, at the points of the pairing's sweep."""
         rows: list[Record] = []
         points = self.pairing.points(self.config.sweep)
-        for text in dict.fromkeys(point.combine for point in points):
-            here = {point.gammas: point for point in points if point.combine == text}
+        for text in dict.fromkeys(point.combination for point in points):
+            here = {point.gammas: point for point in points if point.combination == text}
             programs: dict[Any, Engine] = {
                 "standard": self.program("standard", (1,) * len(self.models), text)
             }
@@ -265,7 +265,7 @@ class _Measurement:
                 "quality": mean(scores, "quality"),
             }
             for gammas, point in here.items():
-                calls = alternating_calls(alphas, gammas, self.pairing.proposer)
+                calls = alternating_calls(alphas, gammas, self.pairing.default_proposer)
                 scoring = [times[width][m] for m, width in enumerate(widths[gammas])]
                 rows.append(
                     self.place(SWEEP, programs[gammas])
@@ -274,7 +274,7 @@ class _Measurement:
                     | {
                         "dial": point.dial,
                         "value": point.value,
-                        "combine": text,
+                        "combination": text,
                         "samples": len(answers[gammas]),
                         "speedup_predicted": speedup(calls, times[1]),
                         "speedup_predicted_with_verify": speedup(calls, times[1], scoring),
@@ -296,7 +296,7 @@ class _Measurement:
         config, pairing = self.config, self.pairing
         requests = [
             Request(
-                first_prompt(encoder, sample, pairing.form),
+                first_prompt(encoder, sample, pairing.chat_template),
                 config.max_new_tokens,
                 pairing.temperature,
                 seed=config.seed + i,
@@ -324,11 +324,11 @@ class _Measurement:
             "models": [
                 os.path.relpath(name) if os.path.isabs(name) else name for name in pairing.models
             ],
-            "combine": given.combine,
+            "combination": given.combination,
             "method": given.method,
             "gammas": list(given.checked(len(pairing.models))[1]),
-            "proposer": given.proposer,
-            "form": pairing.form,
+            "default_proposer": given.default_proposer,
+            "chat_template": pairing.chat_template,
             "views": [form.view.name for form in engine.batcher.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,
@@ -355,7 +355,11 @@ def _scoring_widths(engine: Engine) -> list[int]:
     method = engine.config.method
     if method == "alternating":
         return [sum(gammas) - gamma + 1 for gamma in gammas]
-    run = 1 if method == "standard" else gammas[engine.config.proposer] + (method == "speculative")
+    run = (
+        1
+        if method == "standard"
+        else gammas[engine.config.default_proposer] + (method == "speculative")
+    )
     return [run] * len(gammas)
 
 
@@ -366,6 +370,8 @@ def _predicted_calls(engine: Engine, alphas: Sequence[float]) -> Calls:
     if config.method == "standard":
         return Calls(np.ones(models), np.zeros(models))
     if config.method == "alternating":
-        return alternating_calls(alphas, gammas, config.proposer)
-    gamma, bonus = gammas[config.proposer], config.method == "speculative"
-    return one_proposer_calls(alphas[config.proposer], gamma, models, config.proposer, bonus)
+        return alternating_calls(alphas, gammas, config.default_proposer)
+    gamma, bonus = gammas[config.default_proposer], config.method == "speculative"
+    return one_proposer_calls(
+        alphas[config.default_proposer], gamma, models, config.default_proposer, bonus
+    )

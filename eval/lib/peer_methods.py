@@ -66,7 +66,9 @@ def ours(
     ]
     for (name, view, draft), gamma in product(ways, gammas):
         how = replace(config, views=(view,), gamma=gamma)
-        methods[f"jaxspec speculative, {name}, J = {gamma}"] = method(Engine(target, draft, how))
+        methods[f"jaxspec speculative, {name}, gamma = {gamma}"] = method(
+            Engine(target, draft, how)
+        )
     return methods
 
 
@@ -158,7 +160,7 @@ def theirs(
             drafts["LLaVA"], schedule="heuristic"
         )
     for gamma in gammas if "text" in drafts else ():
-        methods[f"{ASSISTED}, text draft, J = {gamma}"] = method(drafts["text"], gamma)
+        methods[f"{ASSISTED}, text draft, gamma = {gamma}"] = method(drafts["text"], gamma)
     methods["transformers prompt lookup"] = method(prompt_lookup_num_tokens=GAMMA)
     if compiled:
         whole = transformers.CompileConfig(fullgraph=False)

@@ -43,7 +43,7 @@ class LatencyConfig:
     shapes: tuple[tuple[int, int], ...]
     """(B, S): batch size of the target, and filled slots of the cache."""
     gammas: tuple[int, ...] = (1, 3, 5, 7, 10)
-    """Draft lengths J of the passes over blocks."""
+    """Draft lengths of the passes over blocks."""
     views: tuple[int, ...] = (1, 2, 4)
     """Numbers of views R of the draft passes, which have R*B rows."""
     images: tuple[int, ...] = (0, 1, 2, 5)
@@ -52,7 +52,7 @@ class LatencyConfig:
     prompt: int = 72
     """Text tokens in those prompts."""
     gamma: int = 5
-    """Draft length J of the loops at forced acceptance."""
+    """Draft length of the loops at forced acceptance."""
     forced: tuple[float, ...] = (2.29, 3.0)
     """Their tokens a pass: TABED's measured average, and a better draft."""
     context: int = 648
@@ -130,7 +130,7 @@ class Pair:
 
 
 def measure_passes(pair: Pair) -> list[Record]:
-    """Time T_p(B, S, J+1) and T_q(R*B, S) of every shape, with shares of the roofline."""
+    """Time T_p(B, S, gamma+1) and T_q(R*B, S) of every shape, with shares of the roofline."""
     config, rows = pair.config, []
     roofline = measure_roofline(pair.dtype, config.probe_megabytes, config.probe_side)
     for batch, slots in config.shapes:

@@ -67,11 +67,11 @@ class References:
 
 
 def read_references(
-    engine: Engine, samples: Sequence[Sample], most: int, form: str = "chat"
+    engine: Engine, samples: Sequence[Sample], most: int, chat_template: bool = True
 ) -> References:
     """Run all models over the samples' questions and the first `most` tokens of references."""
     parts = [
-        _read(engine, samples[at : at + REFERENCE_BATCH], most, form)
+        _read(engine, samples[at : at + REFERENCE_BATCH], most, chat_template)
         for at in range(0, len(samples), REFERENCE_BATCH)
     ]
     logits, tokens = zip(*parts)
@@ -79,10 +79,10 @@ def read_references(
 
 
 def _read(
-    engine: Engine, samples: Sequence[Sample], most: int, form: str
+    engine: Engine, samples: Sequence[Sample], most: int, chat_template: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     encoder = engine.encoder
-    prompts = [first_prompt(encoder, sample, form) for sample in samples]
+    prompts = [first_prompt(encoder, sample, chat_template) for sample in samples]
     answers = [
         np.asarray(
             [*encoder.tokenizer.encode(s.turns[0][1], add_special_tokens=False), encoder.eos][

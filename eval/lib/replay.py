@@ -190,7 +190,9 @@ class RecordedEngine(Engine):
 
     def __post_init__(self) -> None:
         # Answers belong to the rows of one batch, and caches hold nothing.
-        self.config = replace(self.config or EngineConfig(), refill=False, grow=False)
+        self.config = replace(
+            self.config or EngineConfig(), continuous_batching=False, growing_cache=False
+        )
         super().__post_init__()
         self.batcher = RecordedBatcher(self.batcher.assembly, self.config, self.batcher.captioner)
         if self.program.drafts and not parse_weighting(self.config.weighting).hard_labels:

@@ -23,7 +23,7 @@ from eval.lib.comparison import GROUP, each_turn
 from eval.lib.config import EvalConfig, Variant
 from eval.lib.replay import RecordedTarget
 from eval.lib.tables import Record
-from jaxspec.cluster import spread
+from jaxspec.cluster import map_over_processes
 from jaxspec.config import KVHeadConfig
 from jaxspec.data.images import to_rgb
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
@@ -101,7 +101,7 @@ def measure_regret(
                     engine = Engine(
                         target, draft, config.engine(Variant("views", views)), captioner
                     )
-                    found = spread(
+                    found = map_over_processes(
                         partial(_replayed, config, engine, some),
                         list(zip(requests, answers, strict=True)),
                     )
@@ -267,7 +267,7 @@ def predict_heads(
                     (prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)
                 ]
                 for name, head in heads.items():
-                    agrees = spread(
+                    agrees = map_over_processes(
                         lambda some, head=head: [
                             head_agreement(plain.lead, head, *one, max(gammas)) for one in some
                         ],

@@ -163,7 +163,7 @@ class PassTimes:
     target_ms: float
     """T_p: one target pass over one token."""
     verify_ms: float
-    """T_p(J+1): one target pass over a block."""
+    """T_p(gamma+1): one target pass over a block."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> PassTimes | None:
@@ -196,12 +196,12 @@ def predicted_speedup(
     target_ms: float,
     verify_ms: float | None = None,
 ) -> float:
-    """Return Eq. (1) of IbED and TABED: tokens per block over its cost in target passes.
+    """Return Eq. (1) of IbED and TABED: tokens per pass over its cost in target passes.
 
     Args:
       draft_ms: T_q, one draft pass.
       target_ms: T_p, one target pass over one token.
-      verify_ms: T_p(J+1), the pass over a block; None takes T_p, as the papers do.
+      verify_ms: T_p(gamma+1), the pass over a block; None takes T_p, as the papers do.
     """
     verify_ms = target_ms if verify_ms is None else verify_ms
     return tokens_per_pass / (gamma * draft_ms / target_ms + verify_ms / target_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from eval.lib.config import Data, Decoding, set_places
 from eval.lib.published import Published
@@ -22,7 +22,7 @@ class Point(NamedTuple):
 
     dial: str
     value: float
-    combine: str
+    combination: str
     gammas: tuple[int, ...]
 
 
@@ -33,25 +33,25 @@ class Pairing:
     name: str
     models: tuple[str, ...]
     """Directories or hub ids."""
-    combine: str
-    """As in `CollaborationConfig`, as are `gammas`, `proposer` and `views`."""
+    combination: str
+    """As in `CollaborationConfig`, as are `gammas`, `default_proposer` and `views`."""
     temperature: float = 1.0
     gammas: tuple[int, ...] = (5, 1)
-    proposer: int = 0
+    default_proposer: int = 0
     views: tuple[str, ...] | None = None
     sweep: str = ""
     """As in `Together`."""
     alone: int = 0
     """Draft length of methods with one proposer; 0 takes the proposer's length in `gammas`."""
-    form: Literal["chat", "raw"] = "chat"
-    """Form of the questions: the leading model's chat form, or raw text for base models."""
+    chat_template: bool = True
+    """Whether the leading model's chat template writes the questions; base models get raw text."""
 
     def points(self, sweep: str = "") -> list[Point]:
         """Return the points of the given sweep, or of the pairing's own.
 
         Each value of `lambda` (the proposer's weight) and `mu` gives two points: the pairing's
-        draft
-        lengths, and lengths of 1. A value of `gamma` gives one, as the proposer's draft length.
+        draft lengths, and lengths of 1. A value of `gamma` gives one, as the proposer's draft
+        length.
         """
         dial, _, values = (sweep or self.sweep).partition(":")
         if not dial:
@@ -72,18 +72,18 @@ class Pairing:
         for value in found:
             if dial == "gamma" and (value < 1 or value % 1):
                 raise InputError(f"sweep: gamma {value:g}; give whole numbers, 1 or more")
-            first = 1 - value if self.proposer else value
-            combine = {
-                "gamma": self.combine,
+            first = 1 - value if self.default_proposer else value
+            combination = {
+                "gamma": self.combination,
                 "mu": f"contrastive:mu={value:g}",
                 "lambda": f"weighted:{first:g},{1 - first:g}",
             }[dial]
             runs = dict.fromkeys([(1,) * len(self.models), self.gammas])
             if dial == "gamma":
                 gammas = list(self.gammas)
-                gammas[self.proposer] = int(value)
+                gammas[self.default_proposer] = int(value)
                 runs = [tuple(gammas)]
-            points += [Point(dial, value, combine, gammas) for gammas in runs]
+            points += [Point(dial, value, combination, gammas) for gammas in runs]
         return points
 
 
@@ -121,20 +121,24 @@ class CollaborativeEvalConfig(Examples, Together, Placement):
     """Papers' speed-ups, by pairing and row: `Qwen 3B, CoS`."""
 
     def collaboration(
-        self, pairing: Pairing, method: Method, gammas: tuple[int, ...], combine: str | None = None
+        self,
+        pairing: Pairing,
+        method: Method,
+        gammas: tuple[int, ...],
+        combination: str | None = None,
     ) -> CollaborationConfig:
         """Return the decoding of one row of the table."""
         return CollaborationConfig(
-            combine=combine or pairing.combine,
+            combination=combination or pairing.combination,
             method=method,
             gammas=gammas,
-            proposer=pairing.proposer,
+            default_proposer=pairing.default_proposer,
             views=pairing.views,
             batch_size=1,
             prompt_buckets=self.prompt_buckets,
             image_buckets=self.image_buckets,
             new_buckets=(self.max_new_tokens,),
-            spread=True,
+            data_parallel_processes=True,
         )
 
     def samples(self, name: str, limit: int) -> Sequence[Sample]:

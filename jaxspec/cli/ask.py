@@ -74,8 +74,8 @@ class Ask(Compiles):
     first."""
     image: tyro.conf.UseAppendAction[tuple[Path, ...]] = ()
     """An image file. Repeat the option for several images, in order."""
-    raw: bool = False
-    """Give the model the prompt without a chat template: for base models."""
+    chat_template: bool = True
+    """--no-chat-template gives the model the bare prompt: for base models."""
     tiles: bool = True
     """--no-tiles: LLaVA-NeXT reads one tile an image, as in TABED's released code."""
     max_new_tokens: int = 128
@@ -135,7 +135,7 @@ def answer(
       describe: The program's own stats; `summary` among them goes into the last line.
       loaded: Lines about the loaded models.
     """
-    encode = engine.encoder.raw if args.raw else engine.encoder.prompt
+    encode = engine.encoder.prompt if args.chat_template else engine.encoder.completion
     request = replace(request, prompt=encode(args.prompt, images))
     memory = engine.memory_report([request])  # validates the request before anything is printed
     for line in (*loaded, memory):

@@ -19,7 +19,7 @@ class Collaborate(Ask):
 
     models: str
     """Directories or hub ids of the models, comma-separated; repeats are allowed."""
-    combine: str = "weighted"
+    combination: str = "weighted"
     """Distribution that they decode from: weighted:0.6,0.4, contrastive:mu=0.1,
     contrastive:beta=0.5, or logits:1.5,-0.5."""
     method: Method = "alternating"
@@ -27,7 +27,7 @@ class Collaborate(Ask):
     latter with a bonus token. standard: no proposals."""
     gammas: str | None = None
     """Draft length of each model, as 5,1; by default 1 each."""
-    proposer: int = 0
+    default_proposer: int = 0
     """Number of the model that proposes first and after rejections, from 0."""
     views: str | None = None
     """How each model sees images, comma-separated: M (in full), T (a line break for each), P
@@ -43,7 +43,12 @@ def run(args: Collaborate) -> None:
     )
     views = args.views and view_names(args.views)
     config = CollaborationConfig(
-        args.combine, args.method, gammas or None, args.proposer, views or None, batch_size=1
+        combination=args.combination,
+        method=args.method,
+        gammas=gammas or None,
+        default_proposer=args.default_proposer,
+        views=views or None,
+        batch_size=1,
     )
     config.checked(len(names))
     images, request = args.pictures(), args.request()
@@ -62,10 +67,10 @@ def run(args: Collaborate) -> None:
         stats = collaboration_metrics([result.stats])
         calls = ", ".join(f"{n:.2f}" for n in stats["calls_per_token"] or ())
         return stats | {
-            "combine": args.combine,
+            "combination": args.combination,
             "method": args.method,
             "gammas": config.gammas or (1,) * len(names),
-            "proposer": args.proposer,
+            "default_proposer": args.default_proposer,
             "views": [form.view.name for form in engine.batcher.assembly.forms],
             "summary": f"{calls} passes of each model a token",
         }

@@ -87,11 +87,11 @@ def run(args: Generate) -> None:
     default = ("M",) if head is None else ("kv",) if draft is None else ("M", "kv")
     views = default if args.views is None else view_names(args.views)
     config = EngineConfig(
-        views,
-        weights,
-        args.weighting,
-        capped_gamma("--gamma", args.gamma, args.max_new_tokens),
-        args.tree,
+        views=views,
+        weights=weights,
+        weighting=args.weighting,
+        gamma=capped_gamma("--gamma", args.gamma, args.max_new_tokens),
+        tree=args.tree,
         context=args.context,
         batch_size=1,
     )

@@ -201,7 +201,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
     members = tuple(
         Member(form.model.model, form.view.pool, form.view.reads_images) for form in forms
     )
-    proposer = config.proposer
+    proposer = config.default_proposer
     if config.method == "alternating":
         program: Program = Alternating(members, gammas, proposer)
     else:

@@ -134,7 +134,7 @@ class Batcher:
 
     def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
         """Return which requests run together, or take each other's places."""
-        most = len(read) if self.config.refill else self.config.batch_size
+        most = len(read) if self.config.continuous_batching else self.config.batch_size
         return in_batches([request.sizes for request in read], most)
 
     def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
@@ -147,7 +147,7 @@ class Batcher:
     @property
     def grows(self) -> bool:
         """Whether caches begin with room for few new tokens."""
-        return self.config.grow and not self.config.refill
+        return self.config.growing_cache and not self.config.continuous_batching
 
     def rooms(self, sizes: Sizes) -> list[int]:
         """Return the slots for new tokens that caches begin with, and those that they grow to."""
@@ -260,7 +260,7 @@ def rooms(new: int, block: int) -> list[int]:
     return [size for size in sizes[:-1] if size > block] + [new]
 
 
-def refill_rows(batch_size: int) -> int:
+def rows_per_insert(batch_size: int) -> int:
     """Return how many finished rows make the loop return for waiting requests.
 
     Few rows waste little; many share one prefill.

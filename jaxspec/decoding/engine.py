@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jaxspec.cluster import spread
+from jaxspec.cluster import map_over_processes
 from jaxspec.decoding.assembly import chosen_views, collaboration, speculation
-from jaxspec.decoding.batcher import Batcher, refill_rows
+from jaxspec.decoding.batcher import Batcher, rows_per_insert
 from jaxspec.decoding.compile_cache import Held, executable, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, CollaborationConfig, EngineConfig
 from jaxspec.decoding.memory import MemoryReport, plan_memory
@@ -127,7 +127,11 @@ class Engine:
         """Decode requests or questions: a list gives a list of results, in its order."""
         if isinstance(requests, Request | str):
             return self.generate([requests])[0]
-        return spread(self._generate, requests) if self.config.spread else self._generate(requests)
+        return (
+            map_over_processes(self._generate, requests)
+            if self.config.data_parallel_processes
+            else self._generate(requests)
+        )
 
     def _generate(self, requests: Sequence[Request | str]) -> list[Result]:
         results = self._unreadable(requests) if self.config.keep_going else {}
@@ -179,7 +183,7 @@ class Engine:
             batch.decode(stride)
             if stride or not (batch.busy or batch.waiting):
                 yield batch.results()
-            batch.refill()
+            batch.insert_waiting()
             batch.grow()
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
@@ -241,7 +245,7 @@ class Engine:
             for (together, _, waits), some in kinds.items():
                 room, *larger = batcher.rooms(together.sizes)
                 if waits:  # for the rows that take the places of finished ones
-                    batcher.prefill(together, some[:1], room, refill_rows(most))
+                    batcher.prefill(together, some[:1], room, rows_per_insert(most))
                     bar.update()
                 state, options, _ = batcher.prefill(together, some[:most], room)
                 executable(run_decode, together.held, state, options, pause)
@@ -258,7 +262,7 @@ class Engine:
         read = batcher.read(requests)
         sizes = batcher.largest(read)
         batch = bucket(min(len(read), most), BATCH_BUCKETS, "batch")
-        waits = self.config.refill and len(read) > most
-        fresh = bucket(refill_rows(most), BATCH_BUCKETS, "batch") if waits else 0
+        waits = self.config.continuous_batching and len(read) > most
+        fresh = bucket(rows_per_insert(most), BATCH_BUCKETS, "batch") if waits else 0
         smaller = max(batcher.rooms(sizes)[:-1], default=0)
         return plan_memory(self.program, self.params, batch, sizes, fresh, smaller)

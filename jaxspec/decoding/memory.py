@@ -71,7 +71,7 @@ class MemoryReport:
     inputs: int
     """Prompts, pixels, output tokens and counters."""
     working: int
-    refill: int = 0
+    insert: int = 0
     """Inputs and state of the requests that are about to take free rows."""
     growth: int = 0
     """Smaller caches, while the largest are made from them."""
@@ -83,7 +83,7 @@ class MemoryReport:
     def __str__(self) -> str:
         parts = {
             "weights": self.target_weights + self.draft_weights,
-            "caches": self.target_cache + self.draft_cache + self.refill + self.growth,
+            "caches": self.target_cache + self.draft_cache + self.insert + self.growth,
             "working": self.weighting + self.inputs + self.working,
         }
         told = ", ".join(f"{name} {human_bytes(held)}" for name, held in parts.items())
@@ -138,7 +138,7 @@ def plan_memory(
         weighting=weighting,
         inputs=bytes_held((inputs, options, state)) - caches - draft_cache - weighting,
         working=_working(program, state, batch, sizes),
-        refill=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs
+        insert=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs
         if beside
         else 0,
         growth=before.target_cache + before.draft_cache if before else 0,

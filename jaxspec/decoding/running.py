@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from jaxspec.cache import KVCache
-from jaxspec.decoding.batcher import Batcher, refill_rows
+from jaxspec.decoding.batcher import Batcher, rows_per_insert
 from jaxspec.decoding.compile_cache import Held, compiled_ms, timed
 from jaxspec.decoding.requests import EncodedRequest, Result
 from jaxspec.decoding.state import Pause, trace_record
@@ -52,7 +52,7 @@ class RunningBatch:
         self.together = batcher.together(requests, prompts, past)
         self.room, *self.larger = batcher.rooms(self.together.sizes)
         self.block = batcher.program.most_tokens
-        self.few = refill_rows(most)
+        self.few = rows_per_insert(most)
         first, self.compiled = range(min(most, len(requests))), compiled_ms()
         self.busy = {row: row for row in first}
         """The request that each row decodes."""
@@ -108,7 +108,7 @@ class RunningBatch:
             for i, fields in sorted(self.so_far.items())
         ]
 
-    def refill(self) -> None:
+    def insert_waiting(self) -> None:
         """Let waiting requests take the places of finished ones."""
         for begin in range(0, min(len(self.free), len(self.waiting)), self.few):
             places = self.free[begin : begin + self.few]

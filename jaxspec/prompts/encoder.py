@@ -85,8 +85,8 @@ class PromptEncoder:
         ids = [*bos_before(self.tokenizer, text), *self.ids(text)]
         return Prompt(np.asarray(ids, np.int32), tuple(images))
 
-    def raw(self, text: str, images: Sequence[Any] = ()) -> Prompt:
-        """Return the text after BOS, if the tokeniser has one: for models without a chat form."""
+    def completion(self, text: str, images: Sequence[Any] = ()) -> Prompt:
+        """Return the bare text, after BOS if there is one: for models without a chat template."""
         ids = self.ids(self._placed(text, len(images)))
         bos = self.tokenizer.bos_token_id
         return Prompt(np.asarray(ids if bos is None else [bos, *ids], np.int32), tuple(images))

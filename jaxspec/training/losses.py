@@ -139,7 +139,7 @@ def draft_loss(
     Metrics:
       acceptance: probability that a sampled token is accepted, sum_v min(p, q).
       accuracy: share of tokens whose most probable token is the target's.
-      tokens_per_block: tokens per target pass of greedy, whole blocks from these anchors, with the
+      tokens_per_pass: tokens per target pass of greedy, whole blocks from these anchors, with the
         correction or bonus token.
     """
 
@@ -168,7 +168,7 @@ def draft_loss(
         "tokens": count.sum(),
         "accuracy": agrees.sum() / total,
         "acceptance": accepted.sum() / total,
-        "tokens_per_block": 1 + (runs * whole).sum() / jnp.maximum(whole.sum(), 1),
+        "tokens_per_pass": 1 + (runs * whole).sum() / jnp.maximum(whole.sum(), 1),
     }
 
 

@@ -82,7 +82,7 @@ def tuning_loss(
     """Return (params, batch) -> (loss, metrics) for batches of `ConversationBatches` in this view.
 
     A teacher computes in the same program, from `params["teacher"]`. Without a tower of its own it
-    reads the draft's features (`teacher_params`). The metric `tokens_per_block` is simulated
+    reads the draft's features (`teacher_params`). The metric `tokens_per_pass` is simulated
     (`count_blocks`), as if the target wrote the batch's answers, or the teacher's best tokens.
     """
 
@@ -108,7 +108,7 @@ def tuning_loss(
             loss = distillation.share * divergence + (1 - distillation.share) * loss
             metrics |= {"divergence": divergence, "acceptance": learned["acceptance"], "loss": loss}
         tokens, blocks = count_blocks(agree, batch.mask, gamma)
-        return loss, metrics | {"tokens_per_block": tokens / jnp.maximum(blocks, 1)}
+        return loss, metrics | {"tokens_per_pass": tokens / jnp.maximum(blocks, 1)}
 
     return loss_fn
 
@@ -148,7 +148,7 @@ def simulated(
     view: View = VIEWS["M"],
     gamma: int = 5,
 ) -> Callable[[Params], dict[str, float]]:
-    """Return parameters -> {simulated_tokens_per_block}, pooled over a target's answers."""
+    """Return parameters -> {simulated_tokens_per_pass}, pooled over a target's answers."""
 
     @jax.jit
     def count(params: Params, batch: ConversationBatch) -> tuple[Array, Array]:
@@ -158,6 +158,6 @@ def simulated(
     def evaluate(params: Params) -> dict[str, float]:
         counts = [count(without_teacher(params), batch) for batch in batches]
         tokens, blocks = (sum(int(part) for part in column) for column in zip(*counts, strict=True))
-        return {"simulated_tokens_per_block": tokens / max(blocks, 1)}
+        return {"simulated_tokens_per_pass": tokens / max(blocks, 1)}
 
     return evaluate

@@ -56,7 +56,7 @@ PREPARED = Path("runs/data")
 COUNTED = 10_000
 """Most samples in which the tokens of a draft vocabulary are counted."""
 HELD_OUT = 8
-"""Batches on which tokens per block are simulated."""
+"""Batches on which tokens per pass are simulated."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Recipe(StagedRecipe):
     """View of the prompts, the same as in drafting."""
     distillation: Distillation | None = None
     held_out: str = ""
-    """Data set of the target's greedy answers, to simulate tokens per block on; may be empty."""
+    """Data set of the target's greedy answers, to simulate tokens per pass on; may be empty."""
     workers: int = 0
     """Processes of each host that decode images; 0 uses two threads."""
 

@@ -17,7 +17,7 @@ from typing import Any
 from etils import epath
 from tqdm import tqdm
 
-from jaxspec.cluster import on_first, process, spread
+from jaxspec.cluster import map_over_processes, on_first, process
 from jaxspec.config import text_config
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
@@ -96,7 +96,7 @@ def regenerate(
         total = sum(len(_members(work, chunk)) for chunk in mine)
         with tqdm(total=total, unit="sample", desc=folder.name, disable=not first) as bar:
             for chunk in mine:
-                rows = spread(answer, _members(work, chunk))
+                rows = map_over_processes(answer, _members(work, chunk))
                 text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 on_first(partial(write, chunk, text))
                 bar.update(len(rows))

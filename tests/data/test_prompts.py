@@ -37,13 +37,13 @@ def test_placeholders_may_stand_anywhere_but_must_match():
 @pytest.mark.parametrize("encoder", [ENCODER, PromptEncoder(TOKENIZER)], ids=["images", "text"])
 def test_half_a_character_is_no_text(encoder):
     first = encoder.prompt("What?")
-    for ask in (encoder.prompt, encoder.raw, lambda words: encoder.follow_up(first, [5], words)):
+    for ask in (encoder.prompt, encoder.completion, lambda words: encoder.follow_up(first, [5], words)):
         with pytest.raises(InputError, match=r"prompt 'So \\ud83d\?': '\\ud83d' is half a character"):
             ask("So \ud83d?")
 
 
 def test_raw_text_gets_no_template():
-    prompt = ENCODER.raw("A mint <image> page", ["image"])
+    prompt = ENCODER.completion("A mint <image> page", ["image"])
     assert prompt.tokens[0] == TOKENIZER.bos_token_id
     assert text(prompt.tokens[1:]) == "A mint <image> page"
     assert (prompt.tokens == ENCODER.image_token).sum() == 1

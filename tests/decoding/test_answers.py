@@ -25,7 +25,7 @@ from tests.tiny.families import FAMILIES
 
 NEW = 24
 CONFIG = EngineConfig(
-    ("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64, 128, 256), image_buckets=(0, 1, 2)
+    views=("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64, 128, 256), image_buckets=(0, 1, 2)
 )
 PAGES = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (28, 28, 3), np.uint8)) for i in range(2)]
 
@@ -102,7 +102,7 @@ def test_log_probabilities_are_those_of_full_passes(
     np.testing.assert_allclose(engine.logprobs(asked, answer), expected, atol=1e-4)
     head = Engine(headed, config=replace(CONFIG, views=("kv",), prompt_buckets=(16, 32, 64)))
     np.testing.assert_allclose(head.logprobs(asked, answer * 6)[: len(answer)], expected, atol=1e-4)
-    together = Engine([target, draft], config=CollaborationConfig("weighted:0.7,0.3"))
+    together = Engine([target, draft], config=CollaborationConfig(combination="weighted:0.7,0.3"))
     others = [forward_logits(draft, asked.prompt, answer[:place]) for place in range(len(answer))]
     expected = [
         np.log(0.7 * jax.nn.softmax(row)[token] + 0.3 * jax.nn.softmax(other)[token])
@@ -148,7 +148,7 @@ def test_a_session_reads_images_of_later_turns(family: str) -> None:
     params = tiny.random_params(config, scale=0.5)
     target = LoadedModel(config, jax.device_put(params), tiny.tokenizer(), processor)
     draft = replace(target, params=jax.device_put(tiny.noisy(params, 0.1)))
-    sizes = EngineConfig(gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,), grow=False)
+    sizes = EngineConfig(gamma=2, prompt_buckets=(512,), image_buckets=(64,), new_buckets=(8,), growing_cache=False)
     pages = [tiny.page(0, 40, 28)], [tiny.page(1, 28, 40)], [tiny.page(2, 28, 28)], []
     engine = Engine(target, draft, sizes)
     session, prompt, answer = Session(engine), None, ()
@@ -212,7 +212,7 @@ def test_a_warm_engine_compiles_nothing(
     assert known == 4  # prefill, decode, growth to 32 tokens, and decode there
     engine.generate(asked)
     assert len(compiled) == known
-    refilled = Engine(target, config=replace(CONFIG, views=(), refill=True))
+    refilled = Engine(target, config=replace(CONFIG, views=(), continuous_batching=True))
     many = [asked] * (CONFIG.batch_size + 1)
     refilled.warmup(many)
     known = len(compiled)

@@ -45,7 +45,7 @@ def test_limits_and_lengths_share_programs_and_change_no_answer(
     monkeypatch.setattr(batcher, "FIRST", 8)
     compiled: dict[Any, Any] = {}
     monkeypatch.setattr(compile_cache, "EXECUTABLES", compiled)
-    config = EngineConfig(("T",), gamma=3, batch_size=4, prompt_buckets=(16, 32, 64), new_buckets=(4, 8, 16, 32))
+    config = EngineConfig(views=("T",), gamma=3, batch_size=4, prompt_buckets=(16, 32, 64), new_buckets=(4, 8, 16, 32))
     engine = Engine(target, draft, config)
     requests = [
         tiny.request_of(engine, "x" * (3 * i), seed=i, temperature=float(i % 2), max_new_tokens=new)
@@ -53,12 +53,12 @@ def test_limits_and_lengths_share_programs_and_change_no_answer(
     ]
     together = engine.generate(requests)
     assert len(compiled) <= 4  # prefill and decode; as answers grow, growth and decode
-    alone = Engine(target, draft, replace(config, grow=False, prompt_buckets=(64,), new_buckets=(32,)))
+    alone = Engine(target, draft, replace(config, growing_cache=False, prompt_buckets=(64,), new_buckets=(32,)))
     assert [result.tokens for result in together] == [alone.generate(request).tokens for request in requests]
 
 
 def test_views_are_as_wide_as_they_need(target: LoadedModel, draft: LoadedModel) -> None:
-    config = EngineConfig(("T",), gamma=3, prompt_buckets=(8, 16, 32, 64, 128))
+    config = EngineConfig(views=("T",), gamma=3, prompt_buckets=(8, 16, 32, 64, 128))
     engine = Engine(target, draft, config)
     request = tiny.request_of(engine, "What?", images=3)
     state = engine.prefill([request])

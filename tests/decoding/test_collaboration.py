@@ -25,9 +25,9 @@ from tests.tiny import loaded
 
 NEW = 12
 CONFIG = CollaborationConfig(batch_size=4, prompt_buckets=(64,), image_buckets=(1,), new_buckets=(NEW,))
-VISUAL = replace(CONFIG, combine="contrastive:beta=1", views=("M", "T"))
+VISUAL = replace(CONFIG, combination="contrastive:beta=1", views=("M", "T"))
 """Visual contrastive decoding."""
-THREE = replace(CONFIG, combine="weighted:0.4,0.4,0.2")
+THREE = replace(CONFIG, combination="weighted:0.4,0.4,0.2")
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +130,11 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"combine": "weighted:0.6,0.5"}, "sum to 1.1"),
-        ({"combine": "wieghted"}, "did you mean 'weighted'"),
-        ({"combine": "logits:nan,1"}, "no finite number"),
+        ({"combination": "weighted:0.6,0.5"}, "sum to 1.1"),
+        ({"combination": "wieghted"}, "did you mean 'weighted'"),
+        ({"combination": "logits:nan,1"}, "no finite number"),
         ({"gammas": (1,)}, "1 are 1 for 2 models"),
-        ({"proposer": 2}, "proposer: 2 of 2 models"),
+        ({"default_proposer": 2}, "default_proposer: 2 of 2 models"),
         ({"views": ("M", "M")}, "cannot be shown M, it is a text model"),
         ({"views": ("C", "T")}, "captions are for drafts"),
     ],
@@ -147,6 +147,6 @@ def test_refusals(fields: dict[str, Any], words: str, models: list[LoadedModel])
 
 def test_three_models_have_no_amateur(models: list[LoadedModel]) -> None:
     with pytest.raises(InputError, match="here are 3 models; give 2"):
-        Engine(models, config=replace(CONFIG, combine="contrastive"))
-    with pytest.raises(InputError, match="1 model; give 2 or more"):
+        Engine(models, config=replace(CONFIG, combination="contrastive"))
+    with pytest.raises(InputError, match="1 model; give at least 2"):
         Engine(models[:1])

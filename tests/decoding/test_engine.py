@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from jaxspec.config import text_config
 from jaxspec.data.images import Picture, StoredImage
 from jaxspec.decoding import compile_cache, running, steps
 from jaxspec.decoding.compile_cache import timed
-from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
+from jaxspec.decoding.engine import CollaborationConfig, Engine, EngineConfig, LoadedModel, Request, Result
 from jaxspec.errors import InputError
 from jaxspec.prompts.encoder import Prompt
 from PIL import Image
@@ -71,8 +71,8 @@ def test_results_are_in_the_order_of_requests_and_as_if_alone(engine: Engine) ->
 @pytest.mark.parametrize(
     "config",
     [
-        replace(CONFIG, refill=True, weighting="inverse_error_power:window=3", trace=True),
-        replace(CONFIG, refill=True, batch_size=2, tree="2:5"),
+        replace(CONFIG, continuous_batching=True, weighting="inverse_error_power:window=3", trace=True),
+        replace(CONFIG, continuous_batching=True, batch_size=2, tree="2:5"),
         None,
     ],
     ids=["chain", "tree", "plain"],
@@ -81,7 +81,7 @@ def test_a_row_that_is_done_takes_in_the_next_request(
     config: EngineConfig | None, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
 ) -> None:
     """Eleven requests of one bucket: each as if alone, in fewer steps than batch after batch would take."""
-    engine = Engine(target, config and draft, config or replace(CONFIG, views=(), refill=True))
+    engine = Engine(target, config and draft, config or replace(CONFIG, views=(), continuous_batching=True))
     lengths = [NEW, 2, 3, NEW, 1, 5, 2, NEW, 4, 3, 2]
     requests = [
         request_of(engine, WORDS[i % 4], 1, seed=i, temperature=float(i % 3 == 1), max_new_tokens=length)
@@ -101,7 +101,7 @@ def test_rows_that_end_together_are_all_taken_again(target: LoadedModel, monkeyp
     """Eight requests of one length in four rows: two rounds of the loop, all rows at work in both."""
     decodes = []
     monkeypatch.setattr(running, "timed", lambda step, *a, **k: decodes.append(step) or timed(step, *a, **k))
-    engine = Engine(target, config=replace(CONFIG, views=(), refill=True, batch_size=4))
+    engine = Engine(target, config=replace(CONFIG, views=(), continuous_batching=True, batch_size=4))
     engine.generate([request_of(engine, "Hi", max_new_tokens=2) for _ in range(8)])
     assert decodes.count(steps.run_decode) == 2
 
@@ -160,10 +160,10 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
     assert small.target_weights == large.target_weights == weights
     assert large.target_cache == 4 * small.target_cache
     assert str(large).startswith("memory ")
-    refilling = Engine(engine.target, engine.draft, replace(CONFIG, refill=True, batch_size=2))
-    assert refilling.memory_report(requests[:2]).refill == 0  # none waits
-    report = refilling.memory_report(requests)
-    assert report.refill == small.target_cache + small.draft_cache + small.weighting + small.inputs
+    inserting = Engine(engine.target, engine.draft, replace(CONFIG, continuous_batching=True, batch_size=2))
+    assert inserting.memory_report(requests[:2]).insert == 0  # none waits
+    report = inserting.memory_report(requests)
+    assert report.insert == small.target_cache + small.draft_cache + small.weighting + small.inputs
     assert report.target_cache == 2 * small.target_cache
 
 
@@ -179,6 +179,14 @@ def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
 def test_bad_configurations(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         replace(CONFIG, **change)
+
+
+@pytest.mark.parametrize("kind", [EngineConfig, CollaborationConfig])
+def test_help_shows_every_option(kind: Any) -> None:
+    assert [line.split()[0] for line in kind.__doc__.partition("Attributes:\n")[2].splitlines() if line.strip()] == [
+        f"{field.name}:" for field in [*fields(kind)[8:], *fields(kind)[:8]]
+    ]
+    assert all(field.kw_only for field in fields(kind))
 
 
 @pytest.mark.parametrize("stop", [[2, 7], 9, None])

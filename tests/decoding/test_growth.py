@@ -16,7 +16,9 @@ from jaxspec.models import LanguageModel
 
 from tests import tiny
 
-CONFIG = EngineConfig(("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,))
+CONFIG = EngineConfig(
+    views=("M", "T"), gamma=3, batch_size=4, new_buckets=(32,), prompt_buckets=(64,), image_buckets=(0,)
+)
 CHAIN = replace(CONFIG, weighting="inverse_error_power:window=3", trace=True)
 LENGTHS = (20, 3, 9, 14)
 
@@ -54,7 +56,7 @@ def test_answers_and_counts_are_those_of_whole_caches(
     config: EngineConfig | None, headed: LoadedModel, draft: LoadedModel
 ) -> None:
     given = headed, config and draft, config or replace(CONFIG, views=())
-    growing, whole = Engine(*given), Engine(*given[:2], replace(given[2], grow=False))
+    growing, whole = Engine(*given), Engine(*given[:2], replace(given[2], growing_cache=False))
     requests = requests_of(whole, 0.0, 1.0, 1.0, 0.0)
     for ours, theirs in zip(growing.generate(requests), whole.generate(requests), strict=True):
         assert (ours.tokens, ours.trace) == (theirs.tokens, theirs.trace)

@@ -53,8 +53,10 @@ def test_a_mesh_changes_no_token(pair, monkeypatch):
 
 
 DATA_PARALLEL = {
-    "refill": EngineConfig(views=("M", "T"), gamma=3, batch_size=2, refill=True, weighting="mt-paper", trace=True),
-    "together": CollaborationConfig(gammas=(2, 1), batch_size=2, refill=True),
+    "refill": EngineConfig(
+        views=("M", "T"), gamma=3, batch_size=2, continuous_batching=True, weighting="mt-paper", trace=True
+    ),
+    "together": CollaborationConfig(gammas=(2, 1), batch_size=2, continuous_batching=True),
 }
 
 

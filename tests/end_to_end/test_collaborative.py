@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = tuple(str(world / name / "hf") for name in ("one", "other"))
-    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", form="raw")
+    pairing = Pairing("one + other", models, "weighted", 0.0, (1, 1), sweep="lambda:0.2", chat_template=False)
     sizes = {"limit": 3, "held_out": 3, "timed": 1, "repeats": 1, "max_new_tokens": 16, "prompt_buckets": (64,)}
     small = replace(preset, pairings=(pairing,), **sizes)
     monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: small)
@@ -60,7 +60,7 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Prompts left out, as longer than a model's context: 1." in (world / "out" / "table.md").read_text()
     # All samples are answered by standard decoding and by CoS, and judged; the first alone by the others, for speed.
     assert [(row["samples"], row["quality"]) for row in rows] == [(2, 0.0), (1, None), (1, None), (2, 0.0), (2, 0.0)]
-    assert rows[4]["combine"] == "weighted:0.2,0.8"
+    assert rows[4]["combination"] == "weighted:0.2,0.8"
     records = [json.loads(line) for line in (world / "out" / "records.jsonl").read_text().splitlines()]
     assert [record["quality"] for record in records] == [0.0, 0.0, None, None, 0.0, 0.0]
 

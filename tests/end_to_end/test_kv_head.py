@@ -79,7 +79,7 @@ def test_a_head_of_a_tiled_target_learns_from_its_answers_and_drafts_as_scored(t
         train_kv_head(replace(recipe, anchoring=Anchoring(4, loss="ce")), tmp_path, {"talk_t0": answers})
 
     head = LoadedHead(config, params)
-    fast = Engine(replace(target, head=head), None, EngineConfig(("kv",), **ENGINE))
+    fast = Engine(replace(target, head=head), None, EngineConfig(views=("kv",), **ENGINE))
     requests = [Request(plain.encoder.prompt(s.turns[0][0], s.images), NEW) for s in map(Asked().__getitem__, range(4))]
     accepted = 0
     for request, drafted, answer in zip(requests, fast.generate(requests), plain.generate(requests), strict=True):

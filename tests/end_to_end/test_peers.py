@@ -27,7 +27,7 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # Prompt lookup may propose the prompt's own image tokens, and is then left out.
     methods = {
         peers.PLAIN,
-        "jaxspec speculative, view M, J = 5",
+        "jaxspec speculative, view M, gamma = 5",
         peers.EAGER,
         f"{peers.ASSISTED}, LLaVA draft, constant",
     }

@@ -67,7 +67,7 @@ def test_a_draft_of_the_same_family(target, answers):
     params = tiny.noisy(ours.params, 0.05) | {"vision_tower": ours.params["vision_tower"]}
     draft = replace(ours, params=params)
     assert same_tower(ours, draft)
-    engine = Engine(ours, draft, EngineConfig(("M", "T", "P"), gamma=3, **BUCKETS))
+    engine = Engine(ours, draft, EngineConfig(views=("M", "T", "P"), gamma=3, **BUCKETS))
     results = decode(engine, answers)
     assert sum(result.stats.accepted_at.sum() for result in results) > 0
     # The plan of memory counts the very shapes that run.
@@ -89,7 +89,7 @@ def test_a_draft_that_reads_pages(target, answers):
     pages = CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12})
     draft = LoadedModel(config, tiny.random_params(config), ours.tokenizer, pages)
     assert not same_tower(ours, draft)
-    decode(Engine(ours, draft, EngineConfig(("M", "P"), gamma=2, **BUCKETS)), answers)
+    decode(Engine(ours, draft, EngineConfig(views=("M", "P"), gamma=2, **BUCKETS)), answers)
 
 
 def test_without_tiles(tmp_path):

@@ -49,7 +49,7 @@ def test_a_kv_head_lies_with_its_run_and_reports_as_drafts_do(runs: Path) -> Non
     assert load_kv_head(runs / "head" / "hf", np.float32)[0].pooling == "linear"
     assert json.loads((runs / "head" / "kv_head" / "train_config.json").read_text())["buckets"] == [96, 160]
     line = json.loads((runs / "head" / "kv_head" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert line["tokens_per_block"] >= 1
+    assert line["tokens_per_pass"] >= 1
     assert 0 <= line["acceptance"] <= 1
 
 

@@ -56,7 +56,7 @@ def row_of(pairing: str, dataset: str, name: str) -> Record:
         ("decode_tokens_per_second", "speedup_measured", "speedup_predicted", "held_out_nats", "speedup_call"), 1.0
     )
     known |= dict.fromkeys(("speedup_predicted_with_verify", "speedup_parallel_at_most"), 1.0)
-    known |= {"left_out": 0, "method": "naive", "gammas": [5], "proposer": 0, "device": "cpu"}
+    known |= {"left_out": 0, "method": "naive", "gammas": [5], "default_proposer": 0, "device": "cpu"}
     return known | {"pairing": pairing, "dataset": dataset, "row": name}
 
 
@@ -108,7 +108,7 @@ BASE = ("Llama-2-7b-hf", "Llama-3.2-1B", "llama-68m", "opt-")
 
 def test_base_models_are_asked_in_raw_text() -> None:
     for pairing in COS.pairings:
-        assert (pairing.form == "raw") is any(name in model for model in pairing.models for name in BASE)
+        assert pairing.chat_template is not any(name in model for model in pairing.models for name in BASE)
     *_, notes = methods_table(COS, [])
     assert "Asked in raw text: Llama, Vicuna; Llama-3, T=0;" in " ".join(notes)
     assert "Asked in the chat form of the model that leads: Qwen 3B; Qwen 1.5B; Qwen 1.5B, three." in notes
@@ -117,7 +117,7 @@ def test_base_models_are_asked_in_raw_text() -> None:
 def test_raw_text_is_the_question_after_bos() -> None:
     encoder = PromptEncoder(tiny.tokenizer())
     code = Sample("0", "humaneval", (), (("def add(a, b):", ""),))
-    raw, chat = (encoder.decode(first_prompt(encoder, code, form).tokens) for form in ("raw", "chat"))
+    raw, chat = (encoder.decode(first_prompt(encoder, code, templated).tokens) for templated in (False, True))
     assert (raw, chat) == ("def add(a, b):", "USER: def add(a, b): ASSISTANT:")
 
 

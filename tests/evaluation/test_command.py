@@ -223,7 +223,9 @@ def test_presets_are_well_formed(name: str) -> None:
         for pairing in config.pairings:
             config.collaboration(pairing, "alternating", pairing.gammas).checked(len(pairing.models))
             for point in pairing.points():
-                config.collaboration(pairing, "alternating", point.gammas, point.combine).checked(len(pairing.models))
+                config.collaboration(pairing, "alternating", point.gammas, point.combination).checked(
+                    len(pairing.models)
+                )
         return
     for row in config.rows:
         config.engine(row)

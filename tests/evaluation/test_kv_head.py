@@ -49,7 +49,7 @@ def test_a_line_holds_whole_calls_and_loops_of_each_draft_length() -> None:
     ]
     _, header, cells, notes = draft_table(config, rows)
     names = ("omega", "omega, loop", "alpha", "tau", "delta", "delta, loop")
-    assert header[2:] == [*(f"{name} J={gamma}" for gamma in (3, 5) for name in names), "prefill ms"]
+    assert header[2:] == [*(f"{name} gamma={gamma}" for gamma in (3, 5) for name in names), "prefill ms"]
     assert [line[:2] for line in cells] == [[p, d] for p in ("describe", "reason", "avg") for d in ("T", "KV head")]
     first = ["0.62", "1.25", "0.50", "2.50", "50.00", "125.00", "0.75", "1.50", "0.40", "3.00", "60.00", "150.00"]
     assert cells[0][2:] == [*first, "9.00"]
@@ -81,7 +81,7 @@ def test_the_papers_means_stand_below_ours_of_its_target_and_sets(size: str) -> 
     *_, ours, printed = table.cells
     assert (ours[1], printed[1]) == ("KV head", "KV head, paper")
     told = dict(zip(table.header, printed, strict=True))
-    names = [f"{name} J={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")]
+    names = [f"{name} gamma={gamma}" for gamma in (3, 5) for name in ("omega", "alpha", "tau", "delta")]
     assert [told.pop(name) for name in names] == {
         "7b": ["2.02", "0.62", "2.72", "63.59", "2.06", "0.62", "3.92", "65.02"],
         "13b": ["2.14", "0.63", "2.74", "67.78", "2.24", "0.62", "3.99", "70.45"],

@@ -120,7 +120,7 @@ def settings(out: Path = Path("runs/robustness/settings"), count: int = 42, prom
         "with a KV head": lambda row: "kv" in (row["views"] or ()),
         "chains": lambda row: row["kind"] == "draft" and row["tree"] is None,
         "trees": lambda row: bool(row.get("tree")),
-        "refill": lambda row: row.get("refill"),
+        "continuous batching": lambda row: row.get("continuous_batching"),
         "weights that learn": lambda row: row.get("weighting", "static") not in ("static", "random"),
         "on 2 devices": lambda row: row["devices"] == 2,
         "on 4 devices": lambda row: row["devices"] == 4,

@@ -1,8 +1,9 @@
 """Settings drawn at random, each against plain decoding: no greedy answer may differ in a token.
 
 A table measures the settings that somebody thought of. Here views, rule of the weights, block length, tree, adaptive
-lengths, batch, refill, placement on 1, 2 or 4 devices and how two models write together are drawn, so that combinations
-are tried which nobody thought of. Prompts are the picture book's, with 0 to 5 images, and texts of odd characters.
+lengths, batch, continuous batching, placement on 1, 2 or 4 devices and how two models write together are drawn, so that
+combinations are tried which nobody thought of. Prompts are the picture book's, with 0 to 5 images, and texts of odd
+characters.
 """
 
 from __future__ import annotations
@@ -60,7 +61,13 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
         gammas = (int(rng.integers(1, 5)), int(rng.integers(1, 5)))
         method = one(("alternating", "naive", "speculative"))
         together = CollaborationConfig(
-            one(COMBINATIONS), method, gammas, int(rng.integers(2)), one(SHOWN), batch_size=batch, **sizes
+            combination=one(COMBINATIONS),
+            method=method,
+            gammas=gammas,
+            default_proposer=int(rng.integers(2)),
+            views=one(SHOWN),
+            batch_size=batch,
+            **sizes,
         )
         return Setting(EngineConfig(), together=together)
     views = tuple(sorted(rng.choice(VIEWS, rng.integers(1, 5), replace=False), key=VIEWS.index))
@@ -73,7 +80,7 @@ def draw_setting(rng: np.random.Generator, sizes: Any) -> Setting:
         tree=None if chance(0.6) else one(TREES),
         context=one(("extrapolate", "drop_view")),
         batch_size=batch,
-        refill=chance(0.2),
+        continuous_batching=chance(0.2),
         trace=chance(0.2),
         **sizes,
     )

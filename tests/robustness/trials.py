@@ -33,7 +33,7 @@ WORDS = (
     *("generate", "inspect", "export", "collaborate", "demo", "--help", "--version", "--prompt", "--target", "--draft"),
     *("--image", "--views", "--weights", "--weighting", "--gamma", "--tree", "--temperature", "--top-p", "--top-k"),
     *("--max-new-tokens", "--seed", "--context", "--dtype", "--kv-head", "--captioner", "--model-parallel"),
-    *("--combine", "--method", "--gammas", "--proposer", "--json", "--raw", "--no-tiles"),
+    *("--combination", "--method", "--gammas", "--default-proposer", "--json", "--no-chat-template", "--no-tiles"),
     *("--overwrite", "--vocab-of", "--text-only", "--max-shard-size"),
 )
 VALUES = (

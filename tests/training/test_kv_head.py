@@ -103,7 +103,7 @@ def test_the_loss_is_the_weighted_mean_of_the_steps(soft: bool, outside: bool) -
     agrees = (p.argmax(-1) == q.argmax(-1)) & (mask > 0)
     assert float(metrics["accuracy"]) == pytest.approx(agrees.sum() / mask.sum())
     runs = [np.cumprod(agrees[b, a]).sum() for b, a in np.argwhere(whole)]
-    assert float(metrics["tokens_per_block"]) == pytest.approx(1 + np.mean(runs))
+    assert float(metrics["tokens_per_pass"]) == pytest.approx(1 + np.mean(runs))
 
 
 @dataclass

@@ -59,7 +59,7 @@ def test_the_teacher_itself_has_nothing_to_learn_and_shares_its_images() -> None
     loss, metrics = jax.jit(loss_fn)(TEACHER | {"teacher": TEACHER}, made)
     assert float(loss) == pytest.approx(0, abs=1e-5)
     assert float(metrics["acceptance"]) == pytest.approx(1, abs=1e-5)
-    assert float(metrics["tokens_per_block"]) > 4  # all agree: full blocks but for the last of an answer
+    assert float(metrics["tokens_per_pass"]) > 4  # all agree: full blocks but for the last of an answer
     assert made.teacher.images is None
 
 
@@ -116,7 +116,7 @@ def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
     evaluate = simulated(MODEL.model, [made, made])
     alone = simulated(MODEL.model, [made])(TEACHER)
     assert evaluate(TEACHER | {"teacher": {}}) == alone
-    assert 1 <= alone["simulated_tokens_per_block"] <= 6
+    assert 1 <= alone["simulated_tokens_per_pass"] <= 6
 
 
 @pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"top_k": 0}])

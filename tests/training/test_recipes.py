@@ -63,7 +63,7 @@ def test_stages_train_what_they_should(folder: Path, tmp_path: Path) -> None:
     assert not any(jax.tree.leaves(changed["vision_tower"]))
     assert all(jax.tree.leaves(changed["multi_modal_projector"]))
     assert any(jax.tree.leaves(changed["language_model"]))
-    assert log(tmp_path / "align")[-1]["simulated_tokens_per_block"] >= 1
+    assert log(tmp_path / "align")[-1]["simulated_tokens_per_pass"] >= 1
     finished = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     again = train_draft(
         replace(made, stages=(FIRST,)), tmp_path, {**DATA, "talk": folder / "talk"}

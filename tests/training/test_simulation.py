@@ -70,7 +70,7 @@ def test_engine_gives_what_was_simulated() -> None:
     images = image_inputs(draft, [sample.images for sample in samples], 1) or {}
     numbers = np.arange(len(samples), dtype=np.uint32)
     batch = ConversationBatch(stacked, (places >= begin) & (places < end), images, numbers)
-    found = simulated(draft.model, [batch])(draft.params)["simulated_tokens_per_block"]
+    found = simulated(draft.model, [batch])(draft.params)["simulated_tokens_per_pass"]
     assert measured is not None
     assert measured > 2
     assert found == pytest.approx(measured, rel=0.02)

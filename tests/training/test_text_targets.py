@@ -59,7 +59,7 @@ def test_a_head_is_trained_and_loses_nothing(target: Path, answers: Path, tmp_pa
     model = replace(model, config=replace(model.config, eos_token_id=None))
     requests = [Request(words, 24) for words in ("Say 3.", "And what else?")]
     plain = Engine(model, config=EngineConfig(views=())).generate(requests)
-    drafted = Engine(model, config=EngineConfig(("kv",), gamma=3)).generate(requests)
+    drafted = Engine(model, config=EngineConfig(views=("kv",), gamma=3)).generate(requests)
     assert [result.tokens for result in drafted] == [result.tokens for result in plain]
     assert drafted[0].stats.tokens_per_pass > 1
 
