@@ -3,6 +3,7 @@
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv
     python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
+    python -m eval.compiled llava13b_68m --chips v5e:1x1 --target-weights int8
     python -m eval.compiled qwen7b --chips v5e:2x2 --programs prompt --prompt 16640 --tiles 1024
 
 Programs are compiled and not run: the script needs libtpu or jax-cuda12-plugin (`make compiled`
@@ -51,6 +52,7 @@ from jaxspec.decoding.plan import (
 )
 from jaxspec.decoding.steps import run_decode, run_prefill
 from jaxspec.errors import InputError, nearest
+from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
@@ -81,6 +83,7 @@ def main(
     new: int = 128,
     tiles: int = 1,
     layers: int | None = None,
+    target_weights: Weights | None = None,
 ) -> None:
     """Compiles programs for the shapes of a preset in configs/latency.
 
@@ -97,11 +100,16 @@ def main(
       new: slots for new tokens.
       tiles: image tiles of a row: LLaVA-NeXT has five an image, Qwen2.5-VL counts windows.
       layers: number of the target's layers; fewer than its own compile faster.
+      target_weights: int8 compiles a target with int8 layers.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
+    config = replace(config, target_weights=target_weights)
     if layers is not None:
         config = with_layers(config, layers)
+    if target_weights is not None and "train" in programs:
+        raise InputError("target_weights: training reads no int8 weights; leave `train` out")
+    title = preset if target_weights is None else f"{preset}, {target_weights} target"
     with Run(preset, given, out) as run:
         for chip in chips:
             devices = described(chip)
@@ -111,7 +119,7 @@ def main(
                     run.rows.append(
                         row | compiled(config, name, devices, batch, prompt, new, tiles)
                     )
-                    run.write(compiled_table(preset, prompt, new, tiles, run.rows))
+                    run.write(compiled_table(title, prompt, new, tiles, run.rows))
 
 
 def described(chip: str) -> list[Any]:
@@ -161,7 +169,14 @@ def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
     return abstract_program(
-        config.target, config.draft, views, config.gamma, dtype, tree, head=head
+        config.target,
+        config.draft,
+        views,
+        config.gamma,
+        dtype,
+        tree,
+        head,
+        config.target_weights,
     )
 
 
@@ -281,7 +296,7 @@ def reading_ms(kind: str, gib: float) -> float:
     return gib * GIB / CHIPS[kind].gbps / 1e6
 
 
-def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Record]) -> Table:
+def compiled_table(title: str, prompt: int, new: int, tiles: int, rows: list[Record]) -> Table:
     """Return a line per program."""
 
     def kind(row: Record) -> str:
@@ -327,7 +342,7 @@ def compiled_table(preset: str, prompt: int, new: int, tiles: int, rows: list[Re
         "GPUs the compiler tells no cycles, and of training the least time is that of its "
         "operations.",
     ]
-    return Table(f"Compiled, not run: {preset}", list(columns), cells, notes)
+    return Table(f"Compiled, not run: {title}", list(columns), cells, notes)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
+from jaxspec.models.int8 import Weights
 from jaxspec.models.kv_head import check_target
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
@@ -73,6 +74,7 @@ class LoadedModel:
         tiles: bool = True,
         share_tower_with: LoadedModel | None = None,
         mesh: Mesh | None = None,
+        weights: Weights | None = None,
     ) -> LoadedModel:
         """Read a Hugging Face directory or hub id.
 
@@ -87,6 +89,8 @@ class LoadedModel:
           share_tower_with: A loaded model for `sharing_tower`.
           mesh: Mesh of `jaxspec.sharding.make_mesh` to split the parameters over. An `Engine` of
             this target runs on it.
+          weights: "int8" holds the matrices of the decoder's layers in half the bytes of 16 bits,
+            see `jaxspec.models.int8`. The files' own dtype is the default.
         """
         setup_runtime()
         path = locate(path_or_id, revision)
@@ -100,8 +104,9 @@ class LoadedModel:
         places = None
         if mesh is not None:
             config = directories.read_config(path)
-            places = shardings(config, abstract_params(config), mesh)
-        found = huggingface.load(path, dtype=dtype, shardings=places)
+            shapes = abstract_params(config, weights=weights)
+            places = shardings(config, shapes, mesh)
+        found = huggingface.load(path, dtype=dtype, shardings=places, weights=weights)
         model = replace(
             cls._described(path, found.config), params=found.params, report=found.report
         )

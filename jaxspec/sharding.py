@@ -147,7 +147,12 @@ def abstract_mesh(model: int = 1, fsdp: int = 1) -> AbstractMesh:
 
 
 def logical_axes(path: str) -> tuple[str | None, ...]:
-    """Return the row of the table that a parameter's path matches."""
+    """Return the row of the table that a parameter's path matches.
+
+    The scales of an int8 kernel are split as its columns are.
+    """
+    if path.endswith("/scale"):
+        return logical_axes(path.removesuffix("scale") + "kernel")[-1:]
     rows = [axes for pattern, axes in TABLE if re.fullmatch(pattern, path)]
     if len(rows) != 1:
         raise ValueError(

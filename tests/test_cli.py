@@ -34,7 +34,7 @@ STATS = {
     *("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"),
     *("caption_ms", "compile_ms", "prefill_ms", "decode_tokens_per_second"),
     *("drafter", "views", "weighting", "gamma", "tree", "tree_width", "tree_nodes"),
-    *("temperature", "dtype", "device", "batch", "seed"),
+    *("temperature", "dtype", "target_weights", "device", "batch", "seed"),
 }
 NEW = 12
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
+from jaxspec.models.int8 import int8_params
 from jaxspec.typing import Params
 
 from tests.tiny import lvlm, text_only
@@ -56,6 +57,8 @@ def score(model: LanguageModel) -> Any:
 def test_float32_is_multiplied_in_all_its_bits(unset: None) -> None:
     assert precisions(score(MODEL), TEXT) == {jax.lax.Precision.HIGHEST}
     assert precisions(score(MODEL), half(TEXT)) == {None}
+    assert precisions(score(MODEL), int8_params(TEXT)) == {jax.lax.Precision.HIGHEST}
+    assert precisions(score(MODEL), int8_params(half(TEXT))) == {None}
     pixels = {"pixels": jnp.zeros((1, 1, 8, 8, 3))}
     assert precisions(lambda params: SEES.encode(params, pixels), PARAMS) == {jax.lax.Precision.HIGHEST}
 

@@ -12,6 +12,7 @@ from eval.lib.sets import MMSPEC, SETS, check_names, evaluation_set
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine_config import IMAGE_BUCKETS, PROMPT_BUCKETS, EngineConfig
 from jaxspec.errors import InputError, check_counts
+from jaxspec.models.int8 import Weights
 from jaxspec.sharding import Placement
 from picturebook import FOLLOW_UPS, SYNTHETIC_SETS
 
@@ -38,6 +39,8 @@ class Models:
     """Directory or hub id of the target, or `replay:FILE` with its recorded greedy answers."""
     draft: str
     """Directory or hub id of the draft; empty if only KV heads draft."""
+    target_weights: Weights | None = None
+    """int8 quantises the target's layers, for plain decoding too."""
     kv_head: str | None = None
     """Directory of a KV head made for the target, for view kv."""
     captioner: str | None = None
@@ -138,6 +141,7 @@ class EvalConfig(Models, Dialogues, Drafting, Placement):
         """Return the models' names for titles; a directory gives its last two parts."""
         models = self.target, self.draft or self.kv_head or ""
         target, draft = ("/".join(Path(place).parts[-2:]) for place in models)
+        target += f" ({self.target_weights})" if self.target_weights else ""
         return f"target {target}, draft {draft}"
 
     def engine(self, row: Variant) -> EngineConfig:

@@ -26,6 +26,7 @@ from jaxspec.decoding.captioners import captioner_lack, check_captioner, load_ca
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
+from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.prompts.captions import Captioner
 from jaxspec.sharding import shardings
 
@@ -76,14 +77,21 @@ def load_model(
     tiles: bool = True,
     share_tower_with: LoadedModel | None = None,
     mesh: Mesh | None = None,
+    weights: Weights | None = None,
 ) -> LoadedModel:
     """Load the model of a directory, hub id, or `synthetic:ROLE:SHARE`."""
     if name.startswith(SYNTHETIC):
         model = synthetic_model(name, jnp.dtype(dtype))
-        places = None if mesh is None else shardings(model.config, model.params, mesh)
-        return replace(model, params=jax.device_put(model.params, places))
+        params = model.params if weights is None else int8_params(model.params)
+        places = None if mesh is None else shardings(model.config, params, mesh)
+        return replace(model, params=jax.device_put(params, places))
     return LoadedModel.load(
-        name, jnp.dtype(dtype), tiles=tiles, share_tower_with=share_tower_with, mesh=mesh
+        name,
+        jnp.dtype(dtype),
+        tiles=tiles,
+        share_tower_with=share_tower_with,
+        mesh=mesh,
+        weights=weights,
     )
 
 
@@ -101,11 +109,17 @@ def load_models(
     check_files(config, head, captioner)
     draft = None
     if config.target.startswith(REPLAY):
+        if config.target_weights is not None:
+            raise InputError("target_weights: recorded answers have none; leave it out")
         draft = load_model(config.draft, config.dtype, config.tiles)
         target: LoadedModel = RecordedTarget.read(Path(config.target.removeprefix(REPLAY)), draft)
     else:
         target = load_model(
-            config.target, config.dtype, config.tiles, mesh=config.mesh(config.batch_size)
+            config.target,
+            config.dtype,
+            config.tiles,
+            mesh=config.mesh(config.batch_size),
+            weights=config.target_weights,
         )
         if config.draft:
             draft = load_model(config.draft, config.dtype, config.tiles, target)

@@ -28,6 +28,7 @@ from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.inputs import PromptRows, in_order
+from jaxspec.models.int8 import Weights
 from jaxspec.prompts.views import VIEWS
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Array, Params
@@ -64,6 +65,8 @@ class LatencyConfig:
     probe_side: int = 8192
     papers: Mapping[str, str] = field(default_factory=dict)
     """Papers' numbers for these shapes, by the kind of rows above them."""
+    target_weights: Weights | None = None
+    """Layers of the target in int8; read by `eval.compiled` alone."""
 
 
 @dataclass(frozen=True)

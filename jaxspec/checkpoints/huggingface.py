@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
 from jaxspec.checkpoints.directories import INDEX, SINGLE, write_json, written_whole
@@ -29,7 +30,9 @@ from jaxspec.checkpoints.fitting import Slot, refuse, slots_of, survey, tensor_n
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import Box, StoredTensor, check_finite, write_tensors
 from jaxspec.config import ModelConfig, text_config
+from jaxspec.models.int8 import Weights, quantise, scale_path
 from jaxspec.runtime import human_bytes
+from jaxspec.sharding import put
 from jaxspec.typing import Params
 
 _LARGE = 1 << 20
@@ -74,7 +77,8 @@ def load(
     path: Path,
     *,
     dtype: jnp.dtype | None = None,
-    shardings: Any | None = None,
+    shardings: Params | None = None,
+    weights: Weights | None = None,
 ) -> Checkpoint:
     """Read the model in a directory.
 
@@ -87,6 +91,8 @@ def load(
       shardings: pytree of `jax.sharding.Sharding`, shaped like the parameters
         (`jaxspec.sharding.shardings`). Each process reads only the bytes that its devices hold.
         None puts everything on the default device.
+      weights: "int8" quantises the matrices of the decoder's layers, each as soon as it is read, so
+        that a device never holds two of them in 16 bits; `shardings` then have their scales.
 
     Raises:
       InputError: no such directory, unreadable files, an unsupported architecture, or tensors that
@@ -98,10 +104,10 @@ def load(
         refuse(path, found.problems)
     config = found.config
     slots, tree = slots_of(config)
-    targets = tree.flatten_up_to(shardings) if shardings is not None else [None] * len(slots)
-    work = tqdm(
-        zip(slots, targets), f"load {path.name}", len(slots), unit="tensor", delay=2, disable=None
-    )
+    names = flatten_dict(jax.tree.unflatten(tree, list(slots)), sep="/")
+    places = flatten_dict(shardings or {}, sep="/")
+    work = tqdm(names.items(), f"load {path.name}", unit="tensor", delay=2, disable=None)
+    params: dict[str, jax.Array] = {}
     checks: list[Future[None]] = []
     with ThreadPoolExecutor(1) as beside:
 
@@ -115,17 +121,21 @@ def load(
                 )  # while the next one is read
             return held
 
-        leaves = [
-            _read(found.tensors[name], slots[name], dtype, target, read) for name, target in work
-        ]
-        jax.block_until_ready(leaves)
+        for key, name in work:
+            scale = scale_path(key) if weights == "int8" else None
+            kept = dtype if scale is None else None  # int8 is rounded from what the file holds
+            params[key] = _read(found.tensors[name], slots[name], kept, places.get(key), read)
+            if scale is not None:
+                made = dict(zip((key, scale), quantise(params[key])))
+                params |= jax.block_until_ready(put(made, {at: places.get(at) for at in made}))
+        jax.block_until_ready(params)
     for check in checks:
         check.result()
-    shards = [shard for leaf in leaves for shard in leaf.addressable_shards]
+    shards = [shard for leaf in params.values() for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
     report = LoadReport(nbytes, devices, time.perf_counter() - start, _peak_memory() - before)
-    return Checkpoint(config, jax.tree.unflatten(tree, leaves), path, report)
+    return Checkpoint(config, unflatten_dict(params, sep="/"), path, report)
 
 
 @dataclass(frozen=True, kw_only=True)

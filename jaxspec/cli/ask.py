@@ -18,6 +18,7 @@ from PIL.Image import Image
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.errors import InputError
+from jaxspec.models.int8 import Weights
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import place_images
 
@@ -92,6 +93,9 @@ class Ask(Compiles):
     """End the answer before this string. Repeat the option for several strings."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Data type that models compute in; by default float32 on CPUs, else that of their files."""
+    target_weights: Weights | None = None
+    """int8 holds the layers of the target, or of all models that decode together, in half the bytes
+    of 16 bits; answers are then the quantised model's own."""
     stream: bool = True
     """On a terminal, print the answer as it is written. --json prints it whole."""
     json: bool = False
@@ -157,6 +161,7 @@ def answer(
         "decode_tokens_per_second": pace,
         "temperature": request.temperature,
         "dtype": str(jax.tree.leaves(engine.lead.params)[0].dtype),
+        "target_weights": args.target_weights,
         "device": jax.devices()[0].device_kind,
         "batch": result.batch,
         "seed": request.seed,

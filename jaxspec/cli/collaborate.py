@@ -59,7 +59,11 @@ def run(args: Collaborate) -> None:
             progress(f"loading {path}")
             first = next(iter(loaded.values()), None)
             loaded[path] = LoadedModel.load(
-                path, args.computes_in, tiles=args.tiles, share_tower_with=first
+                path,
+                args.computes_in,
+                tiles=args.tiles,
+                share_tower_with=first,
+                weights=args.target_weights,
             )
     engine = Engine([loaded[path] for path in paths], config=config)
 

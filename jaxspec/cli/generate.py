@@ -109,10 +109,17 @@ def run(args: Generate) -> None:
 
     dtype = args.computes_in
     loaded: list[LoadedModel] = []
-    for name, path, place in zip(("target", "draft"), paths, (mesh, None)):
+    for name, path in zip(("target", "draft"), paths):
         progress(f"loading {name} {path}")
         first = loaded[0] if loaded else None
-        model = LoadedModel.load(path, dtype, tiles=args.tiles, share_tower_with=first, mesh=place)
+        model = LoadedModel.load(
+            path,
+            dtype,
+            tiles=args.tiles,
+            share_tower_with=first,
+            mesh=None if first else mesh,
+            weights=None if first else args.target_weights,
+        )
         loaded.append(model)
     if head is not None:
         loaded[0] = loaded[0].with_head(head)

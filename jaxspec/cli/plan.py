@@ -17,6 +17,7 @@ from jaxspec.cli.ask import view_names
 from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, nearest, printable
+from jaxspec.models.int8 import Weights
 from jaxspec.prompts.views import parse_views
 from jaxspec.runtime import parse_dtype
 
@@ -59,6 +60,8 @@ class Plans:
     target teaches the draft (logit distillation)."""
     dtype: str = "bfloat16"
     """Data type of weights and caches."""
+    target_weights: Weights | None = None
+    """int8 for a target whose layers are quantised, see `jaxspec generate`."""
     chips: tuple[str, ...] = ("v5e", "v6e", "v5p", "h100")
     """Kinds of devices. For each, 1, 2, 4, ... devices are tried until one number holds it all."""
 
@@ -76,7 +79,9 @@ def run(args: Plans) -> None:
     if head is not None and "kv" not in views:
         views = (*views, "kv")
     dtype = parse_dtype(args.dtype)
-    program, params = abstract_program(target, draft, views, args.gamma, dtype, head=head)
+    program, params = abstract_program(
+        target, draft, views, args.gamma, dtype, head=head, weights=args.target_weights
+    )
     sizes = sizes_of(program, args.prompt, args.images, args.new)
     planned = cache(lambda count: plan(program, params, count, args.batch_size, sizes))
 
@@ -100,6 +105,7 @@ def run(args: Plans) -> None:
         return cells, fits
 
     size = f"batch {args.batch_size}, {args.prompt} + {args.new} tokens, {args.dtype}"
+    size += "" if args.target_weights is None else f", {args.target_weights} target"
     _print(f"{args.target}: {size}", args.chips, COUNTS, column)
     notes = (
         "Memory is that of each device. Weights and caches are exact; working memory is that "
@@ -128,6 +134,10 @@ def _check(args: Plans) -> None:
             raise InputError(f"--{name}: {value}; give {least} to {most}")
     if args.train is not None and (args.draft is None or args.kv_head is not None):
         raise InputError(f"--train: {args.train} samples teach a draft; give --draft, no --kv-head")
+    if args.train is not None and args.target_weights is not None:
+        raise InputError(
+            "--target-weights: training reads no int8 weights; leave it or --train out"
+        )
     if args.views is not None:
         views = parse_views(view_names(args.views))
         if args.draft is None:

@@ -27,6 +27,7 @@ from jaxspec.decoding.state import DecodeState, Pause
 from jaxspec.decoding.steps import grow, run_decode, run_logprobs
 from jaxspec.errors import InputError, check_counts
 from jaxspec.loading import LoadedModel
+from jaxspec.models.int8 import Weights
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.rows import bucket
 from jaxspec.prompts.views import needs_captioner, parse_views
@@ -99,6 +100,7 @@ class Engine:
         kv_head: str | Path | None = None,
         dtype: Any = None,
         mesh: Mesh | None = None,
+        target_weights: Weights | None = None,
         **options: Any,
     ) -> Engine:
         """Load a target by directory or hub id, and a draft where one is named.
@@ -108,10 +110,11 @@ class Engine:
           kv_head: Directory of a KV head of the target.
           dtype: Dtype of the computation, see `LoadedModel.load`.
           mesh: Mesh to split the target over.
+          target_weights: `weights` of the target, see `LoadedModel.load`.
           options: Fields of an `EngineConfig`.
         """
         config = EngineConfig(**options)
-        loaded = LoadedModel.load(target, dtype, mesh=mesh)
+        loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
         if kv_head is not None:
             loaded = loaded.with_head(kv_head)
         drafted = None

@@ -15,6 +15,7 @@ from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.models import LanguageModel, abstract_params, split_tower
+from jaxspec.models.int8 import Weights
 from jaxspec.models.kv_head import abstract_head
 from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sharding import abstract_mesh, replicated, shardings
@@ -66,14 +67,16 @@ def abstract_program(
     dtype: Any,
     tree: str | None = None,
     head: KVHeadConfig | None = None,
+    weights: Weights | None = None,
 ) -> tuple[Any, Params]:
     """Return the program of these models, and its parameters as shapes.
 
-    Without views the target decodes alone.
+    Without views the target decodes alone. A draft with a tower of its own has the target's.
 
-    A draft with a tower of its own has the target's.
+    Args:
+      weights: "int8" for a target that `LoadedModel.load` quantises.
     """
-    params: dict[str, Any] = {"target": abstract_params(target, dtype)}
+    params: dict[str, Any] = {"target": abstract_params(target, dtype, weights)}
     shown = prompt_views(parse_views(views)) if views else ()
     config = EngineConfig(views=tuple(views), gamma=gamma, tree=tree)
     reader, model = None, LanguageModel(target)

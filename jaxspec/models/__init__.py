@@ -31,6 +31,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.anyres import LlavaNextImages, LlavaOnevisionImages
 from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, merge
+from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.layers import apply
 from jaxspec.models.llava import Llava, LlavaImages, LlavaNext
 from jaxspec.models.opt import OPT
@@ -117,10 +118,13 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     return jax.jit(build(config).init)(key, tokens, **images)["params"]
 
 
-def abstract_params(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
-    """Return shapes and dtypes of the parameters; nothing is allocated."""
+def abstract_params(
+    config: ModelConfig, dtype: DTypeLike = jnp.float32, weights: Weights | None = None
+) -> Params:
+    """Return shapes and dtypes of the parameters, with int8 `weights` or without; allocate none."""
     tree = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree)
+    tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), tree)
+    return tree if weights is None else jax.eval_shape(int8_params, tree)
 
 
 def text_params(config: ModelConfig, params: Params) -> Params:

@@ -79,7 +79,7 @@ def apply(
     scores unlike its tokens one by one. The process's `jax_default_matmul_precision` has priority.
     """
     exact = jax.config.jax_default_matmul_precision is None and any(  # type: ignore[attr-defined]
-        leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params)
+        leaf.dtype == jnp.float32 and leaf.ndim > 1 for leaf in jax.tree.leaves(params)
     )
     with jax.default_matmul_precision("highest") if exact else nullcontext():
         return module.apply({"params": params}, *args, method=method, **inputs)
@@ -187,7 +187,7 @@ class Embed(nn.Embed):
 
 
 class Dense(nn.Module):
-    """x W + b."""
+    """x W + b. A W of int8 comes with a scale for each column, see `jaxspec.models.int8`."""
 
     features: int
     bias: bool
@@ -198,7 +198,11 @@ class Dense(nn.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... out"]:
         out = wide(x.dtype) if self.widens else None
         kernel = self.param("kernel", INIT, (x.shape[-1], self.features))
-        y = times(x, kernel, out)
+        if self.has_variable("params", "scale"):
+            exact = times(x, kernel.astype(x.dtype), wide(x.dtype))
+            y = (exact * self.get_variable("params", "scale")).astype(out or x.dtype)
+        else:
+            y = times(x, kernel, out)
         if self.bias:
             y += self.param("bias", nn.initializers.zeros, (self.features,))
         return y

@@ -18,6 +18,7 @@ from jaxspec.cache import KVCache
 from jaxspec.decoding.drafter import DraftState
 from jaxspec.decoding.state import DecodeState, PromptBatch
 from jaxspec.models import LanguageModel
+from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import Sampling
 from jaxspec.typing import Params
 
@@ -28,6 +29,7 @@ NOBODY = (-1, -1)
 """EOS ids that no token has."""
 
 TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
+INT8_PARAMS = int8_params(TARGET_PARAMS)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEAD, HEAD_PARAMS = tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden")
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
@@ -52,8 +54,8 @@ def batch_of(*views: str) -> PromptBatch:
     return tiny.prompts(LENGTHS, IMAGES, views, head=HEAD if "kv" in views else None)
 
 
-def plain(options: Sampling) -> list[list[int]]:
-    return tiny.outputs(tiny.run_plain(TARGET, TARGET_PARAMS, batch_of("M"), options, NEW))
+def plain(options: Sampling, target: Params = TARGET_PARAMS) -> list[list[int]]:
+    return tiny.outputs(tiny.run_plain(TARGET, target, batch_of("M"), options, NEW))
 
 
 def speculative(
@@ -63,6 +65,7 @@ def speculative(
     draft: tuple[LanguageModel, Params] = (TARGET, DRAFT_PARAMS),
     weights: tuple[float, ...] | None = None,
     batch: PromptBatch | None = None,
+    target: Params = TARGET_PARAMS,
     **policy: Any,
 ) -> DecodeState:
     """Decode; `policy` sets the drafter's context, its tree, or the weighting."""
@@ -70,7 +73,7 @@ def speculative(
     batch = batch_of(*views) if batch is None else batch
     batch = batch.replace(view_images=batch.view_images if draft[0].has_vision else None)
     batch = batch if weights is None else tiny.weighted(batch, *weights)
-    params = {"target": TARGET_PARAMS, "drafter": draft[1], "head": HEAD_PARAMS}
+    params = {"target": target, "drafter": draft[1], "head": HEAD_PARAMS}
     return tiny.run_speculative(spec, params, batch, options, NEW)
 
 
@@ -96,13 +99,20 @@ def same_stats(one: DecodeState, other: DecodeState, rows: list[int] | None = No
     return all(np.array_equal(np.asarray(x)[rows], y) for x, y in pairs)
 
 
-@pytest.mark.parametrize(("views", "gamma", "tree"), GRID)
-def test_speculation_writes_the_targets_tokens(views: tuple[str, ...], gamma: int, tree: str | None) -> None:
+@pytest.mark.parametrize(
+    ("views", "gamma", "tree", "target"),
+    [(*case, TARGET_PARAMS) for case in GRID]
+    + [(("M", "T"), 3, None, INT8_PARAMS), (("M", "T"), 3, "2:9", INT8_PARAMS), (("kv",), 3, None, INT8_PARAMS)],
+)
+def test_speculation_writes_the_targets_tokens(
+    views: tuple[str, ...], gamma: int, tree: str | None, target: Params
+) -> None:
+    """An int8 target writes its own tokens."""
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
-    expected = plain(options)
+    expected = plain(options, target)
     assert len({token for row in expected for token in row}) > 8  # not one token over and over
     for weights in WEIGHTS[len(views)]:
-        state = speculative(views, gamma, options, weights=weights, tree=tree)
+        state = speculative(views, gamma, options, weights=weights, tree=tree, target=target)
         assert tiny.outputs(state) == expected
         check_stats(state)
         histogram = np.asarray(state.stats.histogram).sum(0)

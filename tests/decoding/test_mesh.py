@@ -36,12 +36,13 @@ def decode(target: LoadedModel, draft: LoadedModel) -> tuple[Engine, list[tuple[
     return engine, [result.tokens for result in engine.generate([Request(prompt, NEW) for prompt in prompts])]
 
 
-def test_a_mesh_changes_no_token(pair, monkeypatch):
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_a_mesh_changes_no_token(pair, monkeypatch, weights):
     draft = LoadedModel.load(pair[1])
-    alone, expected = decode(LoadedModel.load(pair[0]), draft)
+    alone, expected = decode(LoadedModel.load(pair[0], weights=weights), draft)
     assert alone.batcher.mesh is None
     mesh = make_mesh(model=2, data=2)
-    target = LoadedModel.load(pair[0], mesh=mesh)
+    target = LoadedModel.load(pair[0], mesh=mesh, weights=weights)
     monkeypatch.setattr(batcher, "FIRST", 8)  # caches grow once
     engine, tokens = decode(target, draft)
     assert tokens == expected

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jaxspec.decoding import speculative
 from jaxspec.models import build
+from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
 from jaxspec.verification import Draft, Verdict, rejection
@@ -27,18 +28,19 @@ from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
 IMAGE = VOCABULARY  # past what can be drawn: in a full pass, a drawn placeholder would show an image
 TARGET, PARAMS = lvlm(16, 2, seed=3, scale=0.4, vocabulary=VOCABULARY, image=IMAGE)
+INT8 = int8_params(PARAMS)
 DRAFT = noisy(PARAMS, 0.7)
 VIEWS = ("M", "T", "P")
 HEAD, HEAD_PARAMS = kv_head(TARGET, PARAMS)
 
 
 @functools.cache
-def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
+def logits_after(prefix: tuple[int, ...], int8: bool = False) -> np.ndarray:
     """The target's logits [V] after the prompt and these tokens, by one full pass."""
     prompt = prompts([4], [1], VIEWS, image=IMAGE)
     start = np.asarray(prompt.target.tokens)[0, : int(prompt.target.length[0])]
     row = np.concatenate([start, np.asarray(prefix, np.int64)]).astype(np.int32)
-    return np.asarray(forward(PARAMS, jnp.asarray(row[None]), prompt.images["pixels"])[0, -1])
+    return np.asarray(forward(INT8 if int8 else PARAMS, jnp.asarray(row[None]), prompt.images["pixels"])[0, -1])
 
 
 @jax.jit
@@ -46,12 +48,12 @@ def forward(params: Params, tokens: Array, pixels: Array) -> Array:
     return build(TARGET.config).apply({"params": params}, tokens, pixels)
 
 
-def joint(temperature: float, top_k: int, top_p: float) -> np.ndarray:
+def joint(temperature: float, top_k: int, top_p: float, int8: bool = False) -> np.ndarray:
     """P(x1, x2, x3 | prompt) [V, V, V]."""
     law = np.ones(())
     for depth in range(LENGTH):
         prefixes = np.ndindex(*[VOCABULARY] * depth)
-        steps = [numpy_distribution(logits_after(prefix), temperature, top_k, top_p) for prefix in prefixes]
+        steps = [numpy_distribution(logits_after(prefix, int8), temperature, top_k, top_p) for prefix in prefixes]
         law = law[..., None] * np.reshape(steps, (*[VOCABULARY] * depth, VOCABULARY))
     return law
 
@@ -63,6 +65,7 @@ def drawn(
     tree: str | None = None,
     views: tuple[str, ...] = VIEWS,
     few_words: bool = False,
+    int8: bool = False,
     **options: Any,
 ) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop.
@@ -75,7 +78,8 @@ def drawn(
         head = head and replace(head, text_config=replace(head.text_config, draft_vocabulary=(4, 0, 2)))
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
-    params = {"target": PARAMS, "drafter": own, "head": HEAD_PARAMS}
+    target = INT8 if int8 else PARAMS
+    params = {"target": target, "drafter": own, "head": HEAD_PARAMS}
     if gamma:
         program = speculator(TARGET, draft, views, gamma, weighting, tree, head=head)
 
@@ -85,7 +89,7 @@ def drawn(
         if gamma:
             state = run_speculative(program, params, batch, chosen, LENGTH)
         else:
-            state = run_plain(TARGET, PARAMS, batch, chosen, LENGTH)
+            state = run_plain(TARGET, target, batch, chosen, LENGTH)
         np.add.at(counts, tuple(np.asarray(state.tokens).T), 1)
         blocks += np.asarray(state.stats.histogram).sum(0)
     assert blocks[0] > 500, "rejections are what this test is about"
@@ -97,6 +101,7 @@ CASES = [
     pytest.param(0, {"temperature": 1.0}, id="autoregressive"),
     pytest.param(1, {"temperature": 1.0}, id="bonus"),  # room for a whole block: the token after it is the bonus
     pytest.param(3, {"temperature": 1.0}, id="plain"),
+    pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "int8": True}, id="int8"),
     pytest.param(2, {"temperature": 0.7, "top_p": 0.8, "top_k": 4}, id="filtered"),
     pytest.param(1, {"temperature": 1.0, "weighting": "mt-release"}, id="grid"),
     pytest.param(
@@ -127,7 +132,8 @@ CASES = [
 
 @pytest.mark.parametrize(("gamma", "options"), CASES)
 def test_sequences_follow_the_targets_law(gamma: int, options: dict[str, Any]) -> None:
-    law = joint(options["temperature"], options.get("top_k", 0), options.get("top_p", 1.0))
+    filters = options["temperature"], options.get("top_k", 0), options.get("top_p", 1.0)
+    law = joint(*filters, options.get("int8", False))
     assert goodness_of_fit(drawn(gamma, **options), law) > 1e-3
 
 

@@ -80,6 +80,22 @@ def test_gpus_gather_no_embeddings_and_no_head(tmp_path: Path) -> None:
         assert row["collected_mib"] * 2**20 < table / 10, row
 
 
+@pytest.mark.parametrize("chip", ["v5e:1x1", "h100:1"])
+def test_int8_weights_are_cast_in_the_product(tmp_path: Path, chip: str) -> None:
+    """The loop holds no matrix in 16 bits, were it of one layer."""
+    if chip.startswith("h100") and find_spec("jax_plugins") is None:
+        pytest.skip("jax-cuda12-plugin is not installed")
+    text = text_config(load_preset("latency", "llava7b_68m").target)
+    options = ("--chips", chip, "--programs", "chain")
+    (whole,) = compiled("llava7b_68m", tmp_path / "16", *options)
+    (half,) = compiled("llava7b_68m", tmp_path / "8", *options, "--target-weights", "int8")
+    layer = text.hidden_size * (4 * text.hidden_size + 3 * text.intermediate_size)
+    assert (whole["arguments_gib"] - half["arguments_gib"]) * 2**30 > 0.99 * LAYERS * layer
+    matrix = 2 * text.hidden_size * text.intermediate_size
+    assert half["temporaries_gib"] * 2**30 < matrix
+    assert half["copied_in_mib"] * 2**20 < matrix
+
+
 def test_a_long_prompt_lays_no_scores_in_memory(tmp_path: Path) -> None:
     length = 4096
     heads = text_config(load_preset("latency", "llava7b_68m").target).num_attention_heads

@@ -1,0 +1,115 @@
+"""int8 weights: what a matrix loses, which parameters change, and models that are loaded with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from jaxspec import Engine, LoadedModel, Request
+from jaxspec.checkpoints.huggingface import save
+from jaxspec.cli import main
+from jaxspec.errors import InputError
+from jaxspec.models import FAMILIES, abstract_params
+from jaxspec.models.int8 import int8_params, quantise
+from jaxspec.models.layers import Dense
+from jaxspec.sharding import logical_axes, make_mesh
+
+from tests import tiny
+from tests.tiny.families import FAMILIES as CHECKPOINTS
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return tiny.save_pair(tmp_path_factory.mktemp("pair"))
+
+
+def flat(params: Any) -> dict[str, Any]:
+    return flatten_dict(params, sep="/")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_layer_is_off_by_half_a_step_of_each_weight(dtype: jnp.dtype) -> None:
+    """|x W - x Q s| <= |x| (1 s / 2), and in 16 bits what rounding of x W itself may add."""
+    rng = np.random.default_rng(0)
+    columns = 10.0 ** rng.integers(-4, 2, 48)  # channels differ by orders of magnitude
+    kernel = (rng.normal(size=(64, 48)) * columns).astype(np.float32)
+    kernel[:, 3] = 0
+    x = jnp.asarray(rng.normal(size=(5, 64)), dtype)
+    held, scale = quantise(jnp.asarray(kernel))
+    assert held.dtype == jnp.int8
+    assert abs(np.asarray(held)).max(0).tolist() == [0 if i == 3 else 127 for i in range(48)]
+    assert (abs(kernel - held * scale) <= 0.5001 * scale).all()
+    found = Dense(48, bias=False).apply({"params": {"kernel": held, "scale": scale}}, x)
+    assert found.dtype == dtype
+    exact, inputs = np.asarray(x, np.float64) @ kernel, abs(np.asarray(x, np.float64))
+    bound = 0.5001 * inputs.sum(1, keepdims=True) * scale
+    rounding = 2.0 * jnp.finfo(dtype).eps * (inputs @ abs(kernel))
+    assert (abs(np.asarray(found, np.float64) - exact) <= bound + rounding).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_matrices_of_the_decoders_layers_are_quantised(family: str) -> None:
+    """And nothing else; each scale has a row in the table of shardings."""
+    config = CHECKPOINTS[family]()[0] if family in CHECKPOINTS else tiny.CONFIG.text_config
+    before, after = flat(abstract_params(config)), flat(abstract_params(config, weights="int8"))
+    changed = {path for path in before if after[path].dtype == jnp.int8}
+    assert changed == {
+        path
+        for path in before
+        if "layers_" in path and path.endswith("/kernel") and not path.startswith(("vision_tower", "visual"))
+    }
+    scales = after.keys() - before.keys()
+    assert scales == {path.removesuffix("kernel") + "scale" for path in changed}
+    for path in scales:
+        assert after[path].shape == after[path.removesuffix("scale") + "kernel"].shape[-1:]
+        assert len(logical_axes(path)) == 1
+
+
+@pytest.mark.parametrize("mesh", [None, 4])
+def test_loading_quantises_what_the_files_hold(pair: tuple[Path, Path], mesh: int | None) -> None:
+    """Whatever the dtype of the computation; on a mesh each device holds its part."""
+    split = mesh and make_mesh(model=mesh)
+    expected = flat(int8_params(LoadedModel.load(pair[0]).params))
+    loaded = LoadedModel.load(pair[0], jnp.dtype("bfloat16"), mesh=split, weights="int8")
+    found = flat(loaded.params)
+    assert found.keys() == expected.keys()
+    for path, leaf in found.items():
+        wanted = expected[path] if leaf.dtype != jnp.bfloat16 else expected[path].astype(jnp.bfloat16)
+        np.testing.assert_array_equal(leaf, wanted)
+    assert {str(leaf.dtype) for leaf in found.values()} == {"int8", "float32", "bfloat16"}
+    part = {path: leaf.addressable_shards[0].data.shape for path, leaf in found.items()}
+    layer = "language_model/model/layers_0/mlp"
+    assert part[f"{layer}/gate_proj/kernel"] == (32, 48 // (mesh or 1))
+    assert part[f"{layer}/gate_proj/scale"] == (48 // (mesh or 1),)
+    assert part[f"{layer}/down_proj/kernel"] == (48 // (mesh or 1), 32)
+    assert part[f"{layer}/down_proj/scale"] == (32,)
+    assert loaded.report is not None
+    assert loaded.report.nbytes == sum(
+        shard.data.nbytes for leaf in found.values() for shard in leaf.addressable_shards
+    )
+
+
+def test_an_engine_runs_an_int8_target_with_a_draft_and_a_head(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, request = pair[0].parent / "head", Request("What is this?", 12)
+    expected = Engine(LoadedModel.load(pair[0], weights="int8")).generate(request).tokens
+    options: dict[str, Any] = {"target_weights": "int8", "views": ("M", "kv"), "gamma": 3}
+    assert Engine.from_pretrained(pair[0], pair[1], head, **options).generate(request).tokens == expected
+    arguments = ["--target", str(pair[0]), "--draft", str(pair[1]), "--target-weights", "int8", "--no-stream", "--json"]
+    main(["generate", *arguments, "--prompt", "What is this?", "--max-new-tokens", "12"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["tokens"] == list(expected)
+    assert told["stats"]["target_weights"] == "int8"
+
+
+def test_int8_weights_are_made_and_not_saved(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    model = LoadedModel.load(pair[0], weights="int8")
+    with pytest.raises(InputError, match=r"do not fit the config: .*\.scale"):
+        save(tmp_path / "out", model.config, model.params)
+    assert not list(tmp_path.iterdir())
