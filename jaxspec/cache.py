@@ -36,8 +36,11 @@ class KVCache(struct.PyTreeNode):
     bias: Float[Array, "B S"] | None = None
     """Added to each slot's attention scores; None adds nothing."""
     hidden: Float[Array, "B 1 S D"] | None = None
-    """Final-normed hidden states, laid out as one head's keys are; kept where a KV head reads
+    """Hidden states of the tokens, laid out as one head's keys are; kept where a draft head reads
     them."""
+    kept: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    """Which hidden states: those after so many layers, one behind the other; () the final-normed
+    ones."""
 
     @property
     def slots(self) -> int:
@@ -62,15 +65,30 @@ class TreeMask(struct.PyTreeNode):
     """Which nodes each may read: its ancestors and itself."""
 
 
-def init_cache(config: TextConfig, batch: int, slots: int, dtype: jnp.dtype) -> KVCache:
-    """Return an empty cache of `slots` tokens for `batch` rows."""
+def init_cache(
+    config: TextConfig,
+    batch: int,
+    slots: int,
+    dtype: jnp.dtype,
+    kept: tuple[int, ...] | None = None,
+) -> KVCache:
+    """Return an empty cache of `slots` tokens for `batch` rows.
+
+    kept: Hidden states to keep, see `KVCache`; None keeps none.
+    """
     shape = (batch, config.num_key_value_heads, slots, config.head_dim)
     layers = range(config.num_hidden_layers)
+    hidden = None
+    if kept is not None:
+        width = config.hidden_size * max(len(kept), 1)
+        hidden = jnp.zeros((batch, 1, slots, width), dtype)
     return KVCache(
         k=tuple(jnp.zeros(shape, dtype) for _ in layers),
         v=tuple(jnp.zeros(shape, dtype) for _ in layers),
         length=jnp.zeros(batch, jnp.int32),
         shift=jnp.zeros(batch, jnp.int32),
+        hidden=hidden,
+        kept=kept or (),
     )
 
 
@@ -90,6 +108,18 @@ def write(
     return leaf.at[rows, :, positions].set(new.astype(leaf.dtype), mode="drop", unique_indices=True)
 
 
+def written(
+    leaf: Float[Array, "B K S H"],
+    new: Float[Array, "B T K H"],
+    positions: Int[Array, "B T"],
+    live: int | None,
+) -> Float[Array, "B K S H"]:
+    """Return the leaf with T new entries a row; `live` entries are whole rows, from slot 0 on."""
+    if live == new.shape[1]:
+        return leaf.at[:, :, :live].set(new.swapaxes(1, 2).astype(leaf.dtype))
+    return write(leaf, new, positions)
+
+
 def remember(
     cache: LayerCache | None,
     k: Float[Array, "B T K H"],
@@ -105,14 +135,7 @@ def remember(
     """
     if cache is None:
         return k.swapaxes(1, 2), v.swapaxes(1, 2), None
-    if (
-        live == k.shape[1]
-    ):  # whole rows lie where a scatter would write them, one slot after another
-        keys, values = (
-            leaf.at[:, :, :live].set(new.swapaxes(1, 2)) for leaf, new in zip(cache, (k, v))
-        )
-    else:
-        keys, values = write(cache[0], k, positions), write(cache[1], v, positions)
+    keys, values = (written(leaf, new, positions, live) for leaf, new in zip(cache, (k, v)))
     cache = keys, values, *cache[2:]
     return cache[0][:, :, :live], cache[1][:, :, :live], cache
 

@@ -29,7 +29,6 @@ from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
 from jaxspec.models.inputs import ImageInputs
 from jaxspec.models.int8 import Weights
-from jaxspec.models.kv_head import check_target
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.rows import bucket
@@ -131,8 +130,8 @@ class LoadedModel:
         Raises InputError for a head that was made for another target.
         """
         config, params = load_kv_head(path, jax.tree.leaves(self.params)[0].dtype)
-        check_target(config, self.config)
-        if words := config.text_config.draft_vocabulary:
+        config = config.for_target(self.config)
+        if (words := config.text_config.draft_vocabulary) and "lm_head" not in params:
             params = {
                 **params,
                 "lm_head": {"kernel": head_kernel(text_params(self.config, self.params), words)},

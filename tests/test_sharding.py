@@ -94,6 +94,15 @@ def test_a_kv_head_is_split_as_its_target(pooling):
     assert set(own) == (set() if pooling in ("none", "drop") else {P()})
 
 
+def test_an_eagle_head_is_split_as_its_target():
+    target = LlavaConfig()
+    head = KVHeadConfig.of_target(target, feature="fused")
+    places = flatten_dict(shardings(target, abstract_head(head), abstract_mesh(model=2, fsdp=4)), sep="/")
+    assert places["layers_0/self_attn/q_proj/kernel"].spec == P("fsdp", "model")
+    assert places["lm_head/kernel"].spec == P("fsdp", "model")
+    assert places["layers_0/hidden_norm/weight"].is_fully_replicated
+
+
 def test_heads_are_split_whole():
     """Two kv heads over four devices: the columns would divide, the heads do not."""
     config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)

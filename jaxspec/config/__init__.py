@@ -6,6 +6,7 @@ default of their transformers class (`llava-hf/llava-1.5-7b-hf` names neither wi
 
 from __future__ import annotations
 
+from jaxspec.config.eagle import EagleConfig
 from jaxspec.config.kv_head import KVHeadConfig, target_hash
 from jaxspec.config.lvlm import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, QwenVLConfig
 from jaxspec.config.text import (
@@ -20,6 +21,7 @@ from jaxspec.config.text import (
 from jaxspec.config.vision import QwenVisionConfig, VisionConfig
 
 __all__ = [
+    "EagleConfig",
     "KVHeadConfig",
     "LlamaConfig",
     "LlavaConfig",

@@ -1,4 +1,8 @@
-"""The KV head's configuration: a draft head that reads its target's key-value cache (AASD)."""
+"""Configurations of draft heads, which read their target: AASD's KV head, and EAGLE-3's.
+
+A KV head reads the target's keys and values. An EAGLE-3 head has its own, and reads hidden states
+of three of the target's layers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
+from jaxspec.config.eagle import EagleConfig, is_eagle
 from jaxspec.config.lvlm import LlavaConfig
+from jaxspec.config.schema import check_fields
 from jaxspec.config.text import RopeScaling, RotaryConfig, TextConfig, decoder_config, known_fields
 from jaxspec.errors import InputError, nearest
 
@@ -21,12 +27,14 @@ none: unchanged.
 drop: the image is left out.
 """
 
-Feature = Literal["none", "last_hidden"]
+Feature = Literal["none", "last_hidden", "fused"]
 """What a head reads besides a token's embedding.
 
 none: nothing, as in the paper.
 last_hidden: the final-normed hidden state that predicted the token (EAGLE's input): the target's
   for a block's first token, the head's own for the others.
+fused: EAGLE-3's input. Hidden states of three of the target's layers take the place of the last
+  one, and the head has keys and values of its own.
 """
 
 _DEPENDS_ON = (
@@ -55,12 +63,13 @@ _MOST_POOLED = 1 << 24
 
 @dataclass(frozen=True)
 class KVHeadConfig:
-    """A KV head's layers, inputs and target."""
+    """A head's layers, inputs and target."""
 
     text_config: RotaryConfig
-    """Its own layers: the target's decoder, with as many layers as the head has."""
+    """Its own layers: the target's decoder, with as many layers as the head has; or
+    `EagleConfig`."""
     target_hash: str
-    """`target_hash` of the target's configuration."""
+    """`target_hash` of the target's configuration; empty where the head's files lack it."""
     target_name: str = ""
     """Name of the target, for people."""
     pooling: Pooling = "linear"
@@ -83,6 +92,11 @@ class KVHeadConfig:
         for name, known in (("pooling", get_args(Pooling)), ("feature", get_args(Feature))):
             if (value := getattr(self, name)) not in known:
                 raise InputError(f"KV head: {name} {value!r} is unknown; {nearest(value, known)}")
+        if self.fused != (self.feature == "fused"):
+            raise InputError(
+                f"KV head: feature {self.feature!r} of a decoder {type(self.text_config).__name__};"
+                " use `KVHeadConfig.of_target`"
+            )
         if self.pools and not 0 < self.image_slots <= self.image_tokens:
             raise InputError(
                 f"KV head: {self.image_slots} slots for the {self.image_tokens} tokens of an "
@@ -102,17 +116,71 @@ class KVHeadConfig:
     @property
     def reads_hidden(self) -> bool:
         """Whether hidden states are read."""
-        return self.feature == "last_hidden"
+        return self.feature != "none"
+
+    @property
+    def fused(self) -> bool:
+        """Whether this is an EAGLE-3 head, with keys and values of its own."""
+        return isinstance(self.text_config, EagleConfig)
+
+    @property
+    def target_states(self) -> tuple[int, ...] | None:
+        """Hidden states of the target that it reads, as `KVCache.kept`; None for none."""
+        if isinstance(self.text_config, EagleConfig):
+            return self.text_config.target_layers
+        return () if self.reads_hidden else None
+
+    @property
+    def own_states(self) -> tuple[int, ...]:
+        """Hidden states of its own that it reads, as `KVCache.kept`."""
+        text = self.text_config
+        return (1,) if isinstance(text, EagleConfig) and not text.norm_output else ()
+
+    def for_target(self, target: Any) -> Self:
+        """Return the configuration with the layers of this target that it reads.
+
+        Raises InputError for a target that the head was not made for.
+        """
+        text: TextConfig = getattr(target, "text_config", target)
+        found = target_hash(target)
+        named = f" ({self.target_name})" if self.target_name else ""
+        if self.target_hash and found != self.target_hash:
+            raise InputError(
+                f"KV head: made for a target of configuration {self.target_hash}{named}, and this "
+                f"{target.model_type} ({text.num_hidden_layers} layers of {text.hidden_size}) is "
+                f"{found}; use the head's own target"
+            )
+        own = self.text_config
+        if not isinstance(own, EagleConfig):
+            return self
+        layers = own.target_layers or usual_layers(text.num_hidden_layers)
+        sizes = text.hidden_size, text.vocab_size
+        wanted = own.target_hidden_size, own.vocab_size
+        rotary = isinstance(text, RotaryConfig)
+        if not rotary or sizes != wanted or max(layers) > text.num_hidden_layers:
+            raise InputError(
+                f"EAGLE-3 head: made for a target{named} of width {wanted[0]} and {wanted[1]} "
+                f"tokens, of which it reads layers {list(layers)}, and this {target.model_type} "
+                f"has {text.num_hidden_layers} layers of {sizes[0]} and {sizes[1]} tokens; "
+                "use the head's own target"
+            )
+        return replace(self, text_config=replace(own, target_layers=layers))
 
     @classmethod
     def of_target(
-        cls, target: Any, layers: int = 1, image_tokens: int | None = None, **options: Any
+        cls,
+        target: Any,
+        layers: int = 1,
+        image_tokens: int | None = None,
+        target_layers: tuple[int, ...] = (),
+        **options: Any,
     ) -> Self:
         """Return the configuration of a head for a target.
 
         Args:
           target: A `ModelConfig`.
           layers: Decoder layers of the head, which all read the target's last layer.
+          target_layers: Hidden states that a fused head reads; () means 2, n/2 and n-3.
           image_tokens: n; the default is a LLaVA's tokens of one tile.
           options: Further fields; a text model's head ignores those of images.
         """
@@ -122,6 +190,10 @@ class KVHeadConfig:
                 f"KV head: a target of type {text.model_type!r} has no rotary keys to read; "
                 "give another"
             )
+        if options.get("feature") == "fused":
+            own = eagle_decoder(text, layers, target_layers)
+            given = {"feature", "gamma", "target_name"} & options.keys()
+            return cls(own, target_hash(target), pooling="drop", **{k: options[k] for k in given})
         if text is target:
             image_tokens, options = (
                 0,
@@ -140,7 +212,15 @@ class KVHeadConfig:
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
-        """Return the configuration that `to_dict` wrote."""
+        """Return the configuration that `to_dict` wrote, or of a public EAGLE-3 head."""
+        if is_eagle(raw):
+            own, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
+            named = {k: own[k] for k in ("target_hash", "target_name", "gamma") if k in own}
+            name = (spec.get("verifier") or {}).get("name_or_path") or ""
+            check_fields("EAGLE-3 head", named)
+            defaults = {"target_hash": "", "target_name": name}
+            text = EagleConfig.from_hf(raw)
+            return cls(text, feature="fused", pooling="drop", **{**defaults, **named})
         known = known_fields(cls, raw)
         if "text_config" not in known or "target_hash" not in known:
             raise InputError(
@@ -151,11 +231,41 @@ class KVHeadConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entries of config.json."""
+        if self.fused:
+            own = {"target_hash": self.target_hash, "target_name": self.target_name}
+            return self.text_config.to_hf() | {"jaxspec": own | {"gamma": self.gamma}}
         return (
             {"model_type": self.model_type}
             | asdict(self)
             | {"text_config": self.text_config.to_hf()}
         )
+
+
+def usual_layers(depth: int) -> tuple[int, ...]:
+    """Return the layers that EAGLE-3 heads read of a target by default."""
+    layers = (2, depth // 2, depth - 3)
+    if sorted(set(layers)) != list(layers):
+        raise InputError(
+            f"EAGLE-3 head: layers {list(layers)} of a target of {depth} layers; "
+            "give target_layers, three in ascending order"
+        )
+    return layers
+
+
+def eagle_decoder(
+    target: RotaryConfig, layers: int = 1, target_layers: tuple[int, ...] = ()
+) -> EagleConfig:
+    """Return the decoder of a new EAGLE-3 head: of its target's sizes, without biases."""
+    names = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+        *("rope_theta", "rope_scaling", "bos_token_id", "eos_token_id", "pad_token_id"),
+    )
+    return EagleConfig(
+        **{name: getattr(target, name) for name in names},
+        num_hidden_layers=layers,
+        target_layers=tuple(target_layers) or usual_layers(target.num_hidden_layers),
+    )
 
 
 def target_hash(target: Any) -> str:

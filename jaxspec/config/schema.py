@@ -58,7 +58,8 @@ def _rules(rule: Rule, names: str) -> dict[str, Rule]:
 
 _SWITCHES = (
     "attention_bias do_layer_norm_before enable_bias layer_norm_elementwise_affine mlp_bias "
-    "multimodal_projector_bias reads_text remove_final_layer_norm _remove_final_layer_norm "
+    "multimodal_projector_bias norm_before_fc norm_before_residual norm_output own_embedding "
+    "reads_text remove_final_layer_norm _remove_final_layer_norm "
     "slot_bias tie_word_embeddings truncate use_sliding_window vision_use_head"
 )
 _WORDS = (
@@ -70,11 +71,14 @@ _TOKENS = (
     "vision_end_token_id vision_start_token_id"
 )
 _WIDTHS = (
-    "ffn_dim hidden_size in_channels intermediate_size num_channels out_hidden_size projection_dim "
+    "draft_vocab_size ffn_dim hidden_size in_channels intermediate_size num_channels out_hidden_size projection_dim "
     "vocab_size"
 )
 RULES: dict[str, Rule] = {
-    **_rules(Rule(dict), "rope_parameters rope_scaling text_config vision_config"),
+    **_rules(
+        Rule(dict),
+        "eagle_config rope_parameters rope_scaling text_config transformer_layer_config vision_config",
+    ),
     **_rules(Rule(bool), _SWITCHES),
     **_rules(Rule(str), _WORDS),
     **_rules(Rule(str, levels=(1,)), "layer_types"),
@@ -85,7 +89,10 @@ RULES: dict[str, Rule] = {
     **_rules(Rule(int, 0, WHOLE, (1,)), "draft_vocabulary"),
     **_rules(Rule(int, 1, 1 << 24), _WIDTHS),
     # 0 is what this library's own defaults are written as.
-    **_rules(Rule(int, 0, 1 << 24), "head_dim num_key_value_heads word_embed_proj_dim"),
+    **_rules(
+        Rule(int, 0, 1 << 24),
+        "head_dim num_key_value_heads target_hidden_size word_embed_proj_dim",
+    ),
     **_rules(Rule(int, 1, 1024), "depth gamma num_hidden_layers"),
     **_rules(Rule(int, 1, 1 << 30), "max_position_embeddings original_max_position_embeddings"),
     **_rules(Rule(int, 0, 1 << 30), "max_window_layers sliding_window tokens_per_second"),
@@ -96,7 +103,10 @@ RULES: dict[str, Rule] = {
     ),
     **_rules(Rule(int, 0, 1 << 16), "image_slots image_tokens"),
     **_rules(Rule(int, -1024, 1024), "vision_feature_layer"),
-    **_rules(Rule(int, 0, 1024, (1,)), "fullatt_block_indexes"),
+    **_rules(
+        Rule(int, 0, 1024, (1,)),
+        "eagle_aux_hidden_state_layer_ids fullatt_block_indexes target_layers",
+    ),
     **_rules(Rule(int, 1, 1 << 24, (1,)), "mrope_section"),
     **_rules(Rule(int, 1, 1 << 14, (2,)), "image_grid_pinpoints"),
     **_rules(Rule(float, 0, 1), "layer_norm_eps rms_norm_eps"),

@@ -198,7 +198,8 @@ class Batcher:
             with on_mesh(self.mesh):
                 past = larger_cache(missing, past)
         width = bucket(len(rest), self.config.prompt_buckets, "prompt tokens")
-        return batch.replace(target=stack_rows([[rest]], width)[0], past=past)
+        rows = stack_rows([[rest]], width)[0]
+        return batch.replace(target=rows, whole=batch.target, past=past)
 
     def inputs(
         self,

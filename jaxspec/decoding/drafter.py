@@ -1,14 +1,16 @@
-"""What all drafters share: the views that a draft model reads as one batch, and the KV head.
+"""What all drafters share: the views that a draft model reads as one batch, and the head.
 
 IbED: one small model reads R views of every prompt as one batch of R*B rows. The views'
-distributions are mixed, and all views are fed the same drawn tokens. AASD: a KV head reads the
-target's own cache. It is one more view, the last, or the only one.
+distributions are mixed, and all views are fed the same drawn tokens. A head reads the target's own
+cache: its keys and values (AASD), or hidden states (EAGLE-3). It is one more view, the last, or the
+only one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
@@ -19,8 +21,9 @@ from jaxspec.cache import KVCache, TreeMask, hidden_before, keep_path
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.state import PromptBatch, rewound, step_keys
 from jaxspec.models import LanguageModel
+from jaxspec.models.head_cache import adopt_target_kv, pack, pack_own
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import KVHead, adopt_target_kv, joined, pack
+from jaxspec.models.kv_head import KVHead, joined
 from jaxspec.models.layers import apply
 from jaxspec.prompts.views import View
 from jaxspec.sampling import Sampling, by_place, fit_vocabulary, mix, tempered
@@ -36,13 +39,22 @@ class BlockInputs:
 
     params: Params
     """{"target", "drafter", "head"}: the last two where there is one."""
-    recent: Int[Array, "B 2"]
-    """The two newest committed tokens."""
+    tokens: Int[Array, "B C"]
+    """New tokens; those from `count` on have no meaning."""
     count: Int[Array, " B"]
     """New tokens committed."""
     weights: Float[Array, "B R"]
     """The views' weights."""
     options: Sampling
+    target: KVCache | None = None
+    """The target's cache of all committed tokens but the newest; EAGLE-3 heads read it."""
+
+    def newest(self, count: int | Array, width: int) -> Int[Array, "B T"]:
+        """Return `width` new tokens, of which the first `count` are the newest committed ones."""
+        first = jnp.broadcast_to(self.count - count, self.count.shape)
+        places = first[:, None] + jnp.arange(width)
+        last = self.tokens.shape[1] - 1
+        return jnp.take_along_axis(self.tokens, jnp.clip(places, 0, last), axis=1)
 
     def keys(self, place: int | Array) -> Array:
         """Return the rows' keys for the draws at a place of the block."""
@@ -60,8 +72,9 @@ class DraftState(struct.PyTreeNode):
     last: Int[Array, " R*B"] | None
     """Last token of each row's prompt, which the first block reads again."""
     head: KVCache | None = None
-    """A KV head's cache, B rows: the target's keys and values of all committed tokens except the
-    newest, followed, within a block, by the head's own."""
+    """A head's cache, B rows. A KV head's has the target's keys and values of all committed tokens
+    except the newest, followed, within a block, by the head's own. An EAGLE-3 head's has its own,
+    between blocks those that it computed from the target's hidden states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +131,28 @@ class Drafter(ABC):
             state = self._prefill_views(params["drafter"], batch, features, room)
         if self.head is None:
             return state
+        if self.head.fused:
+            return state.replace(head=self._prefill_own(params, batch, target, room))
         assert batch.head is not None
         packed = batch.head.text.shape[1] + batch.head.images.shape[1] * self.head.image_slots
         return state.replace(
             head=pack(self.head, params["head"], target, batch.head, packed + room)
+        )
+
+    def _prefill_own(
+        self, params: Params, batch: PromptBatch, target: KVCache, room: int
+    ) -> KVCache:
+        assert self.head is not None
+        rows = batch.target if batch.whole is None else batch.whole
+        model, own = self._head_model(params)
+        slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
+        return pack_own(
+            self.head,
+            params["head"],
+            target,
+            model.embed(own, rows, None),
+            slots if rows.rotary is None else rows.rotary,
+            rows.tokens.shape[1] + room,
         )
 
     def _prefill_views(
@@ -197,11 +228,45 @@ class Drafter(ABC):
         While `count` is 1, the first of the two is the last token of each view's own prompt. A KV
         head reads the newest alone, since the target has read the others.
         """
-        recent, fed = inputs.recent, self._feed(inputs.recent)
+        recent = inputs.newest(2, 2)
+        fed, head = self._feed(recent), state.head
         if state.last is not None:
             first = jnp.where(self._feed(inputs.count) == 1, state.last, fed[:, 0])
             fed = fed.at[:, 0].set(first)
-        return self._read(inputs.params, fed, recent[:, 1:], state)
+        if head is None or self.head is None or not self.head.fused:
+            return self._read(inputs.params, fed, recent[:, 1:], state)
+        logits, read = self._read_verified(inputs, head)
+        parts = [fit_vocabulary(logits, self.vocabulary)[None]]
+        if state.cache is not None:
+            views, state = self._read(inputs.params, fed, recent[:, 1:], state.replace(head=None))
+            parts.insert(0, views)
+        return jnp.concatenate(parts), state.replace(head=read)
+
+    def _read_verified(
+        self, inputs: BlockInputs, head: KVCache
+    ) -> tuple[Float[Array, "B 1 V"], KVCache]:
+        """Have an EAGLE-3 head read the tokens that it has not read with the target's states.
+
+        These are the tokens of the last block, of each row as many as it emitted. All J + 1 are
+        read, and the next tokens overwrite those that a row has fewer.
+        """
+        assert self.head is not None
+        assert inputs.target is not None
+        assert inputs.target.hidden is not None
+        width = self.gamma + 1
+        count = inputs.target.length - head.length
+        slots = head.length[:, None] + jnp.arange(width)
+        states = jnp.take_along_axis(
+            inputs.target.hidden, slots[:, None, :, None], axis=2, mode="clip"
+        )[:, 0]
+        model, own = self._head_model(inputs.params)
+        tokens = PromptRows(inputs.newest(count, width), head.length)
+        read = partial(apply, KVHead(self.head), inputs.params["head"])
+        before = read(states, method="combine")
+        fused = read(model.embed(own, tokens, None), before, method="fuse")
+        last = jnp.maximum(count - 1, 0)[:, None]
+        logits, cache = model.advance(own, fused, head, scored=last)
+        return logits, cache.replace(length=head.length + count)
 
     def _read(
         self,
@@ -234,14 +299,18 @@ class Drafter(ABC):
         self, params: Params, tokens: Int[Array, "B T"], cache: KVCache, mask: TreeMask | None
     ) -> tuple[Float[Array, "B T V"], KVCache]:
         assert self.head is not None
-        model = LanguageModel(self.head.text_config)
-        own = joined(params["head"], params["target"], model.text.draft_vocabulary)
+        model, own = self._head_model(params)
         if not self.head.reads_hidden:
             return model.extend(own, tokens, cache, mask)
         embeds = model.embed(own, PromptRows(tokens, cache.length), None)
         before = hidden_before(cache, tokens.shape[1], mask)
         fused = apply(KVHead(self.head), params["head"], embeds, before, method="fuse")
         return model.advance(own, fused, cache, mask)
+
+    def _head_model(self, params: Params) -> tuple[LanguageModel, Params]:
+        assert self.head is not None
+        model = LanguageModel(self.head.text_config)
+        return model, joined(params["head"], params["target"], model.text.draft_vocabulary)
 
     def _feed(self, tokens: Int[Array, "B ..."]) -> Int[Array, "R*B ..."]:
         """Repeat the rows for each view: [a, b] becomes [a, b, a, b] with the views M and T."""

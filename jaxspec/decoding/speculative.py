@@ -168,10 +168,8 @@ class Speculator(TargetProgram):
         it belongs to prefill and to no block.
         """
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
-        head = self.head
-        logits, features, cache = prefill_target(
-            self.target, params["target"], batch, slots, head is not None and head.reads_hidden
-        )
+        kept = None if self.head is None else self.head.target_states
+        logits, features, cache = prefill_target(self.target, params["target"], batch, slots, kept)
         shared = features if self.shares_tower else None
         drafter = self.drafter.prefill(params, batch, shared, cache, new_slots + self.spare_slots)
         logits, cache, drafter, weights = copied(
@@ -197,16 +195,12 @@ class Speculator(TargetProgram):
         """Run one block for all rows: each accepts as many tokens as its own verdict says."""
         gamma = self.drafter.gamma
         last = newest(state)
-        previous = jnp.take_along_axis(
-            state.tokens, jnp.maximum(state.count[:, None] - 2, 0), axis=1
-        )[:, 0]
         weights = self.weighting.weights(
             state.weighting, step_keys(options, state.count, WEIGHTS_STREAM)
         )
         weights = self.drafter.within_context(state.drafter, weights)
         with jax.named_scope("draft"):
-            recent = jnp.stack([previous, last], axis=1)
-            inputs = BlockInputs(params, recent, state.count, weights, options)
+            inputs = BlockInputs(params, state.tokens, state.count, weights, options, state.target)
             draft, drafter = self.drafter.draft(inputs, state.drafter)
         with jax.named_scope("extend"):
             fed = jnp.concatenate([last[:, None], draft.tokens], axis=1)
@@ -252,14 +246,21 @@ class Speculator(TargetProgram):
 
 
 def prefill_target(
-    model: LanguageModel, params: Params, batch: PromptBatch, slots: int, keep_hidden: bool = False
+    model: LanguageModel,
+    params: Params,
+    batch: PromptBatch,
+    slots: int,
+    kept: tuple[int, ...] | None = None,
 ) -> tuple[Float[Array, "B V"], Float[Array, "B U P E"] | None, KVCache]:
-    """Run the prompts: logits of what follows them, the image features, and a cache of `slots`."""
+    """Run the prompts: logits of what follows them, the image features, and a cache of `slots`.
+
+    kept: Hidden states that the cache keeps, see `KVCache`.
+    """
     rows = batch.target
     features = None if batch.images is None else model.encode(params, batch.images)
     embeds = model.embed(params, rows, features)
     if batch.past is None:
-        logits, cache = model.prefill(params, embeds, rows, slots, keep_hidden)
+        logits, cache = model.prefill(params, embeds, rows, slots, kept)
         return logits, features, cache
     every, cache = model.advance(params, embeds, batch.past)
     logits = jnp.take_along_axis(every, rows.length[:, None, None] - 1, axis=1)[:, 0]

@@ -42,6 +42,8 @@ class PromptBatch(struct.PyTreeNode):
     """Initial weights of the views."""
     head: HeadRows | None = None
     """What a KV head reads of the target's rows; None without one."""
+    whole: PromptRows | None = None
+    """The target's whole rows, where `target` is only what follows those of `past`."""
     past: KVCache | None = None
     """The target's cache of an earlier turn, where `target` is only what follows its tokens."""
     others: tuple[Prompts, ...] = ()

@@ -206,27 +206,29 @@ class LanguageModel:
         embeds: Float[Array, "B L D"],
         rows: PromptRows,
         slots: int,
-        keep_hidden: bool = False,
+        kept: tuple[int, ...] | None = None,
     ) -> tuple[Float[Array, "B V"], KVCache]:
         """Run right-padded prompts; return each one's next-token logits, and their cache.
 
         Args:
           slots: Slots of the cache.
-          keep_hidden: Whether the cache also keeps hidden states.
+          kept: Hidden states that the cache keeps, see `KVCache`; None keeps none.
         """
-        hidden, cache = self.read(params, embeds, rows, slots)
-        if keep_hidden:
-            room = ((0, 0), (0, 0), (0, slots - hidden.shape[1]), (0, 0))
-            cache = cache.replace(hidden=jnp.pad(hidden[:, None], room))
+        hidden, cache = self.read(params, embeds, rows, slots, kept)
         last = jnp.take_along_axis(hidden, rows.length[:, None, None] - 1, axis=1)[:, 0]
         return gather(self.logits(params, last), "batch"), cache
 
     def read(
-        self, params: Params, embeds: Float[Array, "B L D"], rows: PromptRows, slots: int
+        self,
+        params: Params,
+        embeds: Float[Array, "B L D"],
+        rows: PromptRows,
+        slots: int,
+        kept: tuple[int, ...] | None = None,
     ) -> tuple[Float[Array, "B L D"], KVCache]:
         """Run right-padded prompts; return final-normed hidden states and the cache."""
         batch, width, _ = embeds.shape
-        cache = init_cache(self.text, batch, slots, embeds.dtype)
+        cache = init_cache(self.text, batch, slots, embeds.dtype, kept)
         positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
         hidden, cache = self._text(params, "hidden", embeds, positions, cache, width, rows.rotary)
         shift = cache.shift if rows.shift is None else rows.shift
@@ -277,9 +279,10 @@ class LanguageModel:
         embeds: Float[Array, "B T D"],
         cache: KVCache,
         tree: TreeMask | None = None,
+        scored: Int[Array, "B one"] | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Append T tokens with these embeddings, as `extend` does."""
-        logits, cache = self._text(params, "advance", embeds, cache, tree)
+        """Append T tokens with these embeddings, as `CausalLM.advance` does."""
+        logits, cache = self._text(params, "advance", embeds, cache, tree, scored)
         return gather(logits, "batch"), cache
 
     def _whole(self, params: Params, method: str, *args: Any, **images: Any) -> Any:

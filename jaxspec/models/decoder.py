@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 
-from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, write
-from jaxspec.config import RotaryConfig
+from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, written
+from jaxspec.config import EagleConfig, RotaryConfig
 from jaxspec.models.attention import attend
 from jaxspec.models.inputs import in_order, merge
 from jaxspec.models.layers import (
@@ -48,29 +48,33 @@ class Places(NamedTuple):
 class Attention(nn.Module):
     config: RotaryConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        self.q_proj = Dense(c.num_attention_heads * c.head_dim, c.biases.qkv)
+        self.k_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
+        self.v_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
+        self.o_proj = Dense(c.hidden_size, c.biases.output)
+
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        c = self.config
+        q = self._rotated(self.q_proj(x), at.rotary)
+        out, cache = self.read(q, *self.keys_values(x, at.rotary), at, cache)
+        return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
 
-        def heads(name: str, count: int) -> Array:
-            return Dense(count * c.head_dim, c.biases.qkv, name=name)(x).reshape(
-                *x.shape[:2], count, c.head_dim
-            )
+    def keys_values(
+        self, x: Float[Array, "B T width"], rotary: Array
+    ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """Return the keys, rotated, and the values of T tokens."""
+        return self._rotated(self.k_proj(x), rotary), self._by_head(self.v_proj(x))
 
-        angles = (
-            at.rotary,
-            rotary_frequencies(c),
-            c.rope_scaling.attention_factor,
-            c.rope_scaling.mrope_section,
-        )
-        q = rotate(heads("q_proj", c.num_attention_heads), *angles)
-        k = rotate(heads("k_proj", c.num_key_value_heads), *angles)
-        out, cache = self.read(q, k, heads("v_proj", c.num_key_value_heads), at, cache)
-        return Dense(c.hidden_size, c.biases.output, name="o_proj")(
-            out.reshape(*x.shape[:2], -1)
-        ), cache
+    def _by_head(self, x: Array) -> Array:
+        return x.reshape(*x.shape[:2], -1, self.config.head_dim)
+
+    def _rotated(self, x: Array, rotary: Array) -> Array:
+        scaling = self.config.rope_scaling
+        turns = rotary_frequencies(self.config), scaling.attention_factor, scaling.mrope_section
+        return rotate(self._by_head(x), rotary, *turns)
 
     def read(
         self,
@@ -102,20 +106,74 @@ class Layer(nn.Module):
         return x + mlp(RMSNorm(c.rms_norm_eps, name="post_attention_layernorm")(x)), cache
 
 
+class FusedLayer(nn.Module):
+    """EAGLE-3's layer: its attention reads an embedding and a hidden state side by side."""
+
+    config: EagleConfig
+    attention: type[Attention] = Attention
+
+    def setup(self) -> None:
+        c = self.config
+        self.input_layernorm = RMSNorm(c.rms_norm_eps)
+        self.hidden_norm = RMSNorm(c.rms_norm_eps)
+        self.self_attn = self.attention(c)
+        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps)
+        self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
+
+    def __call__(
+        self, x: Float[Array, "B T two_D"], at: Places, cache: LayerCache | None
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+        normed, hidden = self._normed(x)
+        out, cache = self.self_attn(normed, at, cache)
+        x = hidden + out
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+    def keys_values(self, x: Float[Array, "B T two_D"], rotary: Array) -> tuple[Array, Array]:
+        """Return the layer's keys, rotated, and values of T tokens."""
+        return self.self_attn.keys_values(self._normed(x)[0], rotary)
+
+    def _normed(self, x: Array) -> tuple[Array, Array]:
+        """Return the attention's input, and the stream that its output is added to."""
+        embeds, hidden = jnp.split(x, 2, axis=-1)
+        normed = self.hidden_norm(hidden)
+        stream = normed if self.config.norm_before_residual else hidden
+        return jnp.concatenate([self.input_layernorm(embeds), normed], axis=-1), stream
+
+
+def layer_of(config: RotaryConfig) -> Callable[..., Any]:
+    """Return the class of a decoder's layers."""
+    return FusedLayer if isinstance(config, EagleConfig) else Layer
+
+
 def run_layers(
     layers: Sequence[Callable[..., Any]], x: Array, at: Places, cache: KVCache | None
 ) -> tuple[Array, KVCache | None]:
-    """Run layer after layer, each with its own pair of cache leaves."""
+    """Run layer after layer, each with its own pair of cache leaves.
+
+    The hidden states that `cache.kept` names are written to the cache.
+    """
     if cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
         return looped[0], None
-    keys, values = [], []
-    bias = () if cache is None or cache.bias is None else (cache.bias,)
-    for i, layer in enumerate(layers):
-        x, leaves = call_layer(layer, x, at, cache and (cache.k[i], cache.v[i], *bias))
-        if leaves is not None:
-            keys.append(leaves[0])
-            values.append(leaves[1])
-    return x, cache and cache.replace(k=tuple(keys), v=tuple(values))
+    if cache is None:
+        for layer in layers:
+            x, _ = call_layer(layer, x, at, None)
+        return x, None
+    keys, values, states = [], [], [x]
+    bias = () if cache.bias is None else (cache.bias,)
+    for layer, k, v in zip(layers, cache.k, cache.v, strict=True):
+        x, leaves = call_layer(layer, x, at, (k, v, *bias))
+        keys.append(leaves[0])
+        values.append(leaves[1])
+        states.append(x)
+    if cache.kept:
+        cache = keep_hidden(cache, jnp.concatenate([states[i] for i in cache.kept], axis=-1), at)
+    return x, cache.replace(k=tuple(keys), v=tuple(values))
+
+
+def keep_hidden(cache: KVCache, states: Float[Array, "B T D"], at: Places) -> KVCache:
+    """Return the cache with the hidden states of T new tokens."""
+    assert cache.hidden is not None
+    return cache.replace(hidden=written(cache.hidden, states[:, :, None], at.slots, at.live))
 
 
 class Decoder(nn.Module):
@@ -126,14 +184,17 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embed_tokens = Embed(c.vocab_size, c.hidden_size, embedding_init=INIT)
-        self.layers = [Layer(c) for _ in range(c.num_hidden_layers)]
+        self.layers = [layer_of(c)(c) for _ in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps)
 
     def __call__(
         self, embeds: Array, at: Places, cache: KVCache | None
     ) -> tuple[Array, KVCache | None]:
         x, cache = run_layers(self.layers, embeds, at, cache)
-        return self.norm(x), cache
+        x = self.norm(x)
+        if cache is not None and cache.hidden is not None and not cache.kept:
+            cache = keep_hidden(cache, x, at)
+        return x, cache
 
 
 class CausalLM(nn.Module):
@@ -197,9 +258,16 @@ class CausalLM(nn.Module):
         return self.advance(self.embed(tokens), cache, tree)
 
     def advance(
-        self, embeds: Float[Array, "B T D"], cache: KVCache, tree: TreeMask | None = None
+        self,
+        embeds: Float[Array, "B T D"],
+        cache: KVCache,
+        tree: TreeMask | None = None,
+        scored: Int[Array, "B one"] | None = None,
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Append T tokens with these embeddings, as `extend` does."""
+        """Append T tokens with these embeddings, as `extend` does.
+
+        scored: Index of the only token to return logits of, [B, 1, V].
+        """
         count = embeds.shape[1]
         positions = cache.length[:, None] + jnp.arange(count)
         place, seen = positions, None
@@ -207,11 +275,11 @@ class CausalLM(nn.Module):
             root = cache.length + count - tree.seen.shape[-1]
             place, seen = root[:, None] + tree.depth, tree.seen
         rotary = place + cache.shift[:, None]
-        hidden, written = self.hidden(embeds, positions, cache, rotary=rotary, seen=seen)
-        assert written is not None
-        if cache.hidden is not None:
-            written = written.replace(hidden=write(cache.hidden, hidden[:, :, None], positions))
-        return self.logits(hidden), written.replace(length=cache.length + count)
+        hidden, cache_after = self.hidden(embeds, positions, cache, rotary=rotary, seen=seen)
+        assert cache_after is not None
+        if scored is not None:
+            hidden = jnp.take_along_axis(hidden, scored[..., None], axis=1)
+        return self.logits(hidden), cache_after.replace(length=cache.length + count)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Return the logits of a whole right-padded batch, without a cache."""

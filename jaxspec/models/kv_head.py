@@ -1,7 +1,8 @@
-"""AASD's draft head: decoder layers that read the target's own last-layer keys and values.
+"""Draft heads: decoder layers that read the target, AASD's KV head and EAGLE-3's head.
 
-The head embeds a token, runs it through its own layers and scores the next token. Embedding and
-output head are the target's, frozen. Its queries attend to three kinds of keys and values: the
+A head embeds a token, runs it through its own layers and scores the next token.
+
+AASD's embedding and output head are the target's, frozen. Its queries attend to three kinds of keys and values: the
 target's for text, unchanged; the target's for each image, pooled from n to k slots by the KV
 projector (K* = W_K K and V* = W_V V); and its own for the tokens that it drafts.
 
@@ -9,20 +10,23 @@ Cached keys are rotated already, and pooling them pools scores: q . (sum_j W_cj 
 sum_j W_cj (q . K_j). So queries and the head's own keys take the tokens' positions in the target's
 row, with uncompressed images.
 
+EAGLE-3's (Li et al. 2025, arXiv 2503.01840) has one layer, keys and values of its own, and its own
+output head. Its slot p reads the embedding of token p + 1 next to the hidden state of token p. That
+state is `fc` of three of the target's, or, of a token that it drafted itself, its own output. It
+takes the position of token p.
+
 Decoding and training use the same parameters in two ways:
 
-- decoding: `pack` makes an ordinary `KVCache`, and the head is a `CausalLM` over it (`joined`);
-- training (Target-Draft attention): `KVHead` runs blocks of J tokens from A anchors at once. The
-  block of anchor a sees the target's slots before a, and its own tokens up to each query. A draft
-  that starts at a sees the same: a is the newest token and has no key of the target's yet.
+- decoding: `models/head_cache.py` makes an ordinary `KVCache`, and the head is a `CausalLM` over it (`joined`);
+- training: `KVHead` runs blocks of J tokens from A anchors at once (`models/anchored.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -30,17 +34,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxspec.cache import KVCache, write
-from jaxspec.config import KVHeadConfig, ModelConfig, target_hash, text_config
+from jaxspec.config import EagleConfig, KVHeadConfig
 from jaxspec.errors import InputError
-from jaxspec.models.decoder import Attention, Layer, Places
-from jaxspec.models.inputs import Pool
-from jaxspec.models.layers import INIT, Dense, RMSNorm, apply, wide
+from jaxspec.models.anchored import NEVER, AnchoredAttention, Block, Context
+from jaxspec.models.decoder import Places, layer_of
+from jaxspec.models.kv_projector import KVProjector
+from jaxspec.models.layers import INIT, Dense, RMSNorm
 from jaxspec.models.vocabulary import head_kernel
-from jaxspec.typing import Array, Bool, Float, Int, Params
-
-NEVER = np.iinfo(np.int32).max
-"""Index of a slot that no query reads."""
+from jaxspec.typing import Array, Float, Int, Params
 
 
 class HeadRows(struct.PyTreeNode):
@@ -52,128 +53,20 @@ class HeadRows(struct.PyTreeNode):
     """Slots of each image, in order."""
 
 
-class Context(struct.PyTreeNode):
-    """The target's keys and values for a head: S slots, those of I images, then those of text."""
-
-    k: Float[Array, "B S K H"]
-    v: Float[Array, "B S K H"]
-    since: Int[Array, "B S"]
-    """Index in the target's row of a slot's last token, which later tokens may read; or NEVER."""
-    bias: Float[Array, "B S"] | None
-    """Bias on the scores of a slot."""
-
-
-class Block(NamedTuple):
-    """A layer's inputs besides its tokens."""
-
-    context: Context
-    k: Float[Array, "B A J K H"] | None = None
-    """The layer's keys of the blocks' earlier tokens; None at the first token."""
-    v: Float[Array, "B A J K H"] | None = None
-
-
-class KVProjector(nn.Module):
-    """Keys and values of images, n slots each, pooled to k."""
-
-    config: KVHeadConfig
-
-    @nn.compact
-    def __call__(
-        self,
-        k: Float[Array, "B I tokens K H"],
-        v: Float[Array, "B I tokens K H"],
-        there: Bool[Array, "B I tokens"],
-    ) -> tuple[Float[Array, "B I slots K H"], Float[Array, "B I slots K H"]]:
-        c = self.config
-        if c.pooling == "attention":
-            shape = (c.image_slots, *k.shape[-2:])
-            queries = self.param("queries", INIT, shape)
-            scores = jnp.einsum(
-                "cKH,BInKH->BIKcn", queries, k, preferred_element_type=wide(k.dtype)
-            )
-            # Finite, because all slots of an absent image are masked.
-            scores = jnp.where(there[:, :, None, None], scores * k.shape[-1] ** -0.5, -1e30)
-            weights = jax.nn.softmax(scores, axis=-1).astype(k.dtype)
-            return jnp.einsum("BIKcn,BInKH->BIcKH", weights, k), jnp.einsum(
-                "BIKcn,BInKH->BIcKH", weights, v
-            )
-
-        def pooled(name: str, x: Array) -> Array:
-            average = jnp.asarray(average_pooling(c))
-            matrix = average if c.pooling == "avgpool" else self.param(name, lambda _: average)
-            out = jnp.einsum(
-                "cn,BInKH->BIcKH", matrix.astype(x.dtype), x, preferred_element_type=wide(x.dtype)
-            )
-            return out.astype(x.dtype)
-
-        return pooled("k", k), pooled("v", v)
-
-
-def average_pooling(config: KVHeadConfig) -> np.ndarray:
-    """Return float32 [k, n] of averages over squares of the image, or over runs.
-
-    Squares need square numbers n and k.
-    """
-    square = math.isqrt(config.image_tokens) ** 2 == config.image_tokens
-    square &= math.isqrt(config.image_slots) ** 2 == config.image_slots
-    return Pool(config.image_slots, "avg2d" if square else "avg1d").matrix(config.image_tokens)
-
-
-class AnchoredAttention(Attention):
-    """Target-Draft attention of A blocks' next J tokens.
-
-    Each token reads the slots before its block's anchor, and its own block.
-    """
-
-    def read(
-        self,
-        q: Float[Array, "B A*J N H"],
-        k: Float[Array, "B A*J K H"],
-        v: Float[Array, "B A*J K H"],
-        at: Places,
-        cache: Any,
-    ) -> tuple[Float[Array, "B A*J N H"], Any]:
-        block: Block = cache
-        context, seen = block.context, at.seen
-        assert seen is not None
-        batch, _, heads, width = q.shape
-        anchors, kv_heads = seen.shape[1], k.shape[2]
-        q = q.reshape(batch, anchors, -1, kv_heads, heads // kv_heads, width)
-        k, v = (x.reshape(batch, anchors, -1, kv_heads, width) for x in (k, v))
-        if block.k is not None and block.v is not None:
-            k, v = jnp.concatenate([block.k, k], axis=2), jnp.concatenate([block.v, v], axis=2)
-        exact = wide(q.dtype)
-        before = (
-            jnp.einsum("BAJKGH,BSKH->BAKGJS", q, context.k, preferred_element_type=exact)
-            * width**-0.5
-        )
-        if context.bias is not None:
-            before += context.bias[:, None, None, None, None]
-        before = jnp.where(seen[:, :, None, None, None], before, -jnp.inf)
-        inside = (
-            jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
-        )
-        new, known = inside.shape[-2:]  # the new tokens are the last; 2 of 3: 110, 111
-        inside = jnp.where(jnp.tri(new, known, known - new, bool), inside, -jnp.inf)
-        probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
-        out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
-        out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., seen.shape[-1] :], v)
-        return out.reshape(batch, -1, heads, width), Block(context, k, v)
-
-
 class KVHead(nn.Module):
-    """The head's parameters, and its training pass."""
+    """A head's parameters, and its training pass."""
 
     config: KVHeadConfig
 
     def setup(self) -> None:
-        c = self.config
-        self.layers = [
-            Layer(c.text_config, AnchoredAttention) for _ in range(c.text_config.num_hidden_layers)
-        ]
-        self.norm = RMSNorm(c.text_config.rms_norm_eps)
+        c, text = self.config, self.config.text_config
+        layer = layer_of(text)
+        self.layers = [layer(text, AnchoredAttention) for _ in range(text.num_hidden_layers)]
+        self.norm = RMSNorm(text.rms_norm_eps)
         if c.reads_hidden:
-            self.fc = Dense(c.text_config.hidden_size, bias=False)
+            self.fc = Dense(text.hidden_size, bias=False)
+        if isinstance(text, EagleConfig) and text.norm_before_fc:
+            self.input_norm = RMSNorm(text.rms_norm_eps)
         if c.pools:
             self.kv_projector = KVProjector(c)
         if c.pools and c.slot_bias:
@@ -220,7 +113,34 @@ class KVHead(nn.Module):
         self, embeds: Float[Array, "... D"], before: Float[Array, "... D"]
     ) -> Float[Array, "... D"]:
         """Return the layers' inputs from embeddings and the hidden states that predicted them."""
-        return self.fc(jnp.concatenate([embeds, before], axis=-1))
+        both = jnp.concatenate([embeds, before], axis=-1)
+        return both if self.config.fused else self.fc(both)
+
+    def combine(self, states: Float[Array, "... three_D"]) -> Float[Array, "... D"]:
+        """Return the hidden states that an EAGLE-3 head reads of the target's."""
+        text = self.config.text_config
+        if isinstance(text, EagleConfig) and text.norm_before_fc:
+            states = self.input_norm(states)
+        return self.fc(states)
+
+    def own_context(
+        self,
+        embeds: Float[Array, "B L D"],
+        states: Float[Array, "B L three_D"],
+        rotary: Int[Array, "B L"] | Int[Array, "B 3 L"],
+    ) -> Context:
+        """Return the keys and values of an EAGLE-3 head over whole rows.
+
+        Args:
+          embeds: Embeddings of the tokens.
+          states: The target's hidden states at the tokens.
+          rotary: Positions of the tokens.
+        """
+        # Slot p is of token p + 1; the last one reads an embedding of no meaning.
+        x = self.fuse(jnp.roll(embeds, -1, axis=1), self.combine(states))
+        k, v = self.layers[0].keys_values(x, rotary)
+        since = jnp.broadcast_to(1 + jnp.arange(x.shape[1]), x.shape[:2])
+        return Context(k, v, since)
 
     def __call__(
         self,
@@ -242,31 +162,56 @@ class KVHead(nn.Module):
           rows: Slots to read.
           before: The target's hidden states before the anchors, for a head that reads them.
         """
-        context = self.context(k, v, rows)
+        return self._blocks(embeds, anchors, rotary, self.context(k, v, rows), before)
+
+    def unroll(
+        self,
+        embeds: Float[Array, "B A J D"],
+        anchors: Int[Array, "B A"],
+        rotary: Int[Array, "B A J"] | Int[Array, "B 3 A J"],
+        row: tuple[Array, Array, Array],
+        before: Float[Array, "B A three_D"],
+    ) -> Float[Array, "B A J D"]:
+        """Return what `__call__` does for an EAGLE-3 head: its training-time test.
+
+        Args:
+          embeds, anchors: See `__call__`.
+          rotary: Positions of the tokens before the blocks' tokens.
+          row: Arguments of `own_context`.
+          before: The target's hidden states before the anchors.
+        """
+        context = self.own_context(*row)
+        return self._blocks(embeds, anchors, rotary, context, self.combine(before))
+
+    def _blocks(
+        self, embeds: Array, anchors: Array, rotary: Array, context: Context, before: Array | None
+    ) -> Array:
         seen = context.since[:, None] < anchors[..., None]
         blocks: list[Any] = [Block(context)] * len(self.layers)
 
         def read(x: Array, rotary: Array) -> Array:
-            flat, shape = rotary.reshape(rotary.shape[0], -1), x.shape
-            x = x.reshape(*flat.shape, -1)
+            flat, shape = rotary.reshape(*rotary.shape[:-2], -1), x.shape[:3]
+            x = x.reshape(shape[0], flat.shape[-1], -1)
             for i, layer in enumerate(self.layers):
                 x, blocks[i] = layer(x, Places(flat, flat, seen), blocks[i])
-            return self.norm(x).reshape(shape)
+            return x.reshape(*shape, -1)
 
         if before is None:
-            return read(embeds, rotary)
-        states = [before[:, :, None]]
+            return self.norm(read(embeds, rotary))
+        fed, out = before[:, :, None], []
         for step in range(embeds.shape[2]):  # each token reads the state before it
             token = slice(step, step + 1)
-            states.append(read(self.fuse(embeds[:, :, token], states[-1]), rotary[..., token]))
-        return jnp.concatenate(states[1:], axis=2)
+            x = read(self.fuse(embeds[:, :, token], fed), rotary[..., token])
+            out.append(self.norm(x))
+            fed = x if self.config.own_states else out[-1]
+        return jnp.concatenate(out, axis=2)
 
 
 def states_before(
-    config: KVHeadConfig, hidden: Float[Array, "B L D"], anchors: Int[Array, "B A"]
+    config: KVHeadConfig, hidden: Float[Array, "B L D"] | None, anchors: Int[Array, "B A"]
 ) -> Float[Array, "B A D"] | None:
     """Return the target's hidden states before the anchors; None for a head that reads none."""
-    if not config.reads_hidden:
+    if not config.reads_hidden or hidden is None:
         return None
     return jnp.take_along_axis(hidden, jnp.maximum(anchors - 1, 0)[..., None], axis=1)
 
@@ -277,97 +222,20 @@ def _gather(leaf: Float[Array, "B K S H"], at: Int[Array, "B text"]) -> Float[Ar
     return jnp.where((at < 0)[..., None, None], 0, rows)
 
 
-def pack(
-    config: KVHeadConfig, params: Params, target: KVCache, rows: HeadRows, slots: int
-) -> KVCache:
-    """Return the head's cache after prefill: the slots of `KVHead.context`, each row without gaps.
-
-    `shift` is the number of slots that a row has fewer than the target's row, so that new tokens
-    take the target's positions. With 10 slots of text and an image pooled from 576 slots to 64,
-    length is 74 and shift 512. All layers of the head begin with the same keys and values.
-    """
-    context: Context = apply(
-        KVHead(config), params, target.k[-1], target.v[-1], rows, method="context"
-    )
-    there = context.since < target.length[:, None]
-    length = there.sum(1)
-    places = jnp.where(there, jnp.cumsum(there, axis=1) - 1, slots)
-
-    def packed(leaf: Array) -> Array:
-        batch, _, heads, width = leaf.shape
-        return write(jnp.zeros((batch, heads, slots, width), leaf.dtype), leaf, places)
-
-    bias = None
-    if context.bias is not None:
-        bias = packed(context.bias[..., None, None])[:, 0, :, 0]
-    hidden = None
-    if target.hidden is not None:
-        shape = (*target.hidden.shape[:2], slots, target.hidden.shape[-1])
-        hidden = _with_newest(jnp.zeros(shape, target.hidden.dtype), target, length)
-    layers = config.text_config.num_hidden_layers
-    return KVCache(
-        k=(packed(context.k),) * layers,
-        v=(packed(context.v),) * layers,
-        length=length,
-        shift=target.length + target.shift - length,
-        bias=bias,
-        hidden=hidden,
-    )
-
-
-def adopt_target_kv(
-    config: KVHeadConfig, cache: KVCache, target: KVCache, emitted: Int[Array, " B"], count: int
-) -> KVCache:
-    """Replace the head's keys and values of `count` newly verified tokens by the target's.
-
-    `emitted` of them stay; the next block overwrites the slots after them. A head that reads no
-    text keeps none.
-    """
-    new = jnp.arange(count)
-    if not config.reads_text:
-        hidden = (
-            cache.hidden
-            if cache.hidden is None
-            else _with_newest(cache.hidden, target, cache.length)
-        )
-        return cache.replace(shift=cache.shift + emitted, hidden=hidden)
-    source = (target.length - emitted)[:, None] + new
-    places = cache.length[:, None] + new
-
-    def taken(leaf: Array, theirs: Any) -> Array:
-        verified = jnp.take_along_axis(
-            theirs, source[:, None, :, None], axis=2, mode="clip"
-        ).swapaxes(1, 2)
-        return write(leaf, verified, places)
-
-    return cache.replace(
-        k=tuple(taken(leaf, target.k[-1]) for leaf in cache.k),
-        v=tuple(taken(leaf, target.v[-1]) for leaf in cache.v),
-        length=cache.length + emitted,
-        hidden=cache.hidden if cache.hidden is None else taken(cache.hidden, target.hidden),
-    )
-
-
-def _with_newest(
-    hidden: Float[Array, "B 1 S D"], target: KVCache, length: Int[Array, " B"]
-) -> Array:
-    """Write the hidden state of the target's newest token, where a draft begins."""
-    assert target.hidden is not None
-    newest = jnp.take_along_axis(target.hidden, (target.length - 1)[:, None, None, None], axis=2)
-    return write(hidden, newest, (length - 1)[:, None])
-
-
 def joined(head: Params, target: Params, words: tuple[int, ...] = ()) -> Params:
-    """Return the head's parameters as a `CausalLM`, with the target's embedding and output head.
+    """Return the head's parameters as a `CausalLM`, with the target's embedding and output head
+    where it has none of its own.
 
     With a draft vocabulary the output head has the columns of its words, which `head` may hold.
     """
     target = target.get("language_model", target)
     own = {
-        name: leaf for name, leaf in head.items() if name == "norm" or name.startswith("layers_")
+        name: leaf
+        for name, leaf in head.items()
+        if name in ("norm", "embed_tokens") or name.startswith("layers_")
     }
     model = {"embed_tokens": target["model"]["embed_tokens"]} | own
-    if words:
+    if words or "lm_head" in head:
         return {
             "model": model,
             "lm_head": head.get("lm_head") or {"kernel": head_kernel(target, words)},
@@ -379,9 +247,11 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     """Return initial parameters, float32.
 
     Layers and norm are copies of the target's last ones, or random without a target. The KV
-    projector averages.
+    projector averages. Of an EAGLE-3 head, the norm and the output head are the target's.
     """
     text = config.text_config
+    if isinstance(text, EagleConfig):
+        return _init_eagle(config, text, target, key)
     images = jnp.zeros((1, 1, max(config.image_tokens, 1)), jnp.int32)
     leaf = jnp.zeros((1, text.num_key_value_heads, 1, text.head_dim))
     zero = jnp.zeros((1, 1), jnp.int32)
@@ -408,6 +278,26 @@ def init_head(config: KVHeadConfig, target: Params | None, key: jax.Array) -> Pa
     )
 
 
+def _init_eagle(
+    config: KVHeadConfig, text: EagleConfig, target: Params | None, key: jax.Array
+) -> Params:
+    states = jnp.zeros((1, 1, 3 * text.target_hidden_size))
+    zero, embeds = jnp.zeros((1, 1), jnp.int32), jnp.zeros((1, 1, 1, text.hidden_size))
+    make = jax.jit(partial(KVHead(config).init, method="unroll"))
+    row = embeds[0], states, zero
+    params = dict(make(key, embeds, zero, zero[..., None], row, states)["params"])
+    words = len(text.draft_vocabulary) or text.vocab_size
+    params["lm_head"] = {"kernel": INIT(key, (text.hidden_size, words), jnp.float32)}
+    if text.own_embedding:
+        shape = (text.vocab_size, text.hidden_size)
+        params["embed_tokens"] = {"embedding": INIT(key, shape, jnp.float32)}
+    if target is None:
+        return params
+    kernel = head_kernel(target, text.draft_vocabulary or tuple(range(text.vocab_size)))
+    theirs = {"norm": target["model"]["norm"], "lm_head": {"kernel": kernel}}
+    return params | jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), theirs)
+
+
 @cache
 def abstract_head(config: KVHeadConfig) -> Params:
     """Return the shapes of the parameters; nothing is allocated."""
@@ -416,6 +306,8 @@ def abstract_head(config: KVHeadConfig) -> Params:
 
 def reads_as_text(config: KVHeadConfig, shown: np.ndarray) -> np.ndarray:
     """Return the slots of a row that are read unpooled: text, and images with pooling "none"."""
+    if config.fused:  # which reads none of the target's slots
+        return np.arange(0)
     return np.arange(len(shown)) if config.pooling == "none" else np.flatnonzero(shown < 0)
 
 
@@ -454,15 +346,3 @@ def no_rows(config: KVHeadConfig, batch: int, width: int, images: int) -> HeadRo
     """Return `head_rows` without any slot to read."""
     shape = (batch, images if config.pools else 0, config.image_tokens)
     return HeadRows(np.full((batch, width), -1, np.int32), np.full(shape, -1, np.int32))
-
-
-def check_target(config: KVHeadConfig, target: ModelConfig) -> None:
-    """Refuse a target that the head was not made for."""
-    text, found = text_config(target), target_hash(target)
-    if found != config.target_hash:
-        name = f" ({config.target_name})" if config.target_name else ""
-        raise InputError(
-            f"KV head: made for a target of configuration {config.target_hash}{name}, and this "
-            f"{target.model_type} ({text.num_hidden_layers} layers of {text.hidden_size}) is "
-            f"{found}; use the head's own target"
-        )

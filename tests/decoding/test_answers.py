@@ -38,14 +38,16 @@ def headed(target: LoadedModel) -> LoadedModel:
 
 def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **options: Any) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
+    eagle = tiny.kv_head(LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2))
     return {
+        "eagle": Engine(replace(target, head=LoadedHead(*eagle)), config=replace(config, views=("kv",))),
         "plain": Engine(target, config=replace(config, views=())),
         "views": Engine(target, draft, config),
         "kv": Engine(headed, config=replace(config, views=("kv",))),
     }
 
 
-KINDS = ("plain", "views", "kv")
+KINDS = ("plain", "views", "kv", "eagle")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -134,8 +136,9 @@ def test_a_session_answers_as_whole_prompts_do(
             if prompt is None
             else engine.encoder.follow_up(prompt, answer, question, images)
         )
-        answer = engine.generate(Request(prompt, NEW, temperature)).tokens
-        assert told.tokens == answer
+        whole = engine.generate(Request(prompt, NEW, temperature))
+        answer = whole.tokens
+        assert (told.tokens, told.stats.steps) == (answer, whole.stats.steps)
     kept = [None if past is None else int(past.length[0]) for past in read[::2]]
     assert kept[0] is None
     assert 0 < kept[1] < kept[2]

@@ -31,7 +31,11 @@ NOBODY = (-1, -1)
 TARGET, TARGET_PARAMS = tiny.lvlm(32, 2, seed=0)
 INT8_PARAMS = int8_params(TARGET_PARAMS)
 DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
-HEAD, HEAD_PARAMS = tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden")
+HEADS = {
+    "kv": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
+    "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
+}
+"""An EAGLE-3 head is a view kv too; here its name is another."""
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
 """Draft lengths and trees."""
 GRID = [
@@ -41,6 +45,8 @@ GRID = [
     (("kv",), 3, None),
     (("kv",), 3, "2:5"),
     (("M", "T", "kv"), 3, None),
+    (("eagle",), 3, None),
+    (("M", "T", "eagle"), 2, "dynamic:2:4"),
 ]
 WEIGHTS = {
     1: [(1.0,)],
@@ -51,7 +57,8 @@ WEIGHTS = {
 
 
 def batch_of(*views: str) -> PromptBatch:
-    return tiny.prompts(LENGTHS, IMAGES, views, head=HEAD if "kv" in views else None)
+    head, _ = HEADS.get(views[-1], (None, None))
+    return tiny.prompts(LENGTHS, IMAGES, tuple(view.replace("eagle", "kv") for view in views), head=head)
 
 
 def plain(options: Sampling, target: Params = TARGET_PARAMS) -> list[list[int]]:
@@ -69,11 +76,13 @@ def speculative(
     **policy: Any,
 ) -> DecodeState:
     """Decode; `policy` sets the drafter's context, its tree, or the weighting."""
-    spec = tiny.speculator(TARGET, draft[0], views, gamma, head=HEAD if "kv" in views else None, **policy)
+    head, head_params = HEADS.get(views[-1], (None, {}))
     batch = batch_of(*views) if batch is None else batch
+    views = tuple(view.replace("eagle", "kv") for view in views)
+    spec = tiny.speculator(TARGET, draft[0], views, gamma, head=head, **policy)
     batch = batch.replace(view_images=batch.view_images if draft[0].has_vision else None)
     batch = batch if weights is None else tiny.weighted(batch, *weights)
-    params = {"target": target, "drafter": draft[1], "head": HEAD_PARAMS}
+    params = {"target": target, "drafter": draft[1], "head": head_params}
     return tiny.run_speculative(spec, params, batch, options, NEW)
 
 

@@ -14,9 +14,11 @@ from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafter import DraftState
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.models import LanguageModel
+from jaxspec.models.anchored import Block
 from jaxspec.models.decoder import Layer, Places
+from jaxspec.models.head_cache import pack
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import Block, HeadRows, KVHead, head_rows, joined, pack, states_before
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, states_before
 from jaxspec.typing import Array, Params
 
 from tests import tiny
@@ -182,10 +184,9 @@ def test_nodes_of_a_tree_follow_their_parents() -> None:
 
 def test_a_head_takes_its_own_target_only() -> None:
     from jaxspec.errors import InputError
-    from jaxspec.models.kv_head import check_target
 
     config = KVHeadConfig.of_target(TARGET.config, image_slots=2)
-    check_target(config, TARGET.config)
+    assert config.for_target(TARGET.config) == config
     other = replace(TARGET.config, text_config=replace(TEXT, rope_theta=5e5))
     with pytest.raises(InputError, match=r"made for a target of configuration \w{16}, and this llava "):
-        check_target(config, other)
+        config.for_target(other)

@@ -82,9 +82,10 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     assert runs[0] == runs[1]
 
 
-def test_a_kv_head_is_split_as_its_target_is(pair):
+@pytest.mark.parametrize("options", [{"feature": "last_hidden"}, {"feature": "fused", "target_layers": (0, 1, 2)}])
+def test_a_kv_head_is_split_as_its_target_is(pair, options):
     alone, split = LoadedModel.load(pair[0]), LoadedModel.load(pair[0], mesh=make_mesh(model=2))
-    head = LoadedHead(*tiny.kv_head(alone.model, alone.params, feature="last_hidden"))
+    head = LoadedHead(*tiny.kv_head(alone.model, alone.params, **options))
     page = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     config = EngineConfig(views=("kv",), gamma=3)
     engines = [Engine(replace(target, head=head), config=config) for target in (alone, split)]

@@ -22,7 +22,19 @@ from jaxspec.sampling import draw
 from jaxspec.typing import Array, Params
 from jaxspec.verification import Draft, Verdict, rejection
 
-from tests.tiny import kv_head, lvlm, narrow, noisy, prompts, run_plain, run_speculative, sampling, speculator, weighted
+from tests.tiny import (
+    eagle_params,
+    kv_head,
+    lvlm,
+    narrow,
+    noisy,
+    prompts,
+    run_plain,
+    run_speculative,
+    sampling,
+    speculator,
+    weighted,
+)
 from tests.tiny.oracles import goodness_of_fit, numpy_distribution
 
 VOCABULARY, LENGTH, ROWS, ROUNDS = 6, 3, 2000, 10
@@ -31,7 +43,7 @@ TARGET, PARAMS = lvlm(16, 2, seed=3, scale=0.4, vocabulary=VOCABULARY, image=IMA
 INT8 = int8_params(PARAMS)
 DRAFT = noisy(PARAMS, 0.7)
 VIEWS = ("M", "T", "P")
-HEAD, HEAD_PARAMS = kv_head(TARGET, PARAMS)
+HEADS = {"kv": kv_head(TARGET, PARAMS), "eagle": kv_head(TARGET, PARAMS, feature="fused", target_layers=(0, 1, 2))}
 
 
 @functools.cache
@@ -66,20 +78,24 @@ def drawn(
     views: tuple[str, ...] = VIEWS,
     few_words: bool = False,
     int8: bool = False,
+    kind: str = "kv",
     **options: Any,
 ) -> np.ndarray:
     """Counts [V, V, V] of the first tokens of ROUNDS * ROWS sequences; gamma 0 is the plain loop.
 
     With `few_words` draft and head score different tokens each.
     """
-    head, draft, own = HEAD if "kv" in views else None, TARGET, DRAFT
+    head, head_params = HEADS[kind] if "kv" in views else (None, {})
+    draft, own = TARGET, DRAFT
     if few_words:
         draft, own = narrow(TARGET, DRAFT, (5, 0, 3, 1))
         head = head and replace(head, text_config=replace(head.text_config, draft_vocabulary=(4, 0, 2)))
+        if kind == "eagle":
+            head_params = eagle_params(head, PARAMS)
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
     target = INT8 if int8 else PARAMS
-    params = {"target": target, "drafter": own, "head": HEAD_PARAMS}
+    params = {"target": target, "drafter": own, "head": head_params}
     if gamma:
         program = speculator(TARGET, draft, views, gamma, weighting, tree, head=head)
 
@@ -126,6 +142,14 @@ CASES = [
         1,
         {"temperature": 0.7, "views": ("M", "T", "kv"), "weighting": "inverse_error_power", "few_words": True},
         id="mixed KV head, few words",
+    ),
+    pytest.param(
+        2, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,), "kind": "eagle", "tree": "2:4"}, id="EAGLE-3, tree"
+    ),
+    pytest.param(
+        1,
+        {"temperature": 0.7, "views": ("M", "kv"), "weights": (0.5, 0.5), "kind": "eagle", "few_words": True},
+        id="mixed EAGLE-3, few words",
     ),
 ]
 

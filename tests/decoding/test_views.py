@@ -43,14 +43,13 @@ def test_a_row_of_the_ragged_batch_is_the_row_alone() -> None:
     def two_blocks() -> tuple:
         state = drafter.prefill({"drafter": PARAMS}, batch, None, None, 40)
         ones = jnp.ones(B, jnp.int32)
-        recent = jnp.stack([jnp.zeros(B, jnp.int32), written[:, 0]], axis=1)
-        first, state = drafter.draft(BlockInputs({"drafter": PARAMS}, recent, ones, batch.weights, options), state)
+        told = jnp.asarray(written[:, :1])
+        first, state = drafter.draft(BlockInputs({"drafter": PARAMS}, told, ones, batch.weights, options), state)
         state = drafter.commit(state, kept + 1, None)
         # Row by row, the newest two of: first token, accepted drafts, correction or bonus.
-        told = jnp.concatenate([written[:, :1], first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
+        told = jnp.concatenate([told, first.tokens, jnp.zeros((B, 1), jnp.int32)], axis=1)
         told = told.at[jnp.arange(B), kept + 1].set(written[:, 1])
-        recent = jnp.take_along_axis(told, kept[:, None] + jnp.arange(2), axis=1)
-        second, _ = drafter.draft(BlockInputs({"drafter": PARAMS}, recent, kept + 2, batch.weights, options), state)
+        second, _ = drafter.draft(BlockInputs({"drafter": PARAMS}, told, kept + 2, batch.weights, options), state)
         return first, second, told
 
     @partial(jax.jit, compiler_options=tiny.QUICK)
@@ -91,8 +90,8 @@ def test_the_mixture_is_the_weighted_sum_of_what_the_views_say() -> None:
     @jax.jit
     def draft() -> jax.Array:
         state = drafter.prefill({"drafter": PARAMS}, batch, None, None, 40)
-        recent, ones = jnp.full((B, 2), 7, jnp.int32), jnp.ones(B, jnp.int32)
-        inputs = BlockInputs({"drafter": PARAMS}, recent, ones, batch.weights, tiny.sampling(B, 1.0))
+        tokens, ones = jnp.full((B, 1), 7, jnp.int32), jnp.ones(B, jnp.int32)
+        inputs = BlockInputs({"drafter": PARAMS}, tokens, ones, batch.weights, tiny.sampling(B, 1.0))
         return drafter.draft(inputs, state)[0]
 
     probs, (m, t) = draft().probs, draft().view_probs

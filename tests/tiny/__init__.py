@@ -30,5 +30,17 @@ from tests.tiny.loops import (
     take,
     weighted,
 )
-from tests.tiny.models import CONTEXT, EOS, VOCABULARY, kv_head, lvlm, narrow, noisy, random_params, resized, text_only
+from tests.tiny.models import (
+    CONTEXT,
+    EOS,
+    VOCABULARY,
+    eagle_params,
+    kv_head,
+    lvlm,
+    narrow,
+    noisy,
+    random_params,
+    resized,
+    text_only,
+)
 from tests.tiny.requests import Talk, loaded, page, request_of

@@ -65,11 +65,21 @@ def kv_head(target: LanguageModel, params: Params, noise: float = 0.05, **option
     """A head that begins as the target's last layer, its weights a bit off."""
     config = KVHeadConfig.of_target(target.config, **{"image_slots": 2, "slot_bias": True} | options)
     theirs, rng = params.get("language_model", params)["model"], np.random.default_rng(0)
+    if config.fused:
+        return config, eagle_params(config, params)
     layers = f"layers_{target.text.num_hidden_layers - 1}"
     shapes = abstract_head(config)
     own = {name: theirs[layers] for name in shapes if name.startswith("layers_")} | {"norm": theirs["norm"]}
     drawn = jax.tree.map(lambda x: jnp.asarray(rng.uniform(0, 1, x.shape), x.dtype), shapes)
     return config, noisy({**drawn, **own}, noise)
+
+
+def eagle_params(config: KVHeadConfig, target: Params, seed: int = 0) -> Params:
+    """An EAGLE-3 head of random weights, with the target's output head."""
+    rng, words = np.random.default_rng(seed), np.asarray(config.text_config.draft_vocabulary, int)
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(x.ndim == 1, 0.3, x.shape), x.dtype), abstract_head(config))
+    kernel = target.get("language_model", target)["lm_head"]["kernel"]
+    return drawn | {"lm_head": {"kernel": kernel[:, words] if len(words) else kernel}}
 
 
 def narrow(model: LanguageModel, params: Params, words: tuple[int, ...]) -> tuple[LanguageModel, Params]:

@@ -1,0 +1,123 @@
+"""The decoder of an EAGLE-3 head, from and to the config.json of public heads.
+
+Two layouts exist. SafeAILab's and SpecForge's has a Llama's entries at the top level and the
+architecture `LlamaForCausalLMEagle3`. speculators' has them under `transformer_layer_config`.
+Numbers of target layers are vLLM's: i is the hidden state after i layers, 0 the embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+from jaxspec.config.schema import check_fields
+from jaxspec.config.text import LlamaConfig
+from jaxspec.errors import InputError
+
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+"""Names in config.json of heads with the entries at the top level."""
+SPECULATORS = ("Eagle3DraftModel", "Eagle3Speculator")
+"""Names in config.json of speculators' heads."""
+
+_READ = {
+    *("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "eagle_config", "initializer_range"),
+    *("embed_requires_grad", "target_hidden_size", "use_aux_hidden_state", "rms_norm_eps"),
+    *("norm_before_residual", "norm_before_fc", "norm_output"),
+}
+_OF_HEADS = re.compile("norm|scale|aux|draft|eagle|mask|parallel|residual|quant")
+"""What the names of entries contain that may change a head's computation."""
+
+
+@dataclass(frozen=True)
+class EagleConfig(LlamaConfig):
+    """One Llama layer that reads an embedding and a hidden state."""
+
+    norm_before_residual: bool = False
+    """Whether the layer's output is added to the hidden state's norm, not to the state itself."""
+    norm_before_fc: bool = False
+    """Whether a norm precedes `fc`."""
+    norm_output: bool = False
+    """Whether the next token reads the final-normed state, not the one before the norm."""
+    own_embedding: bool = False
+    """Whether the head has an embedding of its own, not the target's."""
+    target_hidden_size: int = 0
+    """Width of the target; 0 means hidden_size."""
+    target_layers: tuple[int, ...] = ()
+    """Hidden states of the target that `fc` reads; () means 2, n/2 and n-3 of n layers."""
+
+    architecture = ARCHITECTURES[0]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "target_hidden_size", self.target_hidden_size or self.hidden_size)
+        if self.target_layers and len(self.target_layers) != 3:
+            raise InputError(
+                f"EAGLE-3 head: reads {len(self.target_layers)} layers "
+                f"{list(self.target_layers)} of its target; give three"
+            )
+        if self.num_hidden_layers != 1:
+            raise InputError(
+                f"EAGLE-3 head: num_hidden_layers {self.num_hidden_layers} is not supported; "
+                "give a head of 1 layer"
+            )
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        """Read either layout; InputError for options that this library lacks.
+
+        The draft vocabulary has the right size, and its tokens are in the file `d2t`.
+        """
+        outer = {key: value for key, value in raw.items() if key != "transformer_layer_config"}
+        outer |= outer.pop("eagle_config", None) or {}
+        own = raw.get("transformer_layer_config") or raw
+        check_fields("EAGLE-3 head", outer)
+        lacking = [
+            key
+            for key, value in outer.items()
+            if value and _OF_HEADS.search(key) and key not in _READ
+            if not (key == "logit_scale" and value == 1)
+        ]
+        if outer.get("use_aux_hidden_state") is False:
+            lacking.append("use_aux_hidden_state false")
+        if lacking:
+            raise InputError(
+                f"EAGLE-3 head: config.json has {', '.join(map(repr, lacking))}, which this "
+                "library does not support; give another head"
+            )
+        layers = outer.get("eagle_aux_hidden_state_layer_ids") or ()
+        norms = ("norm_before_residual", "norm_before_fc", "norm_output")
+        entries = {**own, **{name: bool(outer.get(name)) for name in norms}}
+        entries["tie_word_embeddings"] = False
+        entries["target_hidden_size"] = outer.get("target_hidden_size") or 0
+        entries["target_layers"] = sorted(layers)
+        config = super().from_hf({**entries, "draft_vocabulary": None})
+        size = outer.get("draft_vocab_size") or config.vocab_size
+        if size == config.vocab_size:
+            return config
+        return super().from_hf({**entries, "draft_vocabulary": list(range(size))})
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return the entries in SafeAILab's layout."""
+        out = super().to_hf()
+        words = out.pop("draft_vocabulary", ())
+        layers = list(out.pop("target_layers"))
+        for name in ("own_embedding", "attention_factor"):
+            out.pop(name, None)
+        return out | {
+            "draft_vocab_size": len(words) or self.vocab_size,
+            "eagle_aux_hidden_state_layer_ids": layers,
+            "eagle_config": {
+                "use_aux_hidden_state": True,
+                "eagle_aux_hidden_state_layer_ids": layers,
+            },
+        }
+
+
+def is_eagle(raw: dict[str, Any]) -> bool:
+    """Return whether a config.json is an EAGLE-3 head's."""
+    names = raw.get("architectures")
+    named = isinstance(names, list) and any(
+        name in (*ARCHITECTURES, *SPECULATORS) for name in names
+    )
+    return named or raw.get("speculators_model_type") == "eagle3"

@@ -1,0 +1,81 @@
+"""Target-Draft attention: blocks of drafted tokens from many anchors of a row, at once.
+
+The block of anchor a sees the slots of tokens before a, and its own tokens up to each query. A
+draft that starts at a sees the same: a is the newest token, and the target has not read it yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxspec.models.decoder import Attention, Places
+from jaxspec.models.layers import wide
+from jaxspec.typing import Array, Float, Int
+
+NEVER = np.iinfo(np.int32).max
+"""Index of a slot that no query reads."""
+
+
+class Context(struct.PyTreeNode):
+    """The keys and values that blocks read: S slots, of a KV head those of I images, then text."""
+
+    k: Float[Array, "B S K H"]
+    v: Float[Array, "B S K H"]
+    since: Int[Array, "B S"]
+    """Index in the target's row of a slot's last token, which later tokens may read; or NEVER."""
+    bias: Float[Array, "B S"] | None = None
+    """Bias on the scores of a slot."""
+
+
+class Block(NamedTuple):
+    """A layer's inputs besides its tokens."""
+
+    context: Context
+    k: Float[Array, "B A J K H"] | None = None
+    """The layer's keys of the blocks' earlier tokens; None at the first token."""
+    v: Float[Array, "B A J K H"] | None = None
+
+
+class AnchoredAttention(Attention):
+    """Attention of A blocks' next J tokens, each to the slots before its block's anchor, and to
+    its own block."""
+
+    def read(
+        self,
+        q: Float[Array, "B A*J N H"],
+        k: Float[Array, "B A*J K H"],
+        v: Float[Array, "B A*J K H"],
+        at: Places,
+        cache: Any,
+    ) -> tuple[Float[Array, "B A*J N H"], Any]:
+        block: Block = cache
+        context, seen = block.context, at.seen
+        assert seen is not None
+        batch, _, heads, width = q.shape
+        anchors, kv_heads = seen.shape[1], k.shape[2]
+        q = q.reshape(batch, anchors, -1, kv_heads, heads // kv_heads, width)
+        k, v = (x.reshape(batch, anchors, -1, kv_heads, width) for x in (k, v))
+        if block.k is not None and block.v is not None:
+            k, v = jnp.concatenate([block.k, k], axis=2), jnp.concatenate([block.v, v], axis=2)
+        exact = wide(q.dtype)
+        before = (
+            jnp.einsum("BAJKGH,BSKH->BAKGJS", q, context.k, preferred_element_type=exact)
+            * width**-0.5
+        )
+        if context.bias is not None:
+            before += context.bias[:, None, None, None, None]
+        before = jnp.where(seen[:, :, None, None, None], before, -jnp.inf)
+        inside = (
+            jnp.einsum("BAJKGH,BATKH->BAKGJT", q, k, preferred_element_type=exact) * width**-0.5
+        )
+        new, known = inside.shape[-2:]  # the new tokens are the last; 2 of 3: 110, 111
+        inside = jnp.where(jnp.tri(new, known, known - new, bool), inside, -jnp.inf)
+        probs = jax.nn.softmax(jnp.concatenate([before, inside], axis=-1), axis=-1).astype(v.dtype)
+        out = jnp.einsum("BAKGJS,BSKH->BAJKGH", probs[..., : seen.shape[-1]], context.v)
+        out += jnp.einsum("BAKGJT,BATKH->BAJKGH", probs[..., seen.shape[-1] :], v)
+        return out.reshape(batch, -1, heads, width), Block(context, k, v)

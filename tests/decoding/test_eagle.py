@@ -1,0 +1,120 @@
+"""An EAGLE-3 head drafts what its definition says, whatever was accepted before, and changes no answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from eval.lib.simulation import whole_row
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.checkpoints.kv_head import named_tensors
+from jaxspec.config import KVHeadConfig, text_config
+from jaxspec.decoding.drafter import BlockInputs
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead
+from jaxspec.models import text_params
+
+from tests import tiny
+from tests.tiny import families
+from tests.tiny.eagle_reference import draft as reference
+
+J, NEW, BLOCKS = 3, 24, 6
+OPTIONS = {
+    "llava": {},
+    "qwen2_5_vl": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+}
+ENGINE = EngineConfig(("kv",), gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16))
+
+
+def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> LoadedModel:
+    target = LoadedModel.load(families.write(path, family) / "target")
+    config = KVHeadConfig.of_target(target.config, feature="fused", target_layers=(0, 1, 1), gamma=J)
+    text = replace(config.text_config, draft_vocabulary=words, **OPTIONS[family])
+    config = replace(config, text_config=text)
+    return replace(
+        target, head=LoadedHead(config, tiny.eagle_params(config, text_params(target.config, target.params)))
+    )
+
+
+@pytest.mark.parametrize("tree", [None, "2:5"])
+@pytest.mark.parametrize("family", OPTIONS)
+def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None, tmp_path: Any) -> None:
+    """Of rows with an image, and after blocks of which more and less was accepted."""
+    words = tuple(range(3, 100)) if tree is None else ()
+    target = headed(tmp_path, family, words)
+    engine = Engine(target, config=replace(ENGINE, tree=tree))
+    prompt = engine.encoder.prompt("What?", [tiny.page(0)])
+    request = Request(prompt, NEW, temperature=8.0, seed=3)
+    state = engine.prefill([request]).replace(done=jnp.zeros(1, bool))  # also if the first token ended it
+    (read,) = engine.batcher.read([request])
+    _, options = engine.batcher.inputs([read], read.sizes)
+    options = options.replace(eos=jnp.asarray([-1]))
+    spec, params = engine.program, engine.params
+    head, row = target.head, text_params(target.config, target.params)
+    assert head is not None
+    config = head.config.to_dict()
+    tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head.params).items()}
+    if words:
+        tensors["d2t"] = np.asarray(words) - np.arange(len(words))
+    embedding = np.asarray(row["model"]["embed_tokens"]["embedding"], np.float64)
+
+    @jax.jit
+    def block(state: Any) -> tuple[Any, Any]:
+        inputs = BlockInputs(params, state.tokens, state.count, jnp.ones((1, 1)), options, state.target)
+        return spec.drafter.draft(inputs, state.drafter)[0], spec.block(params, state, options)
+
+    emitted = []
+    for _ in range(BLOCKS):
+        answer = np.asarray(state.tokens)[0, : int(state.count[0])].tolist()
+        draft, state = block(state)
+        emitted.append(int(state.count[0]) - len(answer))
+        tokens, states, places = read_row(target, prompt, answer)
+        drafted = np.asarray(draft.tokens)[0, : J - 1] if tree is None else ()
+        scores = reference(config, tensors, embedding, states, tokens, places, drafted)
+        probs = np.exp((scores - scores.max(-1, keepdims=True)) / 8.0)
+        probs /= probs.sum(-1, keepdims=True)
+        np.testing.assert_allclose(draft.view_probs[0, 0, : len(probs)], probs, atol=2e-6)
+    assert len({*emitted}) > 1, emitted
+
+
+def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The row's tokens, and of all but the newest the target's states and positions."""
+    rows, images, _ = whole_row(target, prompt, answer)
+    model, length = target.model, int(rows.length[0])
+    assert target.head is not None
+    kept = target.head.config.target_states
+
+    @jax.jit
+    def states(images: Any) -> Any:
+        embeds = model.embed(target.params, rows, model.encode(target.params, images))
+        return model.read(target.params, embeds, rows, rows.tokens.shape[1], kept)[1].hidden
+
+    hidden = np.asarray(states(images), np.float64)[0, 0, : length - 1]
+    places = np.arange(rows.tokens.shape[1])[None] if rows.rotary is None else np.asarray(rows.rotary)[0]
+    places = np.broadcast_to(places, (3, rows.tokens.shape[1]))[:, : length - 1].T
+    return np.asarray(rows.tokens)[0, :length], hidden, places
+
+
+def test_other_targets_are_refused() -> None:
+    target = replace(tiny.CONFIG.text_config, num_hidden_layers=8)
+    config = KVHeadConfig.of_target(target, feature="fused")
+    assert config.target_states == (2, 4, 5)
+    public = replace(config, target_hash="", text_config=replace(config.text_config, target_layers=()))
+    assert public.for_target(target).target_states == (2, 4, 5)
+    refuse = partial(pytest.raises, InputError)
+    with refuse(match="layers .2, 3, 3. of a target of 6 layers; give target_layers"):
+        public.for_target(replace(target, num_hidden_layers=6))
+    with refuse(match="made for a target of width 32 and"):
+        public.for_target(replace(target, hidden_size=64))
+    with refuse(match="made for a target of width 32 and"):
+        public.for_target(replace(families.FAMILIES["opt"]()[0], num_hidden_layers=8))
+    with refuse(match="made for a target of configuration"):
+        config.for_target(replace(target, rope_theta=5e5))
+    with refuse(match="num_hidden_layers 2 is not supported"):
+        KVHeadConfig.of_target(target, feature="fused", layers=2)
+    assert text_config(target) is target
