@@ -28,7 +28,9 @@ OPTIONS = {
     "llava": {},
     "qwen2_5_vl": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
 }
-ENGINE = EngineConfig(("kv",), gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16))
+ENGINE = EngineConfig(
+    views=("kv",), gamma=J, new_buckets=(32,), prompt_buckets=(64, 128), image_buckets=(0, 1, 2, 4, 16)
+)
 
 
 def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> LoadedModel:
