@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -12,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxspec.errors import InputError, first_line
+from jaxspec.files import sole
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -84,6 +87,18 @@ def on_first(work: Callable[[], Made]) -> Made:
     """Do the work in the first process and return its result in all, as `in_all`."""
     first = process()[0] == 0
     return in_all(lambda: work() if first else None)[0]  # type: ignore[return-value]
+
+
+@contextmanager
+def sole_on_first(*places: str | Path) -> Iterator[None]:
+    """Hold lock files in the first process while the block runs; a bucket has none.
+
+    Raises InputError in all processes while another run holds one.
+    """
+    files = [Path(place) for place in places if "://" not in str(place)]
+    with ExitStack() as held:
+        on_first(lambda: [held.enter_context(sole(file)) for file in files] and None)
+        yield
 
 
 def map_over_processes(

@@ -63,6 +63,17 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
 
 
 @contextmanager
+def located(place: object) -> Iterator[None]:
+    """Put the place in front of an InputError's line, unless the line names it."""
+    try:
+        yield
+    except InputError as error:
+        if str(place) in str(error):
+            raise
+        raise InputError(f"{place}: {error}") from error
+
+
+@contextmanager
 def collected(problems: list[str]) -> Iterator[None]:
     """Append an InputError's line to `problems` instead of raising it."""
     try:

@@ -23,7 +23,14 @@ from jaxspec.checkpoints.processors import (
     load_tokenizer,
     single_tile_processor,
 )
-from jaxspec.config import KVHeadConfig, LlavaNextConfig, LvlmConfig, ModelConfig, text_config
+from jaxspec.config import (
+    KVHeadConfig,
+    LlavaNextConfig,
+    LvlmConfig,
+    ModelConfig,
+    TextConfig,
+    text_config,
+)
 from jaxspec.config.schema import WHOLE, check_fields
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, abstract_params, family_of, split_tower, text_params
@@ -202,7 +209,7 @@ def with_stop_tokens(config: ModelConfig, path: Path) -> ModelConfig:
     if not file.is_file():
         return config
     stop = directories.read_json(file).get("eos_token_id")
-    check_fields(str(file), {"eos_token_id": stop})
+    check_fields(str(file), TextConfig, {"eos_token_id": stop})
     text = replace(
         text_config(config), eos_token_id=tuple(stop) if isinstance(stop, list) else stop
     )

@@ -2,7 +2,7 @@
 can answer.
 
 `train_sample(seed, index)` is the endless train split, `test_set(name)` the fixed test split of a
-synthetic set, which stands for sets of the papers, `probe_set()` attribute questions whose answers
+synthetic set, which replaces sets of the papers, `probe_set()` attribute questions whose answers
 are judged by `Probe.correct`, and `tower_labels` what a vision tower should see. `python -m
 picturebook OUT.png` draws a sheet of samples to look at.
 """

@@ -368,7 +368,8 @@ def _take_away(rng: np.random.Generator, scene: Scene) -> Turn | None:
             "then nothing is left.", f"the {name} {at(place)} is the only thing there."
         )
     answer = f"then {listing(left)} {'is' if len(left) == 1 else 'are'} left."
-    body = f"the {name} is {at(place)}, and {there(len(left) + 1)} {number(len(left) + 1, 'thing')} before."
+    before = f"{there(len(left) + 1)} {number(len(left) + 1, 'thing')} before"
+    body = f"the {name} is {at(place)}, and {before}."
     return question, join(answer, body)
 
 

@@ -35,8 +35,8 @@ PROPER = (*NAMES, "I", "January", "December", "Tuesday", "Saturday")
 """First words of sentences that keep their capital in the middle of another one."""
 
 OPENINGS = (
-    "What a", "With pleasure", "Good question", "Here are", "The instruction is", "To get", "I found",
-    "The two",
+    "What a", "With pleasure", "Good question", "Here are", "The instruction is", "To get",
+    "I found", "The two",
 )  # fmt: skip
 """How first sentences begin that say nothing worth keeping."""
 

@@ -169,14 +169,16 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
         question = (
             f"{name} has {a} {what} and finds {b} more. How many {what} does {name} have now?"
         )
-        work = f"{name} starts with {a} {what} and gets {b} more. {a} + {b} = {a + b}. The answer is {a + b}."
+        begin = f"{name} starts with {a} {what} and gets {b} more"
+        work = f"{begin}. {a} + {b} = {a + b}. The answer is {a + b}."
     elif form == 1:
         a = 10 + below(rng, 41)
         b = 1 + below(rng, a - 1)
         question = (
             f"{name} has {a} {what} and gives {b} of them to {friend}. How many {what} are left?"
         )
-        work = f"{name} starts with {a} {what} and gives {b} away. {a} - {b} = {a - b}. The answer is {a - b}."
+        begin = f"{name} starts with {a} {what} and gives {b} away"
+        work = f"{begin}. {a} - {b} = {a - b}. The answer is {a - b}."
     elif form == 2:
         a, b = 2 + below(rng, 6), 2 + below(rng, 6)
         question = f"{name} has {a} bags with {b} {what} in each. How many {what} does {name} have?"
@@ -186,15 +188,20 @@ def sum_turn(rng: np.random.Generator) -> tuple[str, str]:
     elif form == 3:
         a, b = 2 + below(rng, 19), 2 + below(rng, 14)
         c = 1 + below(rng, a + b - 1)
-        question = f"{name} has {a} {what}, finds {b} more and loses {c}. How many {what} does {name} have now?"
-        work = f"First, {a} + {b} = {a + b}. Then {a + b} - {c} = {a + b - c}. The answer is {a + b - c}."
+        begin = f"{name} has {a} {what}, finds {b} more and loses {c}"
+        question = f"{begin}. How many {what} does {name} have now?"
+        left = a + b - c
+        work = f"First, {a} + {b} = {a + b}. Then {a + b} - {c} = {left}. The answer is {left}."
     elif form == 4:
         a, b, c = 2 + below(rng, 4), 2 + below(rng, 5), 1 + below(rng, 20)
-        question = f"{name} has {a} bags with {b} {what} in each and {c} more in a box. How many {what} are there?"
-        work = f"First, {a} x {b} = {a * b}. Then {a * b} + {c} = {a * b + c}. The answer is {a * b + c}."
+        begin = f"{name} has {a} bags with {b} {what} in each and {c} more in a box"
+        question = f"{begin}. How many {what} are there?"
+        total = a * b + c
+        work = f"First, {a} x {b} = {a * b}. Then {a * b} + {c} = {total}. The answer is {total}."
     else:
         a, b = 2 + below(rng, 19), 1 + below(rng, 10)
-        question = f"{name} has {a} {what} and {friend} has {b} more. How many {what} do they have together?"
+        begin = f"{name} has {a} {what} and {friend} has {b} more"
+        question = f"{begin}. How many {what} do they have together?"
         c = a + b
         work = (
             f"First, {friend} has {a} + {b} = {c}. Then {a} + {c} = {a + c}. The answer is {a + c}."

@@ -14,14 +14,14 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth")
 CONNECTORS = ("First", "Then", "After that", "Later", "In the end")
 
 STANDS = {
-    "ball": "lies", "box": "stands", "tree": "grows", "house": "stands", "star": "shines", "fish": "swims",
-    "boat": "floats", "cup": "stands", "key": "lies", "moon": "shines", "heart": "glows", "flower": "grows",
-    "sign": "hangs",
+    "ball": "lies", "box": "stands", "tree": "grows", "house": "stands", "star": "shines",
+    "fish": "swims", "boat": "floats", "cup": "stands", "key": "lies", "moon": "shines",
+    "heart": "glows", "flower": "grows", "sign": "hangs",
 }  # fmt: skip
 ACTIONS = {
     "ball": "played with", "box": "looked into", "tree": "climbed", "house": "visited",
-    "star": "made a wish on", "fish": "fed", "boat": "sailed", "cup": "drank from", "key": "picked up",
-    "moon": "sang to", "heart": "loved", "flower": "watered", "sign": "read",
+    "star": "made a wish on", "fish": "fed", "boat": "sailed", "cup": "drank from",
+    "key": "picked up", "moon": "sang to", "heart": "loved", "flower": "watered", "sign": "read",
 }  # fmt: skip
 
 

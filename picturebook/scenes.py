@@ -113,7 +113,7 @@ def shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
 
 
 def other(rng: np.random.Generator, items: Sequence[T], *not_these: T) -> T:
-    """One of `items` that is none of `not_these`."""
+    """One of `items` except `not_these`."""
     return pick(rng, [item for item in items if item not in not_these])
 
 

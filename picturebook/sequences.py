@@ -73,9 +73,11 @@ def plain_order(change: Edit) -> str:
     if after is None:
         return f"remove the {full(before)} from the {PLACES[change.place]}."
     if change.kind == "recolour":
-        return f"change the colour of the {before.kind} {_spot(change)} from {before.colour} to {after.colour}."
+        colours = f"from {before.colour} to {after.colour}"
+        return f"change the colour of the {before.kind} {_spot(change)} {colours}."
     if change.kind == "resize":
-        return f"change the size of the {short(before)} {_spot(change)} from {before.size} to {after.size}."
+        sizes = f"from {before.size} to {after.size}"
+        return f"change the size of the {short(before)} {_spot(change)} {sizes}."
     return f"replace the {full(before)} {_spot(change)} with {an(full(after))}."
 
 
@@ -151,13 +153,13 @@ def brush(rng: np.random.Generator) -> Sample:
 # ------------------------------------------------------------------------------------------------
 
 
-def told(before: str, after: str) -> str:
+def in_each(before: str, after: str) -> str:
     """'red in the first and blue in the second'."""
     return f"{before} in the first and {after} in the second"
 
 
 def difference(change: Edit) -> str:
-    """The change told as a difference between two pages."""
+    """The change as a difference between two pages."""
     before, after = change.before, change.after
     if before is None and after is not None:
         return f"only the second one has {an(full(after))} {_spot(change)}."
@@ -165,9 +167,9 @@ def difference(change: Edit) -> str:
     if after is None:
         return f"only the first one has {an(full(before))} {_spot(change)}."
     if change.kind == "recolour":
-        return f"the {before.kind} {_spot(change)} is {told(before.colour, after.colour)}."
+        return f"the {before.kind} {_spot(change)} is {in_each(before.colour, after.colour)}."
     if change.kind == "resize":
-        return f"the {short(before)} {_spot(change)} is {told(before.size, after.size)}."
+        return f"the {short(before)} {_spot(change)} is {in_each(before.size, after.size)}."
     return (
         f"the first has {an(full(before))} {_spot(change)}, but the second has {an(full(after))}."
     )

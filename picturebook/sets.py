@@ -24,7 +24,7 @@ TEST_STREAM, PROBE_STREAM, TRAIN_STREAM = 7001, 7002, 7003
 
 @dataclass(frozen=True)
 class SyntheticSet:
-    """A kind of dialogue: its name, the papers' evaluation sets it stands for, its number of
+    """A kind of dialogue: its name, the papers' evaluation sets that it replaces, its number of
     images."""
 
     name: str

@@ -45,7 +45,7 @@ class Options(Placement):
     name: str
     """Name of the new data set: lower-case words joined by _."""
     samples: int | None = None
-    """The first so many; all by default."""
+    """Number of samples, the first ones; all by default."""
     temperature: float = 0.0
     """0 is greedy; 1 shows a draft more of what the target may say."""
     max_new_tokens: int = 256
@@ -54,9 +54,9 @@ class Options(Placement):
     """Keep the beginning of a longer answer, which is then learned as a whole one. Fewer of the
     target's tokens are wasted where answers are long."""
     draft: str | None = None
-    """A draft makes it faster; the answers are the target's in any case."""
+    """Directory or hub id of a draft, which makes it faster; the answers are the target's."""
     views: tuple[str, ...] = ("M",)
-    """How the draft is shown the prompts."""
+    """Views of the prompts that the draft reads."""
     batch_size: int = 16
     """Conversations at a time."""
     prompt_buckets: tuple[int, ...] = (256, 768, 1536, 4096)
@@ -70,7 +70,7 @@ class Options(Placement):
     shard: str = "0/1"
     """i/n: this run's part of the chunks."""
     dtype: str | None = None
-    """What models compute in; by default float32 on CPUs, else what their files hold."""
+    """Dtype of the computation; by default float32 on CPUs, else the files'."""
     out: Path = Path("runs/data")
     """Where prepared data sets are."""
     answers: str = ""
@@ -81,7 +81,7 @@ class Options(Placement):
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path | None:
-    """Answers, and prepares the whole when all is answered; then returns its folder."""
+    """Answer the questions; prepare the whole when all are answered, and return its folder."""
     shard = _shard(options.shard)
     join_cluster(options.cluster)
     source = named(options.data) or Prepared(Path(options.data))

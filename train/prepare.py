@@ -37,23 +37,10 @@ from picturebook.training import Picturebook
 OUT = Path("runs/data")
 
 
-@dataclass(frozen=True)
-class Llava:
-    """Conversations about images: LLaVA's JSON, JSONL or parquet, and a folder of images."""
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Options of every kind of data."""
 
-    data: Path
-    """The file, or a folder of parquet or JSONL files; or hub:OWNER/NAME, a data set on the hub, or
-    hub:OWNER/NAME/FILE."""
-    name: str
-    """Name of the prepared data set: lower-case words joined by _."""
-    images: Path | None = None
-    """The folder that image paths start from; by default the file's own, or `images/` in it."""
-    outside: bool = False
-    """Take images outside of that folder, by `..` or absolute paths. Links are always followed."""
-    frames: int = 8
-    """Most frames of a video."""
-    skip: int = 100
-    """Rows that may be skipped because they cannot be read."""
     target: str | None = None
     """Directory or hub id of a target, to show how many rows fit in how many of its tokens."""
     out: Path = OUT
@@ -65,7 +52,7 @@ class Llava:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Output):
     """Text without images: JSONL or parquet of questions and answers, messages, or plain text."""
 
     data: Path
@@ -75,42 +62,38 @@ class Text:
     """Name of the prepared data set: lower-case words joined by _."""
     skip: int = 100
     """Rows that may be skipped because they cannot be read."""
-    target: str | None = None
-    """Directory or hub id of a target, to show how many rows fit in how many of its tokens."""
-    out: Path = OUT
-    """Folder of prepared data sets."""
-    file_format: FileFormat = "array_record"
-    """array_record is what training reads best; parquet can be read by `tfds.load` too."""
-    debug: bool = False
-    """Try the command out on the first four samples, into runs/debug."""
 
 
 @dataclass(frozen=True)
-class Book:
+class Llava(Text):
+    """Conversations about images: LLaVA's JSON, JSONL or parquet, and a folder of images."""
+
+    images: Path | None = None
+    """The folder that image paths start from; by default the file's own, or `images/` in it."""
+    outside: bool = False
+    """Take images outside of that folder, by `..` or absolute paths. Links are always followed."""
+    frames: int = 8
+    """Most frames of a video."""
+
+
+@dataclass(frozen=True)
+class Book(Output):
     """Picturebook's dialogues; training reads them without this too, drawing them as it goes."""
 
     samples: int = 20_000
-    """How many."""
+    """Number of samples."""
     name: str = "picturebook"
     """Name of the prepared data set: lower-case words joined by _."""
     seed: int = 0
-    """Names one of its endless splits."""
+    """Seed of one of its endless splits."""
     kinds: tuple[str, ...] | None = None
-    """Kinds of samples to keep; all by default."""
+    """Kinds of samples; all by default."""
     images: int | None = None
-    """Images of a sample to keep, at most, with all that is said of the others; all by default."""
-    target: str | None = None
-    """Directory or hub id of a target, to show how many rows fit in how many of its tokens."""
-    out: Path = OUT
-    """Folder of prepared data sets."""
-    file_format: FileFormat = "array_record"
-    """array_record is what training reads best; parquet can be read by `tfds.load` too."""
-    debug: bool = False
-    """Try the command out on the first four samples, into runs/debug."""
+    """Most images of a sample; the questions of the others are kept. All by default."""
 
 
 def main(command: Llava | Text | Book) -> Path:
-    """Prepares one data set and prints its contents."""
+    """Prepare one data set and print its contents."""
     few = 4 if command.debug else None
     if few:
         command = replace(command, out=trial_of(command.out))

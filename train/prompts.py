@@ -42,7 +42,7 @@ HELD = 8
 
 @dataclass(frozen=True)
 class Options:
-    """Where questions come from, and where prompts go."""
+    """Sources of the questions, and the folder of the prompts."""
 
     data: Path
     """Folder with gsm8k/train.jsonl and test.jsonl, humaneval/HumanEval.jsonl.gz,
@@ -60,7 +60,7 @@ Prompts = dict[str, list[tuple[str, str]]]
 
 
 def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
-    """Writes the files, and prints how many prompts of each kind are in them."""
+    """Write the files, and print how many prompts of each kind they hold."""
     check_counts(most=1 if options.most is None else options.most)
     learned, held = defaultdict(list), defaultdict(list)
     for prompts, split in ((learned, "train"), (held, "test")):
@@ -118,7 +118,7 @@ def main(options: Annotated[Options, tyro.conf.arg(name="")]) -> Path:
 
 
 def _read_source(source: str, module: str, prompts: Prompts) -> None:
-    """Add what a module's source asks; it is parsed and never run."""
+    """Add the questions of a module's source, which is parsed and never run."""
     tree, lines = ast.parse(source), source.split("\n")
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):

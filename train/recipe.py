@@ -103,7 +103,7 @@ class Ablation:
 
 
 def main(args: Sequence[str] | None = None) -> Path:
-    """Trains the recipe's stages and writes what comes of them."""
+    """Train the recipe's stages and write the draft, or the KV head."""
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0].startswith("-"):
         known = ", ".join(preset_names(KIND))

@@ -44,7 +44,7 @@ def main(
     cluster: str = "",
     debug: bool = False,
 ) -> None:
-    """Trains one of the models of configs/train/gsm8k.py. A stopped run goes on.
+    """Train one of the models of configs/train/gsm8k.py. A stopped run goes on.
 
     Args:
       name: left, right, whole or amateur.

@@ -105,7 +105,7 @@ def main(
     cluster: str = "",
     debug: bool = False,
 ) -> None:
-    """Pretrains the tower; a run that was stopped goes on where it was.
+    """Pretrain the tower. A stopped run goes on.
 
     Args:
       runs: checkpoints and metrics go here.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.config import ModelConfig
-from jaxspec.config.schema import check_fields
 from jaxspec.errors import InputError, reading
 from jaxspec.files import check_directory, whole_directory
 from jaxspec.models import family_of
@@ -43,7 +42,7 @@ _LARGEST = 256 << 20
 
 
 def check_files(path: Path) -> None:
-    """Refuse a directory with a file to read that is a pipe, a device, huge, or outside of it.
+    """Raise InputError for a file to read that is a pipe, a device, huge, or outside the directory.
 
     Links may lead within the directory, and to the blobs of a hub cache. The error for any other
     link is the same whether or not its target exists.
@@ -79,7 +78,10 @@ def without_torch() -> str:
 
     It does not import torch.
     """
-    found = installed("torch")
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        found = ""
     if tuple(map(int, re.findall(r"\d+", found)[:2])) >= _TORCH:
         return ""
     least = ".".join(map(str, _TORCH))
@@ -89,36 +91,16 @@ def without_torch() -> str:
     )
 
 
-def installed(package: str) -> str:
-    """Return the version of a Python package, without importing it; "" if it is missing."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-_OTHER_WEIGHTS = {
-    r"adapter_config\.json": "it is a LoRA adapter; merge it into its base model "
-    "(PEFT: merge_and_unload) and save that",
-    r"pytorch_model(\.bin|\.bin\.index\.json)": "",
-    r"pytorch_model-\d+-of-\d+\.bin": f"only shards ({{}}) without their {BIN_INDEX}; "
-    "fetch that too",
-    r".+\.gguf": "only GGUF weights ({}); give that file itself",
-    r".+\.(bin|pth|msgpack)": "only PyTorch or Flax weights ({}); "
-    "save the model as safetensors with transformers",
-}
-"""Name of a file in a directory without safetensors -> the problem with the model."""
-
-
 def other_weights(path: Path) -> str:
     """Return what a directory holds in place of weights, and the mend; "" if nothing known."""
-    names = sorted(file.name for file in path.iterdir())
-    if not names:
-        return "the directory is empty; fetch the model again"
-    for pattern, problem in _OTHER_WEIGHTS.items():
-        if found := [name for name in names if re.fullmatch(pattern, name)]:
-            return problem.format(found[0])
-    return ""
+    others = re.compile(r"adapter_config\.json|pytorch_model-.+|.+\.(gguf|bin|pth|msgpack)")
+    found = sorted(file.name for file in path.iterdir() if others.fullmatch(file.name))
+    if not found or (path / BIN).is_file() or (path / BIN_INDEX).is_file():
+        return ""
+    return (
+        f"it holds only {found[0]}; give the whole model as safetensors (merge a LoRA adapter into "
+        "its base model), a .bin with its index, or a .gguf file itself"
+    )
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -165,8 +147,7 @@ def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:
     if "model_type" not in raw:
         raise InputError(f"{file}: no model_type; is this a model's directory?")
     with reading(f"{file}: not readable", "fetch it again"):
-        check_fields("config.json", {"model_type": raw["model_type"]})
-        return family_of(raw["model_type"]).config.from_hf(raw)
+        return family_of(str(raw["model_type"])).config.from_hf(raw)
 
 
 def quantised(path: Path, raw: dict[str, Any]) -> list[str]:

@@ -150,7 +150,7 @@ def _write(model: Exported, destination: str | Path, options: SaveOptions) -> No
 
     def write_more(path: Path) -> None:
         copy_processors(source, path, model.config, encoder and encoder.tokenizer, add_bos)
-        write_model_card(path, model_name(destination), model, encoder, generation)
+        write_model_card(path, model_name(destination), model)
 
     save(
         destination,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,16 +15,12 @@ import numpy as np
 from jaxspec.checkpoints.directories import check_files, parse_config, quantised, read_raw_config
 from jaxspec.checkpoints.tensor_files import FLOATS, StoredTensor, list_directory
 from jaxspec.config import ModelConfig, text_config
-from jaxspec.errors import InputError, collected
+from jaxspec.errors import InputError, collected, reading
 from jaxspec.models import abstract_params, family_of
 from jaxspec.typing import Params
 
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|(cos|sin)_cached)|embeddings\.position_ids)$")
 """Buffers that old versions of transformers stored; this library computes them."""
-_STACK = re.compile(r"(.*?\b(?:layers|blocks))\.(\d+)\.(.*)")
-"""A tensor of a stack of layers: the stack, the layer's number, the tensor's name in it."""
-_ROWS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
-"""Tensors with one row for each token."""
 _SHOWN = 4
 """Problems that an error spells out."""
 
@@ -154,38 +149,28 @@ def unfit(
                     f"config.json says {name} {getattr(part, name)}, and the files hold "
                     f"{len(stored)} tensors; fetch both again"
                 ]
-    return misfits(config, slots(), stored)
+    problems: list[str] = []
+    with collected(problems), reading("config.json describes no model", "fetch it again"):
+        return misfits(config, slots(), stored)
+    return problems
 
 
 def misfits(
     config: ModelConfig, slots: Mapping[str, Slot], stored: dict[str, StoredTensor]
 ) -> list[str]:
     """Return how the tensors contradict config.json; drop an output head that is the embedding."""
-    problems = _drop_tied_head(config, slots, stored) + _depths(slots, stored)
-    deep = {problem.split(":")[0] for problem in problems}
+    problems = _drop_tied_head(config, slots, stored)
     for name, slot in slots.items():
         if name not in stored:
-            if _stem(name) not in deep:
-                problems.append(f"{name} is missing")
+            problems.append(f"{name} is missing")
             continue
-        found, shape = stored[name], stored[name].shape
-        rows, *width = slot.file_shape
-        if _ROWS.search(name) and len(shape) == 2 and shape[0] != rows and [*shape[1:]] == width:
-            says = "vocab_size" if rows == text_config(config).vocab_size else "draft_vocabulary"
-            problems.append(
-                f"{found.name} has {shape[0]} rows and config.json says {says} {rows}; "
-                f"set {says} to the rows, padding counted, or resize the tensor"
-            )
-        elif shape != slot.file_shape:
-            problems.append(
-                f"{found.name} is {list(shape)}, config.json asks for {list(slot.file_shape)}"
-            )
+        found, wanted = stored[name], list(slot.file_shape)
+        if list(found.shape) != wanted:
+            problems.append(f"{found.name} is {list(found.shape)}, config.json asks for {wanted}")
         if found.dtype not in FLOATS:
             problems.append(f"{found.name} is {found.dtype}, supported: {', '.join(FLOATS)}")
     surplus = sorted(stored.keys() - slots.keys())
-    return problems + [
-        f"{stored[name].name} is unexpected" for name in surplus if _stem(name) not in deep
-    ]
+    return problems + [f"{stored[name].name} is unexpected" for name in surplus]
 
 
 def _drop_tied_head(
@@ -202,30 +187,3 @@ def _drop_tied_head(
     if np.array_equal(head.read(), embedding.read()):
         return []
     return [f"{head.name} differs from its tied embedding; unset tie_word_embeddings"]
-
-
-def _depths(slots: Mapping[str, Slot], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Return a problem for each stack with more or fewer complete layers in the files."""
-    expected, found = _stacks(slots), _stacks(stored)
-    problems = []
-    for stem, layers in expected.items():
-        sizes = {len(leaves) for leaves in [*layers.values(), *found[stem].values()]}
-        if len(sizes) == 1 and found[stem] and len(found[stem]) != len(layers):
-            problems.append(
-                f"{stem}: the files hold {len(found[stem])} layers and config.json says "
-                f"{len(layers)}; set num_hidden_layers to the files' depth, or fetch all shards"
-            )
-    return problems
-
-
-def _stacks(names: Iterable[str]) -> dict[str, dict[str, set[str]]]:
-    """Return stack of layers -> layer number -> names of its tensors."""
-    stacks: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for match in filter(None, map(_STACK.match, names)):
-        stacks[match[1]][match[2]].add(match[3])
-    return stacks
-
-
-def _stem(name: str) -> str:
-    match = _STACK.match(name)
-    return match[1] if match else ""

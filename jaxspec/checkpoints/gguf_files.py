@@ -1,8 +1,8 @@
 """GGUF files: a Llama or Qwen2 of llama.cpp's, written once as a directory in Hugging Face layout.
 
-The `gguf` package dequantises the tensors, and transformers makes the tokeniser. This file
-translates the configuration and the names, and puts llama.cpp's rows of q and k, which interleave
-the two halves that rotate together, back in order.
+The `gguf` package reads the file and dequantises its tensors; transformers makes the tokeniser. This
+file translates the configuration and the names, and puts llama.cpp's rows of q and k, which
+interleave the two halves that rotate together, back in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 from filelock import FileLock
 
 from jaxspec.checkpoints.fitting import Slot, in_hub_layout, refuse, slots_of, unfit
-from jaxspec.checkpoints.gguf_reader import GGUFTensor, read_gguf
 from jaxspec.checkpoints.gguf_tokenizer import gguf_tokenizer, special_ids
 from jaxspec.checkpoints.huggingface import SaveOptions, save
 from jaxspec.checkpoints.tensor_files import StoredTensor
@@ -55,8 +54,6 @@ _LAYOUT = (
     (r"^output\.", "lm_head."),
 )
 _LLAMA3 = {"rope_type": "llama3", "original_max_position_embeddings": 8192}
-_TEXTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
-"""The lists of texts that are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +62,12 @@ class _Leaf:
 
     Fields:
       place: The file and the tensor, for errors.
+      tensor: The `gguf` package's ReaderTensor.
       heads: Number of heads of q or k, whose rows are in llama.cpp's order; else 0.
     """
 
     place: str
-    tensor: GGUFTensor
+    tensor: Any
     slot: Slot
     heads: int
 
@@ -84,11 +82,9 @@ class _Leaf:
         return int(np.prod(self.shape))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        with reading(
-            f"{self.place}: {self.tensor.kind.name} cannot be dequantised",
-            "take another file",
-        ):
-            numbers = import_module("gguf").dequantize(self.tensor.data, self.tensor.kind)
+        kind = self.tensor.tensor_type
+        with reading(f"{self.place}: {kind.name} cannot be dequantised", "take another file"):
+            numbers = import_module("gguf").dequantize(self.tensor.data, kind)
         if not np.isfinite(numbers).all():
             raise InputError(
                 f"{self.place}: holds NaN or infinity; fetch it again, or another model"
@@ -151,10 +147,15 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
             f"{file}: needs the gguf package, which is not installed; pip install -e '.[gguf]'"
         )
     with reading(f"{file}: not readable as GGUF", "fetch it again"):
-        entries, tensors = read_gguf(file, _TEXTS)
+        reader: Any = import_module("gguf").GGUFReader(file)
+        entries = {name: field.contents() for name, field in reader.fields.items()}
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
         factors = tensors.pop("rope_freqs.weight", None)
-        # The checks see float32, which is what will be written.
-        listed = [StoredTensor(t.name, file, "F32", t.shape, 0, 0) for t in tensors.values()]
+        # The checks see float32, which is what will be written, and rows first.
+        listed = [
+            StoredTensor(name, file, "F32", tuple(tensor.shape.tolist()[::-1]), 0, 0)
+            for name, tensor in tensors.items()
+        ]
         problems: list[str] = []
         stored = in_hub_layout(listed, _LAYOUT, problems)
         config = _config(file, entries, stored, factors and factors.data)

@@ -82,7 +82,7 @@ def _as_transformers(architecture: str, own: dict[str, Any]) -> Any:
     places = [f"transformers.integrations.{name}" for name in ("gguf", "ggml")]
     theirs = import_module(next(place for place in places if find_spec(place)))
     names = theirs.GGUF_TOKENIZER_MAPPING["tokenizer"]
-    known = {ours: _listed(own[name]) for name, ours in names.items() if name in own}
+    known = {ours: own[name] for name, ours in names.items() if name in own}
     return theirs.convert_gguf_tokenizer(architecture, known)[0]
 
 
@@ -101,12 +101,8 @@ def _within_vocabulary(words: Any, own: dict[str, Any]) -> Any:
     words = Tokenizer.from_str(json.dumps(state))
     added = [
         AddedToken(token, normalized=False, special=kind == _CONTROL)
-        for token, kind in zip(tokens, _listed(own.get("ggml.token_type", [])))
+        for token, kind in zip(tokens, own.get("ggml.token_type", []))
         if kind in (_CONTROL, _USER_DEFINED)
     ]
     words.add_tokens(added)
     return words
-
-
-def _listed(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value

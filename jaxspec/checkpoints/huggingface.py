@@ -13,7 +13,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -28,15 +27,13 @@ from tqdm import tqdm
 from jaxspec.checkpoints.directories import INDEX, SINGLE, write_json, written_whole
 from jaxspec.checkpoints.fitting import Slot, refuse, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
-from jaxspec.checkpoints.tensor_files import Box, StoredTensor, check_finite, write_tensors
+from jaxspec.checkpoints.tensor_files import StoredTensor, write_tensors
 from jaxspec.config import ModelConfig, text_config
 from jaxspec.models.int8 import Weights, quantise, scale_path
 from jaxspec.runtime import human_bytes
 from jaxspec.sharding import put
 from jaxspec.typing import Params
 
-_LARGE = 1 << 20
-"""Bytes from which on a second thread checks a tensor; for fewer, the hand-over takes longer."""
 _NOT_KEPT = {
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("quantization_config", "compression_config", "vocab_size", "draft_vocabulary", "use_cache"),
@@ -46,7 +43,7 @@ _NOT_KEPT = {
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What reading a checkpoint took."""
+    """Bytes, seconds and host memory that reading a checkpoint took."""
 
     nbytes: int
     """Bytes of the parameters that this process holds now, every device's copy counted."""
@@ -108,29 +105,14 @@ def load(
     places = flatten_dict(shardings or {}, sep="/")
     work = tqdm(names.items(), f"load {path.name}", unit="tensor", delay=2, disable=None)
     params: dict[str, jax.Array] = {}
-    checks: list[Future[None]] = []
-    with ThreadPoolExecutor(1) as beside:
-
-        def read(tensor: StoredTensor, box: Box | None = None) -> np.ndarray:
-            held = tensor.read(box)
-            if held.nbytes < _LARGE:
-                check_finite(tensor, held)
-            else:
-                checks.append(
-                    beside.submit(check_finite, tensor, held)
-                )  # while the next one is read
-            return held
-
-        for key, name in work:
-            scale = scale_path(key) if weights == "int8" else None
-            kept = dtype if scale is None else None  # int8 is rounded from what the file holds
-            params[key] = _read(found.tensors[name], slots[name], kept, places.get(key), read)
-            if scale is not None:
-                made = dict(zip((key, scale), quantise(params[key])))
-                params |= jax.block_until_ready(put(made, {at: places.get(at) for at in made}))
-        jax.block_until_ready(params)
-    for check in checks:
-        check.result()
+    for key, name in work:
+        scale = scale_path(key) if weights == "int8" else None
+        kept = dtype if scale is None else None  # int8 is rounded from what the file holds
+        params[key] = _read(found.tensors[name], slots[name], kept, places.get(key))
+        if scale is not None:
+            made = dict(zip((key, scale), quantise(params[key])))
+            params |= jax.block_until_ready(put(made, {at: places.get(at) for at in made}))
+    jax.block_until_ready(params)
     shards = [shard for leaf in params.values() for shard in leaf.addressable_shards]
     devices = len({shard.device for shard in shards})
     nbytes = sum(shard.data.nbytes for shard in shards)
@@ -140,7 +122,7 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """How a model is written.
+    """Options of writing a model.
 
     Fields:
       dtype: Dtype of the file's tensors; None keeps each as it is.
@@ -211,16 +193,12 @@ def _peak_memory() -> int:
 
 
 def _read(
-    tensor: StoredTensor,
-    slot: Slot,
-    dtype: jnp.dtype | None,
-    sharding: Any | None,
-    read: Callable[..., np.ndarray],
+    tensor: StoredTensor, slot: Slot, dtype: jnp.dtype | None, sharding: Any | None
 ) -> jax.Array:
-    """Read this process's part of a tensor once, with `read`, and give each device its part."""
+    """Read this process's part of a tensor once, and give each device its part."""
     back = np.argsort(slot.order)
     if sharding is None:
-        whole = read(tensor)
+        whole = tensor.read()
         return jax.device_put(whole.astype(dtype or whole.dtype, copy=False).transpose(back))
     pieces = sharding.addressable_devices_indices_map(slot.shape).values()
     spans = [[part.indices(size)[:2] for part, size in zip(piece, slot.shape)] for piece in pieces]
@@ -228,7 +206,7 @@ def _read(
         slice(min(s[axis][0] for s in spans), max(s[axis][1] for s in spans))
         for axis in range(len(slot.shape))
     ]
-    held = read(tensor, [box[axis] for axis in slot.order]).transpose(back)
+    held = tensor.read([box[axis] for axis in slot.order]).transpose(back)
 
     def part(index: Any) -> np.ndarray:
         inner = [part.indices(size)[:2] for part, size in zip(index, slot.shape)]
@@ -243,10 +221,7 @@ def _read(
 
 
 def _write_tensors(
-    path: Path,
-    slots: dict[str, Slot],
-    leaves: dict[str, Any],
-    options: SaveOptions,
+    path: Path, slots: dict[str, Slot], leaves: dict[str, Any], options: SaveOptions
 ) -> None:
     dtype, max_shard_bytes = options.dtype, options.max_shard_bytes
     shards: list[list[str]] = [[]]

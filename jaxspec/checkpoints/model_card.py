@@ -12,29 +12,13 @@ from typing import Any
 import jax
 
 from jaxspec.checkpoints.gguf_files import SMOLLM2
-from jaxspec.config import (
-    KVHeadConfig,
-    LlavaOnevisionConfig,
-    ModelConfig,
-    QwenVLConfig,
-    text_config,
-)
+from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.models import LanguageModel, family_of
-from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.typing import Params
 
 _TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 _QUESTION = {True: "What is in the picture?", False: "Who are you?"}
 """The card's question to a model that reads images, and to one that does not."""
-_READ_VIDEOS = (LlavaOnevisionConfig, QwenVLConfig)
-_GREEDY = {
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "min_new_tokens": 0,
-    "min_length": 0,
-}
-"""Values with which settings of generation_config.json leave greedy decoding as it is."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +52,8 @@ def model_name(path: str | Path) -> str:
     return path.parent.name if path.name == "hf" else path.name
 
 
-def write_model_card(
-    path: Path,
-    name: str,
-    model: Exported,
-    encoder: PromptEncoder | None,
-    generation: Mapping[str, Any],
-) -> None:
-    """Write the model's facts, source and purpose, and how to load and ask it.
-
-    Args:
-      encoder: Encoder of its prompts, with the chat template of the export; None without a
-        tokeniser.
-      generation: Entries of generation_config.json.
-    """
+def write_model_card(path: Path, name: str, model: Exported) -> None:
+    """Write the model's facts, source and purpose, and how to load and ask it."""
     config, text = model.config, text_config(model.config)
     has_vision, family = LanguageModel(config).has_vision, family_of(config.model_type)
     facts = {
@@ -105,18 +77,9 @@ def write_model_card(
         views = "" if has_vision else " --views T"
         commands.append(f"--target {_place(model.target)} --draft path/to/this{views}")
     tag = "image-text-to-text" if has_vision else "text-generation"
-    _write(
-        path,
-        name,
-        model.source,
-        facts,
-        {"library_name": "transformers", "pipeline_tag": tag},
-        has_vision,
-        commands,
-        target=model.target,
-        reads_videos=isinstance(config, _READ_VIDEOS),
-        python=_python(has_vision, encoder, generation),
-    )
+    front = {"library_name": "transformers", "pipeline_tag": tag}
+    more = {"transformers": True, "draft": bool(model.target)}
+    _write(path, name, model.source, facts, front, has_vision, commands, **more)
 
 
 def write_head_card(
@@ -149,7 +112,7 @@ def _write(
     name: str,
     source: Path,
     facts: Mapping[str, str],
-    front: Mapping[str, Any],
+    front: Any,
     has_vision: bool,
     commands: Sequence[str],
     **more: Any,
@@ -157,17 +120,10 @@ def _write(
     from huggingface_hub import ModelCard, ModelCardData
 
     licence = licence_of(source)
-    card = ModelCard.from_template(
-        ModelCardData(license=licence or "other", **front),
-        template_path=str(_TEMPLATE),
-        name=name,
-        facts=facts,
-        licence=licence,
-        has_vision=has_vision,
-        question=_QUESTION[has_vision],
-        commands=commands,
-        **more,
-    )
+    more |= {"name": name, "facts": facts, "licence": licence, "commands": commands}
+    more |= {"has_vision": has_vision, "question": _QUESTION[has_vision]}
+    front = ModelCardData(license=licence or "other", **front)
+    card = ModelCard.from_template(front, template_path=str(_TEMPLATE), **more)
     (path / "README.md").write_text(str(card).rstrip() + "\n", encoding="utf-8")
 
 
@@ -178,35 +134,6 @@ def _count(params: Params) -> str:
 def _place(name: str) -> str:
     """Return a model as a command's argument: its id, or the path of its directory."""
     return name if "/" in name or name == SMOLLM2 else f"path/to/{name or 'its/target'}"
-
-
-def _python(
-    has_vision: bool, encoder: PromptEncoder | None, generation: Mapping[str, Any]
-) -> dict[str, str]:
-    """Return the parts of the card's Python, which writes the answer that this library writes."""
-    if not has_vision:
-        parts = {"model": "AutoModelForCausalLM", "reader": "AutoTokenizer", "it": "tokenizer"}
-    else:
-        parts = {
-            "model": "AutoModelForImageTextToText",
-            "reader": "AutoProcessor",
-            "it": "processor",
-        }
-    if encoder is None:
-        return parts
-    text, contents = encoder.rendered(_QUESTION[has_vision], int(has_vision))
-    bos = encoder.tokenizer.bos_token
-    has_bos = bos is not None and text.startswith(bos)
-    greedy = [
-        f"{key}={value}"
-        for key, value in _GREEDY.items()
-        if generation.get(key, value) not in (None, value)
-    ]
-    return parts | {
-        "prompt": repr(contents[0]).replace("'", '"'),
-        "own_bos": ", add_special_tokens=False" if has_bos else "",
-        "options": ", ".join(["**inputs", "max_new_tokens=64", "do_sample=False", *greedy]),
-    }
 
 
 def licence_of(source: Path) -> str | None:

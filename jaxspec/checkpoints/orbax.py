@@ -42,7 +42,7 @@ logging.getLogger("absl").addFilter(
 
 
 class Checkpoints:
-    """Saves and restores (state, place in the data) by step; leaving waits for pending writes.
+    """Saved (state, place in the data) by step; leaving the context waits for pending writes.
 
     Args:
       directory: Folder that all processes see, or an address such as `gs://bucket/run`.
@@ -131,7 +131,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps(), reverse=True)
 
     def _read(self, step: int, **parts: Any) -> tuple[Any, str]:
-        """These parts of a step, or None and why they cannot be read; in every process the same."""
+        """Return these parts of a step, or None and the reason; the same in every process."""
         found, reason = None, ""
         # TensorStore prints its errors once more, from threads and from left-over coroutines.
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
@@ -154,7 +154,7 @@ class Checkpoints:
         return found, reason
 
     def _set_aside(self, damaged: dict[int, str], whole: int) -> None:
-        """Renames the folders of damaged steps, so that a run may save these steps anew."""
+        """Rename the folders of damaged steps, so that a run may save these steps anew."""
         for step, reason in damaged.items():
             if jax.process_index() == 0:
                 names = (f"{step}.damaged{number or ''}" for number in itertools.count())

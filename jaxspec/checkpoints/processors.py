@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,13 +19,12 @@ from jaxspec.checkpoints.directories import (
     IMAGE_FILES,
     TOKENIZER_FILES,
     check_files,
-    installed,
     read_json,
     write_json,
 )
 from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.config.lvlm import MOST_TILES
-from jaxspec.errors import InputError, reading
+from jaxspec.errors import InputError, located, reading
 from jaxspec.models import family_of
 
 _LETTERS = "USER: <image>\nWhat is 1 + 1? \u00fc \u4f60 \U0001f642 ASSISTANT:"
@@ -61,22 +58,13 @@ def load_tokenizer(path: str | Path) -> Any:
     # transformers 5 makes an empty tokeniser of a config.json alone, and merges of a vocab.json.
     mend = "save it again with save_pretrained"
     if _require(path, _TOKENIZERS, "tokenizer") == "tokenizer.model":
-        mend = "put the model's tokenizer.json there too"
-        if lacks := [name for name in ("sentencepiece", "protobuf") if not installed(name)]:
-            raise InputError(
-                f"{path}: tokenizer.model is read with {lacks[0]}, which is not installed; "
-                f"pip install -e '.[sentencepiece]', or {mend}"
-            )
+        mend = "pip install -e '.[sentencepiece]', or put the model's tokenizer.json there too"
     with reading(f"{path}: transformers cannot read the tokenizer", mend):
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
         tokenizer.chat_template = _processor_template(Path(path)) or tokenizer.chat_template
     with reading(f"{path}: the tokenizer is read and does not work"):
-        tokenizer.decode(
-            [
-                *tokenizer.encode(_LETTERS),
-                *filter(None, (tokenizer.bos_token_id, tokenizer.eos_token_id)),
-            ]
-        )
+        ends = filter(None, (tokenizer.bos_token_id, tokenizer.eos_token_id))
+        tokenizer.decode([*tokenizer.encode(_LETTERS), *ends])
     return tokenizer
 
 
@@ -112,19 +100,12 @@ def load_image_processor(path: str | Path, config: ModelConfig | None = None) ->
 
     _require(path, _IMAGE_PROCESSORS, "image processor")
     # The Pillow backend, in transformers 5 and in transformers 4.
-    wish = (
-        {"backend": "pil"}
-        if int(transformers.__version__.split(".")[0]) >= 5
-        else {"use_fast": False}
-    )
+    recent = int(transformers.__version__.split(".")[0]) >= 5
+    wish: Any = {"backend": "pil"} if recent else {"use_fast": False}
     with reading(f"{path}: transformers cannot read the image processor"):
-        try:
-            processor = transformers.AutoImageProcessor.from_pretrained(
-                str(path), trust_remote_code=False, **wish
-            )
-        except Exception:
-            _check_torchvision()
-            raise
+        processor = transformers.AutoImageProcessor.from_pretrained(
+            str(path), trust_remote_code=False, **wish
+        )
     if config is not None and not isinstance(config, TextConfig):
         check_image_processor(path, processor, config)
     return processor
@@ -138,14 +119,6 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
     where = f"{path}: image processor"
     settings = processor.to_dict()
     if isinstance(config, QwenVLConfig):
-        vision = config.vision_config
-        ours = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
-        names = ("patch_size", "temporal_patch_size", "merge_size")
-        theirs = tuple(settings.get(name) for name in names)
-        if ours != theirs:
-            raise InputError(
-                f"{where}: cuts patches {theirs}, and config.json says {ours}; {_MEND}"
-            )
         limit = pixels = _QWEN_PIXELS
     else:
         side = config.vision_config.image_size
@@ -163,24 +136,11 @@ def check_image_processor(path: str | Path, processor: Any, config: LvlmConfig) 
                 raise ValueError(f"image_grid_pinpoints {high}x{wide}, and at most {pixels} pixels")
         images = family_of(config.model_type).images
         assert images is not None
-        try:
+        with located(path):
             (tiles,) = images(config, processor).read([Image.new("RGB", (64, 48))])
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
-        for name, (shape, _) in images.shapes(config).items():
-            if tiles[name].shape[1:] != shape:
-                raise ValueError(f"{name} is {tiles[name].shape[1:]} and the tower reads {shape}")
-            if not np.isfinite(tiles[name]).all():
+        for name, values in tiles.items():
+            if not np.isfinite(values).all():
                 raise ValueError(f"{name} is not finite")
-
-
-def _check_torchvision() -> None:
-    """Raise InputError where torchvision breaks on import, which transformers misreports."""
-    if find_spec("torchvision") is None:
-        return
-    mend = "install the one made for the torch that is there, or uninstall it"
-    with reading("torchvision is installed and does not work", mend):
-        import_module("torchvision")
 
 
 def single_tile_processor(tiled: Any) -> Any:
@@ -251,9 +211,8 @@ def copy_processors(
     if whole.is_file() and not images.is_file():
         nested = read_json(whole).get("image_processor")
         if nested:  # transformers 5 keeps it here, where transformers 4 does not read it
-            nested["image_processor_type"] = (
-                nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
-            )
+            kind = nested["image_processor_type"].removesuffix("Pil").removesuffix("Fast")
+            nested["image_processor_type"] = kind
             write_json(images, nested)
     if tokenizer is None:
         return
@@ -269,11 +228,8 @@ def copy_processors(
             raise InputError(
                 f"{source}: chat template {name!r}; give it a name that a file can have"
             )
-        file = path / (
-            "chat_template.jinja"
-            if name == "default"
-            else f"additional_chat_templates/{name}.jinja"
-        )
+        named = f"additional_chat_templates/{name}.jinja"
+        file = path / ("chat_template.jinja" if name == "default" else named)
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
 
@@ -315,7 +271,7 @@ def _speak_both_versions(file: Path) -> None:
 
 
 def _require(path: str | Path, files: tuple[str, ...], what: str) -> str:
-    """Return the first of these files that a directory holds; InputError where there is none."""
+    """Return the first of these files that a directory holds; InputError without any."""
     check_files(Path(path))
     found = _first(Path(path), files)
     if found is None:

@@ -1,7 +1,7 @@
 """Weight files: the list of a directory's tensors, and any box of a tensor without the rest.
 
-The bytes of a box are read by position into an array of its size. Nothing is mapped into memory: a
-mapped file counts against the host while it is open, and a slice of columns maps all of it.
+A tensor is mapped into memory only while a box of it is copied, so that the host never holds a
+second copy of the model.
 
 Safetensors and PyTorch's .bin differ only in how a file's tensors are listed.
 """
@@ -9,12 +9,10 @@ Safetensors and PyTorch's .bin differ only in how a file's tensors are listed.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -63,25 +61,14 @@ class StoredTensor:
     nbytes: int
 
     def read(self, box: Box | None = None) -> np.ndarray:
-        """Return the tensor, or a box of it, and read no other bytes; InputError if it is cut."""
-        spans = [
-            part.indices(size)[:2]
-            for part, size in zip(box or [slice(None)] * len(self.shape), self.shape)
-        ]
-        out = np.empty([stop - start for start, stop in spans], FLOATS[self.dtype])
-        # The box consists of contiguous runs behind its last partial axis.
-        cut = max([i for i, size in enumerate(self.shape) if out.shape[i] != size], default=0)
-        strides = [math.prod(self.shape[i + 1 :]) * out.itemsize for i in range(len(self.shape))]
-        first = self.offset + sum(start * stride for (start, _), stride in zip(spans, strides))
-        runs = (
-            out.reshape(-1).view(np.uint8).reshape(math.prod(out.shape[:cut]), -1)
-            if out.size
-            else []
-        )
-        with open(self.file, "rb", buffering=0) as file:
-            for outer, run in zip(np.ndindex(*out.shape[:cut]), runs):
-                at = first + sum(i * stride for i, stride in zip(outer, strides))
-                _read_fully(file, run.data, at)
+        """Return the tensor, or a box of it, and read no other bytes.
+
+        Raises InputError where the file ends early, and for NaN and infinity.
+        """
+        with reading(f"{self.file}: ends before its tensors do", "fetch it again"):
+            mapped = np.memmap(self.file, FLOATS[self.dtype], "r", self.offset, self.shape)
+            out = np.array(mapped if box is None else mapped[tuple(box)])
+        check_finite(self, out)
         return out
 
 
@@ -101,15 +88,6 @@ def check_finite(tensor: StoredTensor, numbers: np.ndarray) -> None:
                 f"{tensor.file}: {tensor.name} holds NaN or infinity; "
                 "fetch it again, or another model"
             )
-
-
-def _read_fully(file: Any, buffer: memoryview, at: int) -> None:
-    file.seek(at)
-    while buffer.nbytes:
-        count = file.readinto(buffer)
-        if not count:
-            raise InputError(f"{file.name}: ends before its tensors do; fetch it again")
-        buffer = buffer[count:]
 
 
 def list_file(file: Path) -> list[StoredTensor]:

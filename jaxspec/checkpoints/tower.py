@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.checkpoints.directories import INDEX, SINGLE, read_config, weight_files
 from jaxspec.checkpoints.fitting import Slot, hub_name, in_hub_layout, misfits, slots_in
 from jaxspec.checkpoints.locating import SMALL, locate
-from jaxspec.checkpoints.tensor_files import check_finite, list_file, read_index
+from jaxspec.checkpoints.tensor_files import list_file, read_index
 from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError
 from jaxspec.models import abstract_params, family_of, split_tower
@@ -53,9 +53,8 @@ def read_tower(path_or_id: str | Path, dtype: jnp.dtype) -> Params:
         raise InputError(f"{files[0].parent}: {problems[0]}")
     leaves = []
     for name, slot in slots.items():
-        values = stored[name].read()
-        check_finite(stored[name], values)
-        leaves.append(jax.device_put(values.astype(dtype).transpose(np.argsort(slot.order))))
+        values = stored[name].read().astype(dtype)
+        leaves.append(jax.device_put(values.transpose(np.argsort(slot.order))))
     return jax.tree.unflatten(tree, leaves)
 
 

@@ -8,10 +8,9 @@ Numbers of target layers are vLLM's: i is the hidden state after i layers, 0 the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from jaxspec.config.schema import check_fields
 from jaxspec.config.text import LlamaConfig
 from jaxspec.errors import InputError
 
@@ -71,7 +70,6 @@ class EagleConfig(LlamaConfig):
         outer = {key: value for key, value in raw.items() if key != "transformer_layer_config"}
         outer |= outer.pop("eagle_config", None) or {}
         own = raw.get("transformer_layer_config") or raw
-        check_fields("EAGLE-3 head", outer)
         lacking = [
             key
             for key, value in outer.items()
@@ -85,17 +83,20 @@ class EagleConfig(LlamaConfig):
                 f"EAGLE-3 head: config.json has {', '.join(map(repr, lacking))}, which this "
                 "library does not support; give another head"
             )
-        layers = outer.get("eagle_aux_hidden_state_layer_ids") or ()
-        norms = ("norm_before_residual", "norm_before_fc", "norm_output")
-        entries = {**own, **{name: bool(outer.get(name)) for name in norms}}
-        entries["tie_word_embeddings"] = False
-        entries["target_hidden_size"] = outer.get("target_hidden_size") or 0
-        entries["target_layers"] = sorted(layers)
-        config = super().from_hf({**entries, "draft_vocabulary": None})
+        names = ("norm_before_residual", "norm_before_fc", "norm_output", "target_hidden_size")
+        entries = {**own, **{name: outer.get(name) for name in names}}
+        entries |= {"tie_word_embeddings": False, "draft_vocabulary": None}
+        entries["target_layers"] = outer.get("eagle_aux_hidden_state_layer_ids")
+        config = super().from_hf(entries)
+        config = replace(config, target_layers=tuple(sorted(config.target_layers)))
         size = outer.get("draft_vocab_size") or config.vocab_size
-        if size == config.vocab_size:
-            return config
-        return super().from_hf({**entries, "draft_vocabulary": list(range(size))})
+        if not isinstance(size, int) or not 0 < size <= config.vocab_size:
+            raise InputError(
+                f"EAGLE-3 head: draft_vocab_size {size!r:.60} is not supported; give 1 to "
+                f"vocab_size {config.vocab_size}"
+            )
+        words = () if size == config.vocab_size else tuple(range(size))
+        return replace(config, draft_vocabulary=words)
 
     def to_hf(self) -> dict[str, Any]:
         """Return the entries in SafeAILab's layout."""

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from jaxspec.config.eagle import EagleConfig, is_eagle
 from jaxspec.config.lvlm import LlavaConfig
-from jaxspec.config.schema import check_fields
 from jaxspec.config.text import RopeScaling, RotaryConfig, TextConfig, decoder_config, known_fields
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError, nearest, reading
 
 Pooling = Literal["linear", "attention", "avgpool", "none", "drop"]
 """How the keys and values of one image become slots.
@@ -213,21 +212,21 @@ class KVHeadConfig:
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Self:
         """Return the configuration that `to_dict` wrote, or of a public EAGLE-3 head."""
-        if is_eagle(raw):
-            own, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
-            named = {k: own[k] for k in ("target_hash", "target_name", "gamma") if k in own}
-            name = (spec.get("verifier") or {}).get("name_or_path") or ""
-            check_fields("EAGLE-3 head", named)
-            defaults = {"target_hash": "", "target_name": name}
-            text = EagleConfig.from_hf(raw)
-            return cls(text, feature="fused", pooling="drop", **{**defaults, **named})
-        known = known_fields(cls, raw)
-        if "text_config" not in known or "target_hash" not in known:
-            raise InputError(
-                "KV head: its config.json lacks text_config or target_hash; export it again"
-            )
-        known["text_config"] = decoder_config(known["text_config"])
-        return cls(**known)
+        with reading("KV head: config.json is not readable", "export it again"):
+            if is_eagle(raw):
+                own, spec = raw.get("jaxspec") or {}, raw.get("speculators_config") or {}
+                name = (spec.get("verifier") or {}).get("name_or_path") or ""
+                named = {k: own.get(k) for k in ("target_hash", "target_name", "gamma")}
+                known = {"target_hash": "", "target_name": name} | known_fields(cls, named)
+                text = EagleConfig.from_hf(raw)
+                return cls(text, feature="fused", pooling="drop", **known)
+            known = known_fields(cls, raw)
+            if "text_config" not in known or "target_hash" not in known:
+                raise InputError(
+                    "KV head: its config.json lacks text_config or target_hash; export it again"
+                )
+            known["text_config"] = decoder_config(known["text_config"])
+            return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entries of config.json."""

@@ -52,10 +52,9 @@ class _Lvlm:
     @classmethod
     def known(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """Return the entries of a file that are fields, but for the two parts."""
-        known = known_fields(cls, raw, leave_out=("text_config", "vision_config"))
-        if raw.get("image_token_id") is not None:
-            known.setdefault("image_token_index", raw["image_token_id"])
-        return known
+        given = {name: value for name, value in raw.items() if value is not None}
+        given = {"image_token_index": raw.get("image_token_id")} | given
+        return known_fields(cls, given, leave_out=("text_config", "vision_config"))
 
     def to_hf(self) -> dict[str, Any]:
         return asdict(self) | {
@@ -123,7 +122,7 @@ class LlavaConfig(_Lvlm):
     def from_hf(cls, raw: dict[str, Any]) -> Self:
         known = cls.known(raw)
         if raw.get("text_config") is not None:
-            known["text_config"] = decoder_config({"model_type": cls._decoder} | raw["text_config"])
+            known["text_config"] = decoder_config(raw["text_config"], cls._decoder)
         if raw.get("vision_config") is not None:
             known["vision_config"] = VisionConfig.from_hf(
                 {"model_type": cls._tower} | raw["vision_config"]
@@ -153,22 +152,15 @@ class LlavaNextConfig(LlavaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         part, side = f"{self.model_type} config", self.vision_config.image_size
-        try:
-            pinpoints = tuple((height, width) for height, width in self.image_grid_pinpoints)
-        except ValueError:
-            pinpoints = ()
-        if not pinpoints:
-            raise InputError(
-                f"{part}: image_grid_pinpoints {str(self.image_grid_pinpoints)[:60]!r} must be "
-                "pairs of height and width; fix config.json"
-            )
+        pinpoints = tuple(tuple(pinpoint) for pinpoint in self.image_grid_pinpoints)
         object.__setattr__(self, "image_grid_pinpoints", pinpoints)
-        for height, width in pinpoints:
-            if height % side or width % side or height * width > MOST_TILES * side**2:
-                raise InputError(
-                    f"{part}: image_grid_pinpoints must be at most {MOST_TILES} whole tiles of "
-                    f"{side} pixels, and {height}x{width} is not; fix config.json"
-                )
+        grids = {tuple(length / side for length in pinpoint) for pinpoint in pinpoints}
+        whole = {(y, x) for y in range(1, MOST_TILES + 1) for x in range(1, MOST_TILES // y + 1)}
+        if not grids or not grids <= whole:
+            raise InputError(
+                f"{part}: image_grid_pinpoints {pinpoints!s:.60} must be heights and widths of "
+                f"1 to {MOST_TILES} whole tiles of {side} pixels; fix config.json"
+            )
         if self.image_tokens != self.vision_config.side**2:
             raise InputError(
                 f"{part}: vision_feature_select_strategy "
@@ -273,7 +265,7 @@ class QwenVLConfig(_Lvlm):
 
     @property
     def tower(self) -> Any:
-        """All that the features of an image depend on, but for the weights."""
+        """Everything besides the weights that an image's features depend on."""
         return replace(self.vision_config, out_hidden_size=0, tokens_per_second=0)
 
     @classmethod

@@ -15,15 +15,11 @@ _ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (
-        "factor",
-        "beta_fast",
-        "beta_slow",
-        "truncate",
-        "attention_factor",
+        *("factor", "beta_fast", "beta_slow", "truncate", "attention_factor"),
         "original_max_position_embeddings",
     ),
 }
-"""What each `rope_type` reads; more keys may stand in a file, and mean nothing."""
+"""The keys that each `rope_type` reads; a file may have more."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +45,6 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         check_choice("text config", self, "rope_type", *_ROPE_KEYS)
-        if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
-            raise InputError(
-                f"text config: low_freq_factor {self.low_freq_factor} is not below "
-                f"high_freq_factor {self.high_freq_factor}; fix config.json"
-            )
         if not self.attention_factor:
             factor = self.factor if self.rope_type == "yarn" else 1.0
             object.__setattr__(self, "attention_factor", _yarn_magnitude(factor, 1.0))
@@ -169,19 +160,14 @@ class RotaryConfig(TextConfig):
         object.__setattr__(
             self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads
         )
-        if self.num_attention_heads % self.num_key_value_heads:
+        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
             raise InputError(
-                f"text config: num_key_value_heads {self.num_key_value_heads} does not divide "
-                f"num_attention_heads {self.num_attention_heads}; fix config.json"
-            )
-        if self.head_dim < 2 or self.head_dim % 2:
-            raise InputError(
-                f"text config: head_dim {self.head_dim} of hidden_size {self.hidden_size} and "
-                f"num_attention_heads {self.num_attention_heads} must be even, for rotary "
-                "positions; fix config.json"
+                f"text config: num_key_value_heads {self.num_key_value_heads} must divide "
+                f"num_attention_heads {self.num_attention_heads}, and head_dim {self.head_dim} "
+                "must be even; fix config.json"
             )
         words = self.draft_vocabulary
-        if words and (len(set(words)) < len(words) or max(words) >= self.vocab_size):
+        if len(set(words)) < len(words) or any(not 0 <= word < self.vocab_size for word in words):
             raise InputError(
                 "text config: draft_vocabulary must be different token ids below vocab_size "
                 f"{self.vocab_size}; fix config.json"
@@ -205,8 +191,7 @@ class RotaryConfig(TextConfig):
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
         positions = known.get("max_position_embeddings", cls.max_position_embeddings)
         known["rope_scaling"] = RopeScaling.from_hf(rope, positions)
-        if rope.get("rope_theta") is not None:
-            known["rope_theta"] = rope["rope_theta"]
+        known |= known_fields(cls, {"rope_theta": rope.get("rope_theta")})
         # Unlike elsewhere, null is not the class's default here: Qwen2's is 32, Mistral's 8.
         if raw.get("num_key_value_heads", 0) is None:
             known["num_key_value_heads"] = 0
@@ -374,14 +359,14 @@ class OptConfig(TextConfig):
         return {self._RENAMED.get(key, key): value for key, value in out.items()}
 
 
-def decoder_config(raw: dict[str, Any]) -> RotaryConfig:
-    """Return an LVLM's decoder by its `text_config`'s model_type, which is Llama's by default.
+def decoder_config(raw: dict[str, Any], default: str = LlamaConfig.model_type) -> RotaryConfig:
+    """Return an LVLM's decoder by its `text_config`'s model_type.
 
     Raises InputError for a decoder that is not of Llama's shape.
     """
-    check_fields("text config", raw)
+    check_fields("text config", RotaryConfig, raw)
     kinds = {kind.model_type: kind for kind in (LlamaConfig, MistralConfig, Qwen2Config)}
-    model_type = raw.get("model_type") or LlamaConfig.model_type
+    model_type = raw.get("model_type") or default
     if model_type not in kinds:
         raise InputError(
             f"text config: model_type {model_type!r} is not supported; "
@@ -395,9 +380,9 @@ def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()
 
     Null means the default, unless a field may be None.
 
-    Raises InputError for an entry, field or not, that `jaxspec.config.schema` does not allow.
+    Raises InputError for an entry that does not have its field's type.
     """
-    check_fields(re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower(), raw)
+    check_fields(re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower(), cls, raw)
     types = {f.name: str(f.type) for f in fields(cls) if f.name not in leave_out}
     known = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
     return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}

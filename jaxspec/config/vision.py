@@ -14,18 +14,12 @@ _SHARED_DEFAULTS = {
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
+    "image_size": 224,
 }
+_SIGLIP_ACT = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 _VISION_DEFAULTS: dict[str, dict[str, Any]] = {
-    "clip_vision_model": _SHARED_DEFAULTS
-    | {"image_size": 224, "patch_size": 32, "projection_dim": 512},
-    "siglip_vision_model": _SHARED_DEFAULTS
-    | {
-        "image_size": 224,
-        "patch_size": 16,
-        "hidden_act": "gelu_pytorch_tanh",
-        "layer_norm_eps": 1e-6,
-    }
-    | {"vision_use_head": True},
+    "clip_vision_model": _SHARED_DEFAULTS | {"patch_size": 32, "projection_dim": 512},
+    "siglip_vision_model": _SHARED_DEFAULTS | {"patch_size": 16} | _SIGLIP_ACT,
 }
 """Defaults of `CLIPVisionConfig` and `SiglipVisionConfig`, for entries that a file leaves out."""
 
@@ -46,8 +40,6 @@ class VisionConfig:
     layer_norm_eps: float = 1e-5
     projection_dim: int = 768
     """CLIP's only, and not a part of the tower itself."""
-    vision_use_head: bool = False
-    """SigLIP's only: attention pooling, which LVLMs do not use."""
 
     def __post_init__(self) -> None:
         check_choice("vision config", self, "model_type", *_VISION_DEFAULTS)
@@ -75,8 +67,11 @@ class VisionConfig:
         return cls(**_VISION_DEFAULTS.get(known.get("model_type", cls.model_type), {}) | known)
 
     def to_hf(self) -> dict[str, Any]:
-        other = "vision_use_head" if self.class_token else "projection_dim"
-        return {name: value for name, value in asdict(self).items() if name != other}
+        out = asdict(self)
+        if not self.class_token:
+            del out["projection_dim"]
+            out["vision_use_head"] = False  # the pooling head, which no LVLM reads
+        return out
 
 
 @dataclass(frozen=True)
@@ -104,9 +99,9 @@ class QwenVisionConfig:
 
     def __post_init__(self) -> None:
         check_choice("vision config", self, "hidden_act", "silu")
-        if self.window_groups < 1:
+        if not 1 <= self.window_groups <= 64:
             raise InputError(
-                f"vision config: window_size {self.window_size} is smaller than a merge group of "
+                f"vision config: window_size {self.window_size} must hold 1 to 64 merge groups of "
                 f"{self.spatial_merge_size} x {self.patch_size} pixels; fix config.json"
             )
         if self.hidden_size % (4 * self.num_heads):

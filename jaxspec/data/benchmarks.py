@@ -23,7 +23,7 @@ from typing import Any
 from jaxspec.data.hub import hub_rows
 from jaxspec.data.rows import DataRow, local_rows
 from jaxspec.data.samples import Sample, stored_image, text_of
-from jaxspec.errors import InputError, nearest
+from jaxspec.errors import InputError, located, nearest
 from jaxspec.prompts.placeholders import place_images
 
 REASON = (
@@ -275,6 +275,11 @@ def _in_turns(rows: Iterator[DataRow], column: str) -> Iterator[DataRow]:
 
 
 def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
+    with located(row.place):
+        return _read(known, number, row)
+
+
+def _read(known: Benchmark, number: int, row: DataRow) -> Sample:
     images = tuple(
         stored_image(row, column, row.values[column])
         for column in sorted(filter(re.compile(known.images).fullmatch, row.values), key=_number)
@@ -282,7 +287,7 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
     )
     if known.images and not images:
         raise InputError(
-            f"{row.place}: no image in column {known.images!r}, of {list(row.values)}; "
+            f"no image in column {known.images!r}, of {list(row.values)}; "
             f"name {known.name}'s own data"
         )
     asked = text_of(row, known.question) if known.question else ""
@@ -294,20 +299,15 @@ def _sample(known: Benchmark, number: int, row: DataRow) -> Sample:
         options = _texts(row.values.get(known.options))
         if len(answers) != 1 or not answers[0].isdigit() or int(answers[0]) >= len(options):
             raise InputError(
-                f"{row.place}: answer {answers!r:.60} is no index into the {len(options)} options"
+                f"answer {answers!r:.60} is no index into the {len(options)} options; mend the row"
             )
         lettered = [f"{letter}. {option}" for letter, option in zip(ascii_uppercase, options)]
         asked, right = "\n".join([asked, *lettered]), int(answers[0])
         answers, reference = [options[right]], lettered[right]
-    try:
-        question = place_images(known.prompt.format(question=asked), len(images))
-    except InputError as error:
-        raise InputError(f"{row.place}: {error}") from error
-    accepted = (
-        [answer.rpartition(known.final)[2].strip() for answer in answers]
-        if known.final
-        else answers
-    )
+    question = place_images(known.prompt.format(question=asked), len(images))
+    accepted = answers
+    if known.final:
+        accepted = [answer.rpartition(known.final)[2].strip() for answer in answers]
     return Sample(
         f"{known.name}-{number:03d}",
         known.name,

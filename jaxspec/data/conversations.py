@@ -33,7 +33,7 @@ from jaxspec.data.hub import on_disk
 from jaxspec.data.images import StoredImage
 from jaxspec.data.rows import DataRow, json_list, rows_and_errors
 from jaxspec.data.samples import Sample, stored_image
-from jaxspec.errors import InputError, check_counts
+from jaxspec.errors import InputError, check_counts, located
 from jaxspec.files import writing
 from jaxspec.prompts.placeholders import PLACEHOLDER, VIDEO, place_in_turns
 
@@ -129,19 +129,16 @@ def _finished(name: str, future: Future[Sample], skipped: Skipped) -> Iterator[S
 
 def conversation(row: DataRow, frames: int = 8) -> Sample:
     """Return a row's sample, its images decoded once. Raises InputError that names the row."""
-    images = _images(row, frames)
-    turns = _turns(row)
-    try:
-        shown = (question.replace(VIDEO, PLACEHOLDER * len(images)) for question, _ in turns)
-        asked = place_in_turns(list(shown), len(images))
-    except InputError as error:
-        raise InputError(f"{row.place}: {error}") from error
-    answers = [answer for _, answer in turns]
-    if not all(answer.strip() for answer in answers):
-        raise InputError(f"{row.place}: an answer is empty; there is nothing to learn from it")
-    if any(PLACEHOLDER in answer for answer in answers):
-        raise InputError(f"{row.place}: {PLACEHOLDER} in an answer; images belong to questions")
-    return Sample("", "", images, tuple(zip(asked, answers, strict=True)))
+    with located(row.place):
+        images, turns = _images(row, frames), _turns(row.values)
+        shown = [question.replace(VIDEO, PLACEHOLDER * len(images)) for question, _ in turns]
+        answers = [answer for _, answer in turns]
+        if not all(answer.strip() for answer in answers):
+            raise InputError("an answer is empty; there is nothing to learn from it")
+        if any(PLACEHOLDER in answer for answer in answers):
+            raise InputError(f"{PLACEHOLDER} in an answer; images belong to questions")
+        asked = place_in_turns(shown, len(images))
+        return Sample("", "", images, tuple(zip(asked, answers, strict=True)))
 
 
 def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
@@ -149,7 +146,7 @@ def _images(row: DataRow, frames: int) -> tuple[StoredImage, ...]:
     if not shown:
         return ()
     if len(shown) > 1:
-        raise InputError(f"{row.place}: more than one of image, images and video; keep one")
+        raise InputError("more than one of image, images and video; keep one")
     values = shown[0] if isinstance(shown[0], list) else [shown[0]]
     if row.values.get("video"):
         values = _frames(row, values, frames)
@@ -162,8 +159,7 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
         folder = row.folder / values[0]
         if not os.path.isdir(folder):
             raise InputError(
-                f"{row.place}: video {values[0]!r:.60} is no folder of frames in {row.folder}; "
-                "extract them"
+                f"video {values[0]!r:.60} is no folder of frames in {row.folder}; extract them"
             )
         values = sorted(
             f"{values[0]}/{file.name}"
@@ -171,39 +167,36 @@ def _frames(row: DataRow, values: list[Any], frames: int) -> list[Any]:
             if file.suffix.lower() in SUFFIXES
         )
         if not values:
-            raise InputError(
-                f"{row.place}: no frames in {folder}; extract them as {', '.join(SUFFIXES)}"
-            )
+            raise InputError(f"no frames in {folder}; extract them as {', '.join(SUFFIXES)}")
     last, count = len(values) - 1, min(frames, len(values))
     return [values[round(i * last / max(count - 1, 1))] for i in range(count)]
 
 
-def _turns(row: DataRow) -> list[tuple[str, str]]:
+def _turns(values: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (question, answer) of every answered turn; plain text answers an empty question."""
-    if isinstance(row.values.get("prompt"), Mapping):
-        return _pairs(row, _best_path(row.values["prompt"]), "role", "text")
+    if isinstance(values.get("prompt"), Mapping):
+        return _pairs(_best_path(values["prompt"]), "role", "text")
     for column, speaker, words in (
         ("conversations", "from", "value"),
         ("messages", "role", "content"),
     ):
-        if column in row.values:
-            return _pairs(row, row.values[column], speaker, words)
-    asked = next((row.values[name] for name in ASKED if name in row.values), None)
-    answer = next((row.values[name] for name in ANSWERED if name in row.values), None)
-    text = row.values.get("text")
+        if column in values:
+            return _pairs(values[column], speaker, words)
+    asked = next((values[name] for name in ASKED if name in values), None)
+    answer = next((values[name] for name in ANSWERED if name in values), None)
+    text = values.get("text")
     if isinstance(asked, str) and isinstance(answer, str):
         return [(asked.strip(), answer.strip())]
     if isinstance(text, str) and text.lstrip().startswith("<human>:"):
         _, *said = SPEAKER.split(text.lstrip())
-        messages = [
-            {"from": who, "value": words} for who, words in zip(said[::2], said[1::2], strict=True)
-        ]
-        return _pairs(row, messages, "from", "value")
+        spoken = zip(said[::2], said[1::2], strict=True)
+        messages = [{"from": who, "value": words} for who, words in spoken]
+        return _pairs(messages, "from", "value")
     if isinstance(text, str):
         return [("", text.strip())]
     raise InputError(
-        f"{row.place}: columns {list(row.values)!r:.200} hold no conversation; give conversations, "
-        f"messages, text, or one of {', '.join(ASKED)} with one of {', '.join(ANSWERED)}"
+        f"columns {list(values)!r:.200} hold no conversation; give conversations, messages, text, "
+        f"or one of {', '.join(ASKED)} with one of {', '.join(ANSWERED)}"
     )
 
 
@@ -224,7 +217,7 @@ def _best_path(prompt: Any) -> list[Any]:
     return path
 
 
-def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
+def _pairs(said: Any, speaker: str, words: str) -> list[tuple[str, str]]:
     """Return pairs of question and answer.
 
     A system message precedes the first question. Answers before it, and a last question without an
@@ -236,8 +229,7 @@ def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str,
         text = message.get(words) if isinstance(message, Mapping) else None
         if role is None or not isinstance(text, str):
             raise InputError(
-                f"{row.place}: {str(message)[:60]!r} is no message {{{speaker}, {words}}}; "
-                "mend the row"
+                f"{str(message)[:60]!r} is no message {{{speaker}, {words}}}; mend the row"
             )
         if role == "system" and not turns and asked is None:
             system = f"{text.strip()}\n"
@@ -247,9 +239,7 @@ def _pairs(row: DataRow, said: Any, speaker: str, words: str) -> list[tuple[str,
             turns.append((asked, text.strip()))
             asked = None
         elif turns or asked is not None or role != "assistant":
-            raise InputError(
-                f"{row.place}: message {str(text)[:40]!r} of {role!r} is out of turn; mend the row"
-            )
+            raise InputError(f"message {str(text)[:40]!r} of {role!r} is out of turn; mend the row")
     if not turns:
-        raise InputError(f"{row.place}: no question with an answer; mend the row")
+        raise InputError("no question with an answer; mend the row")
     return turns

@@ -25,7 +25,7 @@ from typing import Any
 
 from jaxspec.data.images import StoredImage
 from jaxspec.data.rows import DataRow, local_rows
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, located, reading
 from jaxspec.prompts.placeholders import place_in_turns
 
 
@@ -72,39 +72,27 @@ def own_samples(name: str, path: Path, images: Path | None = None) -> Iterator[S
 
 def own_sample(name: str, row: DataRow) -> Sample:
     """Return the conversation that a row holds."""
-    identity, turns = row.values.get("id"), row.values.get("turns")
-    if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
-        raise InputError(f"{row.place}: 'id' is {identity!r:.60}; give a name, or a whole number")
-    if (
-        not isinstance(turns, list)
-        or not turns
-        or not all(isinstance(t, str) and t.strip() for t in turns)
-    ):
-        raise InputError(
-            f"{row.place}: 'turns' is {turns!r:.60}, not a list of questions; give one"
-        )
-    one, many = row.values.get("image"), row.values.get("images")
-    if one and many:
-        raise InputError(f"{row.place}: has both 'image' and 'images'; leave one of them")
-    if many is not None and not isinstance(many, list):
-        raise InputError(
-            f"{row.place}: 'images' is {many!r:.60}; give a list of paths, or one as 'image'"
-        )
-    images = [
-        stored_image(row, "image" if one else "images", path)
-        for path in ([one] if one else many or ())
-    ]
-    right = row.values.get("reference")
-    answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
-    if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
-        raise InputError(
-            f"{row.place}: 'reference' is {right!r:.60}; "
-            f"give a text, or a list of {len(turns)}, one a turn"
-        )
-    try:
+    values, turns = row.values, row.values.get("turns")
+    identity, one, many = (values.get(column) for column in ("id", "image", "images"))
+    with located(row.place):
+        if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
+            raise InputError(f"'id' is {identity!r:.60}; give a name, or a whole number")
+        listed = isinstance(turns, list) and all(isinstance(t, str) and t.strip() for t in turns)
+        if not turns or not listed:
+            raise InputError(f"'turns' is {turns!r:.60}, not a list of questions; give one")
+        if one and many:
+            raise InputError("has both 'image' and 'images'; leave one of them")
+        if many is not None and not isinstance(many, list):
+            raise InputError(f"'images' is {many!r:.60}; give a list of paths, or one as 'image'")
+        column, shown = ("image", [one]) if one else ("images", many or ())
+        images = [stored_image(row, column, path) for path in shown]
+        right = values.get("reference")
+        answers = right if isinstance(right, list) else [right or "", *[""] * (len(turns) - 1)]
+        if len(answers) != len(turns) or not all(isinstance(answer, str) for answer in answers):
+            raise InputError(
+                f"'reference' is {right!r:.60}; give a text, or a list of {len(turns)}, one a turn"
+            )
         asked = place_in_turns(turns, len(images))
-    except InputError as error:
-        raise InputError(f"{row.place}: {error}") from error
     return Sample(str(identity), name, tuple(images), tuple(zip(asked, answers, strict=True)))
 
 
@@ -125,16 +113,12 @@ def stored_image(row: DataRow, column: str, value: Any) -> StoredImage:
                 "check the path"
             )
         if row.confined and not file.is_relative_to(os.path.abspath(row.folder)):
-            where = f"image file {value!r:.60} lies outside of {row.folder}"
             raise InputError(
-                f"{place}: {where}; link to it from there, or prepare it with --outside"
+                f"{place}: image file {value!r:.60} is outside of {row.folder}; link to it from "
+                "there, or prepare it with --outside"
             )
-        try:
+        with reading(f"{place}: {file} cannot be read", "check its permissions"):
             image = StoredImage(file.read_bytes(), f"{place} ({value})")
-        except OSError as error:
-            raise InputError(
-                f"{place}: {file} cannot be read ({error.strerror}); check its permissions"
-            ) from error
     else:
         kind = type(value).__name__
         raise InputError(
@@ -148,13 +132,8 @@ def text_of(row: DataRow, columns: tuple[str, ...]) -> str:
     """Return the text of the first column that the row has; InputError if there is no text."""
     value = next((row.values[column] for column in columns if column in row.values), None)
     if not isinstance(value, str) or not value.strip():
-        found = (
-            f"{value!r:.60} is no text"
-            if value is not None
-            else f"missing among {list(row.values)!r:.200}"
-        )
         raise InputError(
-            f"{row.place}: column {' or '.join(columns)!r} {found}; "
-            "mend the row, or name the set's own data"
+            f"{row.place}: column {' or '.join(columns)!r} has no text ({value!r:.60}, of "
+            f"{list(row.values)!r:.200}); mend the row, or name the set's own data"
         )
     return value.strip()

@@ -65,15 +65,9 @@ class Prepared(Sequence[Sample]):
     """
 
     def __init__(self, path: Path) -> None:
-        folder = next(
-            (
-                place
-                for place in (path, path / str(Conversations.VERSION), path / "1.0.0")
-                if _prepared(place)
-            ),
-            None,
-        )
-        if folder is None:
+        inner = path / str(Conversations.VERSION)
+        folder = inner if _prepared(inner) else path
+        if not _prepared(folder):
             raise InputError(
                 f"data {path}: no prepared data in it; make it with python -m train.prepare"
             )
@@ -107,7 +101,7 @@ class Prepared(Sequence[Sample]):
 
 
 class Conversations(tfds.core.GeneratorBasedBuilder):
-    """Writes samples in their order, and keeps `metadata()`, called at the end, with the data."""
+    """A TFDS builder of samples in their order; it stores `metadata()`, called at the end."""
 
     VERSION = tfds.core.Version("2.0.0")
 

@@ -68,8 +68,6 @@ def images_of(records: Any, index: int, record: Mapping[str, Any]) -> list[bytes
 
     `shown` [[3, 0], [7, 0]] of record 7: the first image of record 3, then the first of its own.
     """
-    if "shown" not in record:  # version 1.0.0
-        return [bytes(image) for image in record["images"]]
     held = {index: record["images"]}
     for row in {int(row) for row, _ in record["shown"]} - {index}:
         held[row] = records[row]["images"]

@@ -32,10 +32,7 @@ class Embeddings(nn.Module):
         c = self.config
         patch = (c.patch_size, c.patch_size)
         conv = nn.Conv(
-            c.hidden_size,
-            patch,
-            patch,
-            "VALID",
+            *(c.hidden_size, patch, patch, "VALID"),
             use_bias=not c.class_token,
             kernel_init=INIT,
             name="patch_embedding",
@@ -75,12 +72,9 @@ class SelfAttention(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
         c = self.config
-        q, k, v = (
-            Dense(c.hidden_size, bias=True, name=name)(x) for name in ("q_proj", "k_proj", "v_proj")
-        )
-        return Dense(c.hidden_size, bias=True, name="out_proj")(
-            _attend(c.num_attention_heads, q, k, v)
-        )
+        q, k, v = (Dense(c.hidden_size, bias=True, name=f"{name}_proj")(x) for name in "qkv")
+        attended = _attend(c.num_attention_heads, q, k, v)
+        return Dense(c.hidden_size, bias=True, name="out_proj")(attended)
 
 
 def _attend(
@@ -126,40 +120,6 @@ class Encoder(nn.Module):
         return *states, call_layer(last, states[-1])
 
 
-class PoolingHead(nn.Module):
-    """SigLIP's pooled output: one learned query attends to all patches; then an MLP."""
-
-    config: VisionConfig
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B E"]:
-        c = self.config
-        probe = self.param("probe", INIT, (1, 1, c.hidden_size)).astype(x.dtype)
-        pooled = ProbeAttention(c, name="attention")(
-            jnp.broadcast_to(probe, (x.shape[0], 1, c.hidden_size)), x
-        )[:, 0]
-        return pooled + MLP(c, name="mlp")(LayerNorm(c.layer_norm_eps, name="layernorm")(pooled))
-
-
-class ProbeAttention(nn.Module):
-    """PyTorch's `MultiheadAttention`, which keeps the three input projections in one matrix."""
-
-    config: VisionConfig
-
-    @nn.compact
-    def __call__(
-        self, queries: Float[Array, "B Q E"], x: Float[Array, "B P E"]
-    ) -> Float[Array, "B Q E"]:
-        c = self.config
-        weight = self.param("in_proj_weight", INIT, (3 * c.hidden_size, c.hidden_size))
-        bias = self.param("in_proj_bias", nn.initializers.zeros, (3 * c.hidden_size,))
-        sides = zip((queries, x, x), jnp.split(weight, 3), jnp.split(bias, 3), strict=True)
-        q, k, v = (y @ w.T + b for y, w, b in sides)
-        return Dense(c.hidden_size, bias=True, name="out_proj")(
-            _attend(c.num_attention_heads, q, k, v)
-        )
-
-
 class VisionTransformer(nn.Module):
     config: VisionConfig
 
@@ -170,16 +130,12 @@ class VisionTransformer(nn.Module):
             self.pre_layrnorm = LayerNorm(c.layer_norm_eps)  # the checkpoints' own spelling
         self.encoder = Encoder(c)
         self.post_layernorm = LayerNorm(c.layer_norm_eps)
-        if c.vision_use_head:
-            self.head = PoolingHead(c)
 
     def __call__(self, pixels: Array) -> tuple[tuple[Array, ...], Array]:
         x = self.embeddings(pixels)
         states = self.encoder(self.pre_layrnorm(x) if self.config.class_token else x)
-        if self.config.class_token:
-            return states, self.post_layernorm(states[-1][:, 0])
-        last = self.post_layernorm(states[-1])
-        return states, self.head(last) if self.config.vision_use_head else last
+        last = states[-1][:, 0] if self.config.class_token else states[-1]
+        return states, self.post_layernorm(last)
 
 
 class VisionTower(nn.Module):
@@ -193,9 +149,9 @@ class VisionTower(nn.Module):
     def __call__(
         self, pixels: Float[Array, "B Y X 3"]
     ) -> tuple[tuple[Float[Array, "B P E"], ...], Float[Array, "B *P E"]]:
-        """Return all hidden states (the embeddings first), and the pooled output.
+        """Return all hidden states (the embeddings first), and the normed output.
 
-        A SigLIP tower without `vision_use_head` returns its normed last states, unpooled.
-        Under `jit` the layers after the one that a caller reads are never computed.
+        The output is CLIP's class token, or all of SigLIP's last states. Under `jit` the layers
+        after the one that a caller reads are never computed.
         """
         return self.vision_model(pixels)

@@ -39,7 +39,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Turns text into prompts, and answers into text, with one tokeniser."""
+    """A translator of text to prompts, and of answers to text, with one tokeniser."""
 
     tokenizer: Any
     image_token: int | None = None
@@ -132,21 +132,17 @@ class PromptEncoder:
 
     def opening(self, question: str, images: int = 0) -> str:
         """Return the first turn as text, up to where the answer begins."""
+        placed = self._placed(question, images)
         if self.tokenizer.chat_template:
-            text = self.rendered(question, images)[0]
+            text = render_turns(self.tokenizer, [question], placed, images, self.image_text)
         else:
-            text = vicuna_turn(self._placed(question, images))
+            text = vicuna_turn(placed)
         if self.system and not text.startswith("USER: "):
             raise InputError(
                 f"system {self.system[:40]!r}: the chat template begins with {text[:20]!r}, and a "
                 "system prompt is written before 'USER: ' alone; leave it out"
             )
         return f"{self.system} {text}" if self.system else text
-
-    def rendered(self, question: str, images: int = 0) -> tuple[str, list[Any]]:
-        """Return the chat template's first turn, and the contents of its messages."""
-        placed = self._placed(question, images)
-        return render_turns(self.tokenizer, [question], placed, images, self.image_text)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of a text without BOS; `<image>` becomes the placeholder's."""

@@ -33,9 +33,8 @@ class PromptRow:
     def __getitem__(self, kept: slice) -> PromptRow:
         """Return a part of the row."""
         rotary = None if self.rotary is None else self.rotary[:, kept]
-        blend, sources = (
-            None if part is None else part[kept] for part in (self.blend, self.sources)
-        )
+        sources = None if self.sources is None else self.sources[kept]
+        blend = None if self.blend is None else self.blend[kept]
         return PromptRow(self.tokens[kept], sources, blend, rotary)
 
     @property
@@ -65,10 +64,8 @@ def _concatenated(parts: Sequence[PromptRow]) -> PromptRow:
             [text.repeat(len(p), axis=0) if x is None else x for p, x in zip(parts, found)]
         )
 
-    width, rotary = (
-        max(0 if part.sources is None else part.sources.shape[1] for part in parts),
-        None,
-    )
+    width = max(0 if part.sources is None else part.sources.shape[1] for part in parts)
+    rotary = None
     if any(part.rotary is not None for part in parts):
         places, start = [], 0
         for part in parts:
@@ -181,10 +178,8 @@ def stack_rows(
 
 def _stack(rows: list[PromptRow], width: int, mrope: bool) -> PromptRows:
     tokens, length = pad_rows([row.tokens for row in rows], width)
-    sources, blend = (
-        _pad([row.sources for row in rows], width, TEXT),
-        _pad([row.blend for row in rows], width, 0),
-    )
+    sources = _pad([row.sources for row in rows], width, TEXT)
+    blend = _pad([row.blend for row in rows], width, 0)
     known: dict[str, Any] = {"tokens": tokens, "length": length, "sources": sources, "blend": blend}
     if mrope:
         rotary = np.tile(np.arange(width, dtype=np.int32), (len(rows), 3, 1))

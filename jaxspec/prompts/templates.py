@@ -20,8 +20,8 @@ def vicuna_turn(question: str) -> str:
 
 def render_turns(
     tokenizer: Any, said: Sequence[str], placed: str, images: int, image_text: str
-) -> tuple[str, list[Any]]:
-    """Return the tokeniser's chat template over some turns, and the message contents it was given.
+) -> str:
+    """Return the text that the tokeniser's chat template makes of some turns.
 
     A template is a stranger's program. transformers runs it in jinja's immutable sandbox, wherever
     the checkpoint holds it: it reaches no Python internals, no file and no module.
@@ -56,7 +56,7 @@ def render_turns(
             continue
         shown = text.replace(PLACEHOLDER, image_text).count(image_text)
         if all(words.strip() in text for words in said) and shown >= images:
-            return text, contents
+            return text
     raise InputError(
         f"chat template: cannot render turns of user and assistant ({reason}); "
         "mend the tokeniser's chat_template"
@@ -77,7 +77,7 @@ def render_follow_up(
     out: after `... <|im_end|>` follows "\\n<|im_start|>user ...".
     """
     said = ["Hello.", _ANSWER, question]
-    text = render_turns(tokenizer, said, placed, images, image_text)[0].partition(_ANSWER)[2]
+    text = render_turns(tokenizer, said, placed, images, image_text).partition(_ANSWER)[2]
     added = tokenizer.added_tokens_decoder
     closing = added[answer[-1]].content if answer and answer[-1] in added else None
     if closing and text.lstrip().startswith(closing):

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -87,21 +87,11 @@ class ConversationBatch(struct.PyTreeNode):
         )
 
 
-class Unlearned(NamedTuple):
-    """A row that teaches nothing: no answer, or too many image tiles, within the buckets."""
-
-    dataset: str
-    id: str
-    tokens: int
-    """Tokens up to the first one of an answer."""
-    tiles: int
-
-
 @dataclass(frozen=True, eq=False)
 class ConversationBatches:
     """A function of the step: this process's rows of the step's batch.
 
-    Rows that teach nothing are masked, and listed by `unlearned`. Raises InputError for a sample
+    Rows that teach nothing are masked, and counted by `unlearned`. Raises InputError for a sample
     without answers, and for a batch without any answer within the buckets.
     """
 
@@ -156,9 +146,9 @@ class ConversationBatches:
         """Return which image each slot of this process's rows shows, -1 for text, not padded."""
         return [row.forms[0].shown for row in self._rows(step)[self._own]]
 
-    def unlearned(self, step: int) -> list[Unlearned]:
-        """Return the rows of a step, in all processes, that teach nothing."""
-        return [row.name for row in self._rows(step) if not len(row.learned)]
+    def unlearned(self, step: int) -> int:
+        """Count the rows of a step, in all processes, without an answer or image in the buckets."""
+        return sum(not len(row.learned) for row in self._rows(step))
 
     def _rows(self, step: int) -> list[_TrainingRow]:
         """Return the rows of a step, of all processes."""
@@ -225,8 +215,8 @@ class _TrainingRow:
     learned: np.ndarray
     """Tokens of the assistant within the buckets."""
     images: tuple[Any, ...]
-    name: Unlearned
-    """Name to report if nothing is learned."""
+    first: int
+    """Tokens up to the first one of an answer."""
 
 
 _GROUPING = threading.Lock()
@@ -266,11 +256,10 @@ def _row(
     forms = tuple(_form(batches, *reader, tokens, sizes) for reader in readers)
     within = np.logical_and.reduce([form.places < max(batches.buckets) for form in forms])
     first = max(int(form.places[mask.argmax()]) for form in forms)
-    name = Unlearned(sample.dataset, sample.id, first + 1, max(form.tiles for form in forms))
-    if name.tiles > max(batches.tile_buckets):
+    if max(form.tiles for form in forms) > max(batches.tile_buckets):
         forms, within = tuple(replace(form, tiles=0) for form in forms), np.zeros_like(mask)
     images = sample.images if any(form.tiles for form in forms) else ()
-    return _TrainingRow(forms, np.flatnonzero(mask & within), images, name)
+    return _TrainingRow(forms, np.flatnonzero(mask & within), images, first + 1)
 
 
 def _form(
@@ -308,7 +297,7 @@ def reach(model: LoadedModel, samples: Sequence[Sample]) -> list[tuple[int, int]
     """Return (tokens up to an answer's first, tokens in all) of each conversation."""
     whole = (sys.maxsize,)
     batches = ConversationBatches(samples, prompt_encoder(model), model, len(samples), whole, whole)
-    return [(row.name.tokens, len(row.forms[0].row)) for row in _read(batches, samples)]
+    return [(row.first, len(row.forms[0].row)) for row in _read(batches, samples)]
 
 
 def frequent_tokens(

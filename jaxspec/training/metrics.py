@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ AGAIN = "the same command goes on"
 
 
 class MetricsLog:
-    """Writes `metrics.jsonl`, and other logs on request, in the first process; a context manager.
+    """The first process's `metrics.jsonl`, and other logs on request; a context manager.
 
     A resumed run first removes the lines that the interrupted one wrote beyond step `start`.
     """
@@ -39,16 +40,13 @@ class MetricsLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        ends = [log.close for log in (self._file, self._board) if log is not None]
-        if self._wandb is not None:
-            ends.append(self._wandb.finish)
-        for end in ends:
-            try:
-                with writing(self._path, AGAIN):
-                    end()
-            except InputError:
-                if kind is None:  # closing writes what failed once more, and that was an error
-                    raise
+        # Closing writes once more what failed, and that was an error.
+        with suppress(*[InputError] * (kind is not None)), writing(self._path, AGAIN):
+            for log in (self._file, self._board):
+                if log is not None:
+                    log.close()
+            if self._wandb is not None:
+                self._wandb.finish()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write one step's metrics; `metrics.jsonl` is on disk when this returns."""
@@ -65,20 +63,12 @@ class MetricsLog:
 
 def _kept(path: Path, start: int) -> str:
     """Return the lines of metrics up to a step, without half a line that a kill may have left."""
-    if not path.exists():
-        return ""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    steps = [(_step(line), line) for line in lines]
-    return "".join(f"{line}\n" for step, line in steps if step is not None and step <= start)
-
-
-def _step(line: str) -> float | None:
-    """Return the step of a line of metrics; None for any other line."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return step if isinstance(step, int | float) else None
+    kept = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] <= start:
+                kept.append(f"{line}\n")
+    return "".join(kept)
 
 
 def _tensorboard(directory: Path, start: int) -> Any:

@@ -24,7 +24,7 @@ class Preempted(SystemExit):
 
 
 class Preemption:
-    """Watches for signals that end a run, to any of its processes; a context manager.
+    """A watch for signals that end a run, to any of its processes; a context manager.
 
     Several processes agree through JAX's coordination service on the step that all of them save. It
     knows SIGTERM alone, so other signals are sent on as that. Ignored signals stay ignored, as

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic
 
@@ -14,7 +14,7 @@ from absl import flags
 
 from jaxspec.errors import InputError
 from jaxspec.training.batches import Batch
-from jaxspec.training.conversations import ConversationBatches, Unlearned
+from jaxspec.training.conversations import ConversationBatches
 
 SURE = 512
 """Rows to read before the share that teaches nothing can end a run."""
@@ -22,7 +22,7 @@ SURE = 512
 
 @dataclass
 class CountedBatches(Generic[Batch]):
-    """An iterator over batches and their unlearned rows; closing it reports these rows.
+    """An iterator over batches that counts unlearned rows; closing it prints their share.
 
     Its place is Grain's, the next step. Raises InputError once more than the share `limit` of the
     rows taught nothing.
@@ -31,19 +31,16 @@ class CountedBatches(Generic[Batch]):
     made: Any
     rows: ConversationBatches
     limit: float
-    _seen: set[Unlearned] = field(default_factory=set)
     _lost: int = 0
     _read: int = 0
 
     def __next__(self) -> Batch:
         batch, lost = next(self.made)
-        self._seen.update(Unlearned(*row) for row in lost)
-        self._lost += len(lost)
+        self._lost += lost
         self._read += self.rows.batch
         if self._read >= SURE and self._lost > self.limit * self._read:
-            reason = self._report()
-            self._seen.clear()
-            raise InputError(f"{reason}; or let more than {self.limit:.0%} be with --unlearned")
+            report, self._lost = self._report(), 0
+            raise InputError(f"{report}; or let more than {self.limit:.0%} be with --unlearned")
         return batch
 
     def get_state(self) -> Any:
@@ -53,29 +50,17 @@ class CountedBatches(Generic[Batch]):
         self.made.set_state(state)
 
     def close(self) -> None:
-        """Print which rows taught nothing, each counted once, and the mend."""
-        if self._seen and not jax.process_index():
+        """Print how many rows taught nothing, and the mend."""
+        if self._lost and not jax.process_index():
             print(self._report(), file=sys.stderr)
 
     def _report(self) -> str:
         tokens, tiles = max(self.rows.buckets), max(self.rows.tile_buckets)
-        large = [row.tiles for row in self._seen if row.tiles > tiles]
-        late = [row.tokens for row in self._seen if row.tiles <= tiles]
-        reasons = []
-        if late:
-            reasons.append(
-                f"{len(late):,} without an answer in the first {tokens} tokens (the first "
-                f"{max(late)} would do: give longer --buckets; python -m train.prepare --target "
-                "tells what fits)"
-            )
-        if large:
-            reasons.append(
-                f"{len(large):,} with over {tiles} image tiles (up to {max(large)}: "
-                "show fewer images)"
-            )
-        names = ", ".join(sorted({row.dataset for row in self._seen}))
-        share = f"{self._lost / self._read:.1%} of what was read"
-        return f"rows of {names} that taught nothing, {share}: {'; '.join(reasons)}"
+        return (
+            f"data: {self._lost / self._read:.1%} of the rows taught nothing: they have no answer "
+            f"in the first {tokens} tokens, or over {tiles} image tiles; give longer --buckets "
+            "(python -m train.prepare --target shows what fits) or show fewer images"
+        )
 
 
 def iterate(
@@ -106,5 +91,5 @@ def _leave_interrupts(worker: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _with_unlearned(rows: ConversationBatches, read: Any, step: int) -> tuple[Any, list[Unlearned]]:
+def _with_unlearned(rows: ConversationBatches, read: Any, step: int) -> tuple[Any, int]:
     return read(step), rows.unlearned(step)

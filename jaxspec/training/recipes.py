@@ -186,14 +186,10 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
             f"{target.config.model_type}; give a Llama-like decoder and a LLaVA target"
         )
     words = text_config(target.config).vocab_size
-    config: ModelConfig = replace(
-        target.config, text_config=replace(start.config, vocab_size=words)
-    )
-    params = {
-        **init_params(config, key),
-        "language_model": with_words(start.params, words),
-        **tower(),
-    }
+    text = replace(start.config, vocab_size=words)
+    config: ModelConfig = replace(target.config, text_config=text)
+    own = {"language_model": with_words(start.params, words), **tower()}
+    params = {**init_params(config, key), **own}
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
 
 
@@ -227,10 +223,9 @@ def _train(
     batches, inputs = stage_data(
         recipe, stage, sources, target, draft, view=view, plain=stage.plain, teacher=reader
     )
+    start = recipe.start
     inputs |= {
-        "start": model_signature(recipe.start)
-        if isinstance(recipe.start, str)
-        else asdict(recipe.start),
+        "start": model_signature(start) if isinstance(start, str) else asdict(start),
         "sees": view.reads_images,
         "view": recipe.view,
         "distillation": recipe.distillation and asdict(recipe.distillation),

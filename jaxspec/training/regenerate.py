@@ -17,14 +17,14 @@ from typing import Any
 from etils import epath
 from tqdm import tqdm
 
-from jaxspec.cluster import map_over_processes, on_first, process
+from jaxspec.cluster import map_over_processes, on_first, process, sole_on_first
 from jaxspec.config import text_config
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request
 from jaxspec.errors import InputError, check_counts
+from jaxspec.files import write_text, writing
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from jaxspec.training.lease import Lease, on_first_alone, write_whole
 
 Folder = Path | epath.Path | str
 """A local folder, or an address such as gs://bucket/answers."""
@@ -86,19 +86,14 @@ def regenerate(
     def answer(members: Sequence[int]) -> list[dict[str, Any]]:
         return _answer(engine, {i: source[i] for i in members}, work)
 
-    def write(chunk: int, text: str) -> None:
-        lease.check()
-        write_whole(_file(folder, chunk), text)
-
-    lease = Lease(folder / "shard_{}_of_{}.lock".format(*shard))
-    with on_first_alone(lease):
+    with sole_on_first(str(folder / "shard_{}_of_{}.lock".format(*shard))):
         mine, first = on_first(missing), process()[0] == 0
         total = sum(len(_members(work, chunk)) for chunk in mine)
         with tqdm(total=total, unit="sample", desc=folder.name, disable=not first) as bar:
             for chunk in mine:
                 rows = map_over_processes(answer, _members(work, chunk))
                 text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                on_first(partial(write, chunk, text))
+                on_first(partial(_write, _file(folder, chunk), text))
                 bar.update(len(rows))
     return on_first(lambda: sum(_file(folder, chunk).exists() for chunk in range(work.chunks)))
 
@@ -153,7 +148,15 @@ def _claim(folder: epath.Path, work: Regeneration) -> None:
                     f"{folder}: holds answers of {name} {theirs.get(name)!r}, and now it is "
                     f"{value!r}; go on with that, or give another name"
                 )
-    write_whole(path, json.dumps(mine, indent=1) + "\n")
+    _write(path, json.dumps(mine, indent=1) + "\n")
+
+
+def _write(path: epath.Path, text: str) -> None:
+    """Write a text that readers see whole or not at all, as an object in a bucket is."""
+    if "://" not in str(path):
+        return write_text(Path(path), text)
+    with writing(str(path)):
+        path.write_text(text)
 
 
 def _file(folder: epath.Path, chunk: int) -> epath.Path:

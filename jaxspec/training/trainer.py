@@ -17,9 +17,9 @@ import jax
 from tqdm import tqdm
 
 from jaxspec.checkpoints.orbax import Checkpoints
+from jaxspec.cluster import sole_on_first
 from jaxspec.training.batches import Batch, BatchIterator, as_iterator, read_ahead
 from jaxspec.training.config import TrainConfig
-from jaxspec.training.lease import Lease, on_first_alone
 from jaxspec.training.measured import MeasuredStep
 from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.preemption import Preempted, Preemption
@@ -73,12 +73,12 @@ def fit(
     trainable, frozen = partition(params, config.frozen)
     optimizer = make_optimizer(config, trainable)
     saved = config.checkpoints.rstrip("/")
-    leases = [Lease(directory / "train.lock"), *([Lease(f"{saved}.lock")] if saved else [])]
+    locks = [directory / "train.lock", *([f"{saved}.lock"] if saved else [])]
     run = run_signature(config, dict(inputs or {}))
 
     with ExitStack() as held:
         # Set up: no other run here; the newest state; batches from its place on.
-        check_leases = held.enter_context(on_first_alone(*leases))
+        held.enter_context(sole_on_first(*locks))
         checkpoints = held.enter_context(
             Checkpoints(saved or directory / "checkpoints", config.keep, run)
         )
@@ -115,11 +115,10 @@ def fit(
                     log.write(done, evaluate(merge(on_host(state.params), frozen)))
             if stops or _due(config.save_every, done, last):
                 with step.pause(done):
-                    check_leases()
                     checkpoints.save(done, state, place, wait=last or stops)
             bar.update()
             if stops and not last:
-                _say(f"{directory}: told to end; step {done} of {config.steps} is saved")
+                _say(f"{directory}: ended by a signal; step {done} of {config.steps} is saved")
                 raise Preempted(preemption.number)
     return merge(on_host(state.params), frozen)
 

@@ -265,7 +265,7 @@ def test_without_torch(vicuna, monkeypatch):
     assert asked[1:] == [["pytorch_model*.bin"]]
     asked.clear()
     for have in ("", "2.9.1+cpu"):
-        monkeypatch.setattr(directories, "installed", lambda package, have=have: have)
+        monkeypatch.setattr(directories, "version", lambda package, have=have: have)
         refused(vicuna, f"{INDEX}: PyTorch's .bin is read with torch 2.11 or later, and here is {have or 'none'}; pip")
         refused(vicuna, "pip install -e '.[torch]', or save the model as safetensors")
     locate("owner/name")

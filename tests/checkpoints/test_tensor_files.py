@@ -60,18 +60,13 @@ def test_any_box_of_any_tensor(stored, data):
     np.testing.assert_array_equal(found, expected[box])
 
 
-def test_only_the_boxs_bytes_are_read(tmp_path):
-    """A file that loses its end after it was listed: boxes before the cut read, those past it say so."""
+def test_a_file_that_was_cut_is_refused(tmp_path):
     path = tmp_path / "x.safetensors"
-    whole = np.arange(24, dtype=np.float32).reshape(6, 4)
-    save_file({"x": whole}, path)
+    save_file({"x": np.arange(24, dtype=np.float32)}, path)
     (tensor,) = list_file(path)
-    os.truncate(path, path.stat().st_size - 4 * 9)  # rows 4 and 5, and the last of row 3
-    np.testing.assert_array_equal(tensor.read((slice(0, 3), slice(None))), whole[:3])
-    np.testing.assert_array_equal(tensor.read((slice(0, 4), slice(1, 3))), whole[:4, 1:3])
-    for box in ((slice(3, 4), slice(None)), (slice(None), slice(0, 1))):
-        with pytest.raises(InputError, match="ends before its tensors do"):
-            tensor.read(box)
+    os.truncate(path, path.stat().st_size - 4)
+    with pytest.raises(InputError, match="ends before its tensors do"):
+        tensor.read()
 
 
 def test_13b_shapes_straight_onto_a_mesh(tmp_path):

@@ -250,7 +250,7 @@ def test_jsonl_with_image_paths(tmp_path: Path) -> None:
 GOOD = {"question": "A?", "answer": "no", "image": "a.png"}
 BROKEN: dict[str, tuple[str, str]] = {
     "not json": ("{", r"rows\.jsonl line 2: not JSON"),
-    "no question": (json.dumps(GOOD | {"question": None}), r"line 2: column 'question' missing"),
+    "no question": (json.dumps(GOOD | {"question": None}), r"line 2: column 'question' has no text"),
     "no such file": (json.dumps(GOOD | {"image": "b.png"}), r"line 2, image: no such image file 'b.png'"),
     "a broken image": (json.dumps(GOOD | {"image": "broken.png"}), r"line 2, image .broken.png.: not readable"),
 }

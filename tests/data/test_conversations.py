@@ -141,7 +141,7 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
     ]
     rows[7]["image"] = "broken.png"
     (tmp_path / "mix.json").write_text(json.dumps(rows))
-    folder = main(Llava(tmp_path / "mix.json", "my_mix", photos, out=tmp_path))
+    folder = main(Llava(tmp_path / "mix.json", "my_mix", images=photos, out=tmp_path))
     out = capsys.readouterr()
     assert out.out == f"wrote {folder}: 29 samples, 29 images, 29 answers\n"
     assert "skipped 1 rows" in out.err
@@ -159,7 +159,7 @@ def test_prepared_llava_comes_back(tmp_path: Path, photos: Path, capsys: pytest.
     ]
     assert sorted(written) == sorted((photos / f"{k}.png").read_bytes() for k in range(2))  # once, not once a row
     with pytest.raises(InputError, match="holds prepared data already"):
-        main(Llava(tmp_path / "mix.json", "my_mix", photos, out=tmp_path))
+        main(Llava(tmp_path / "mix.json", "my_mix", images=photos, out=tmp_path))
     assert "r7" in (tmp_path / "my_mix.skipped.jsonl").read_text()
 
 

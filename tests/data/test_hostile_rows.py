@@ -140,11 +140,11 @@ def test_images_outside_of_their_folder_are_taken_where_that_is_allowed(tmp_path
     skipped = Skipped(4, tmp_path / "skipped.jsonl")
     assert [sample.id for sample in readable(path, skipped, folder)] == ["0", "1", "2", "3"]
     log = skipped.log.read_text()
-    assert log.count(f"lies outside of {folder}; link to it from there, or prepare it with --outside") == 3
+    assert log.count(f"is outside of {folder}; link to it from there, or prepare it with --outside") == 3
     assert "no such image file 'far/../secret.png'" in log  # not what the link's own parent holds
     as_lines(tmp_path, [json.dumps(row) for row in rows[:-1]])
-    main(Llava(path, "all", folder, outside=True, skip=0, out=tmp_path))
+    main(Llava(path, "all", images=folder, outside=True, skip=0, out=tmp_path))
     own = [json.dumps({"id": "a", "image": name, "turns": ["What?"]}) for name in outside]
     for line in own:
-        with pytest.raises(InputError, match="lies outside of"):
+        with pytest.raises(InputError, match="is outside of"):
             next(own_samples("mine", as_lines(tmp_path, [line]), folder))

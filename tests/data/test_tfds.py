@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from eval.lib.sets import evaluation_set
-from jaxspec.data.images import as_png
 from jaxspec.data.sources import FileFormat, Prepared, prepare
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
@@ -64,37 +63,6 @@ def test_prepared_data_are_an_evaluation_set(file_format: FileFormat, tmp_path: 
                 np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
     assert [sample.turns for sample in Prepared(place)] == [sample.turns for sample in book]
     assert len(tfds.data_source("my_book", data_dir=str(tmp_path), split="train")) == 4
-
-
-class Pages(tfds.core.GeneratorBasedBuilder):
-    """What version 1.0.0 of `prepare` wrote: each record with its own images."""
-
-    VERSION = tfds.core.Version("1.0.0")
-
-    def _info(self) -> Any:
-        kinds = tfds.features
-        features = {
-            "id": kinds.Text(),
-            "images": kinds.Sequence(kinds.Tensor(shape=(), dtype=np.object_)),
-            "sizes": kinds.Sequence(kinds.Tensor(shape=(2,), dtype=np.int32)),
-            "turns": kinds.Sequence({"question": kinds.Text(), "answer": kinds.Text()}),
-        }
-        return tfds.core.DatasetInfo(builder=self, features=kinds.FeaturesDict(features), disable_shuffling=True)
-
-    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        return {"train": self._generate_examples()}
-
-    def _generate_examples(self) -> Iterator[Any]:
-        turns = [{"question": "<image>?", "answer": "A page."}]
-        yield 0, {"id": "a", "images": [as_png(np.zeros((2, 3, 3), np.uint8))], "sizes": [(2, 3)], "turns": turns}
-
-
-def test_data_prepared_before_are_read(tmp_path: Path) -> None:
-    Pages(data_dir=str(tmp_path), file_format="array_record").download_and_prepare(download_dir=str(tmp_path / "no"))
-    (sample,) = Prepared(tmp_path / "pages")
-    (again,) = evaluation_set("mine", data={"mine": Path(f"tfds:{tmp_path / 'pages'}")})
-    assert sample.turns == again.turns == (("<image>?", "A page."),)
-    assert sample.images[0].content == again.images[0].content
 
 
 def test_a_strangers_set_has_the_hubs_columns(folder: Path) -> None:

@@ -127,4 +127,4 @@ def test_a_column_that_lacks_is_told_with_those_that_are_there(cache: Path) -> N
     twin = DataTwin("", {("default", "test"): Part("id image:image answer", "data/test", 1)})
     shutil.rmtree(cache / "datasets--lmms-lab--POPE")
     build.add(cache, "lmms-lab/POPE", lambda folder: write(folder, twin), "datasets")
-    assert "column 'question' missing among ['image', 'answer']" in refused()
+    assert "column 'question' has no text (None, of ['image', 'answer'])" in refused()

@@ -42,9 +42,9 @@ def test_two_processes(tmp_path: Path) -> None:
     for run in told:
         run.await_line(lambda line: "Received preemption notice" in line)
     first, second = end(told, 128 + signal.SIGTERM)
-    step = int(first.partition("told to end; step ")[2].split()[0])
+    step = int(first.partition("ended by a signal; step ")[2].split()[0])
     assert step < training.STAGE.steps
-    assert "told to end" not in second  # the first process speaks for all
+    assert "ended by a signal" not in second  # the first process speaks for all
     first, second = end(pair("lvlm", tmp_path / "two"), 0)
     assert f"resuming {tmp_path / 'two'} at step {step} of" in first
     np.testing.assert_allclose(training.losses(tmp_path / "two"), training.losses(tmp_path / "one"), rtol=1e-5)

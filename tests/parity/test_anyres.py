@@ -186,7 +186,7 @@ def test_defaults_are_those_of_transformers(kind):
 @pytest.mark.parametrize(
     ("kind", "raw", "message"),
     [
-        (LlavaNextConfig, {"image_grid_pinpoints": [[336, 600]]}, "whole tiles of 336 pixels, and 336x600 is not"),
+        (LlavaNextConfig, {"image_grid_pinpoints": [[336, 600]]}, "1 to 100 whole tiles of 336 pixels"),
         (LlavaOnevisionConfig, {"vision_feature_select_strategy": "default"}, "and 'full' with SigLIP's"),
     ],
 )

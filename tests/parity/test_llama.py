@@ -101,7 +101,7 @@ def test_a_mistral_with_a_window_is_refused():
     [
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide num_attention_heads 32"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 must divide num_attention_heads 32"),
     ],
 )
 def test_unsupported(raw, message):

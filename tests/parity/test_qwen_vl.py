@@ -204,7 +204,7 @@ def test_defaults_are_those_of_transformers():
     ("raw", "message"),
     [
         ({}, "out_hidden_size 3584 is not the decoder's hidden_size 8192"),
-        ({"vision_config": {"window_size": 20}}, "window_size 20 is smaller than a merge group of 2 x 14 pixels"),
+        ({"vision_config": {"window_size": 20}}, "window_size 20 must hold 1 to 64 merge groups of 2 x 14 pixels"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24]}}, r"mrope_section \[16, 24\] must be 3 numbers"),
     ],
 )

@@ -17,13 +17,11 @@ from tests.tiny import hf, tiles  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    ("head", "patch", "count"),
-    [(False, 4, TILE_BLOCK + 3), (True, 5, 2)],
-    ids=["blocks of tiles", "head, patches and a rest"],
+    ("patch", "count"), [(4, TILE_BLOCK + 3), (5, 2)], ids=["blocks of tiles", "patches and a rest"]
 )
-def test_hidden_states(tmp_path, head, patch, count):
+def test_hidden_states(tmp_path, patch, count):
     pixels = hf.VISION["image_size"]
-    model = tiles.onevision(vision={"vision_use_head": head, "patch_size": patch, "layer_norm_eps": 1e-3})
+    model = tiles.onevision(vision={"patch_size": patch, "layer_norm_eps": 1e-3})
     checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     assert isinstance(checkpoint.config, LlavaConfig)
     images = np.random.default_rng(0).normal(size=(count, 3, pixels, pixels)).astype(np.float32)
@@ -33,7 +31,7 @@ def test_hidden_states(tmp_path, head, patch, count):
     assert len(ours) == len(theirs.hidden_states) == 4
     for layer in (-1, -2, 0):
         hf.assert_close(ours[layer], theirs.hidden_states[layer])
-    hf.assert_close(pooled, theirs.pooler_output if head else theirs.last_hidden_state)
+    hf.assert_close(pooled, theirs.last_hidden_state)
 
 
 @pytest.mark.parametrize("name", ["image_size", "patch_size"])

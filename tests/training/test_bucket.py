@@ -1,9 +1,7 @@
-"""Checkpoints and chunks of answers in a bucket: runs go on from there, and one at a time."""
+"""Checkpoints and chunks of answers in a bucket: runs go on from there."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +10,6 @@ import fsspec
 import numpy as np
 import pytest
 from jaxspec.errors import InputError
-from jaxspec.training import lease
-from jaxspec.training.lease import Lease
 from jaxspec.training.preemption import Preempted
 from jaxspec.training.regenerate import regenerate, regenerated
 
@@ -63,36 +59,3 @@ def test_chunks_in_a_bucket_are_those_of_a_folder(place: str, engine, straight: 
     assert [sample.turns for sample in mine] == [sample.turns for sample in theirs]
     with pytest.raises(InputError, match=r"temperature 1.0, and now it is 0.0"):
         regenerate(engine, Talk(), replace(WORK, temperature=0.0), address)
-
-
-@pytest.mark.parametrize("renewed", [True, False])
-def test_a_second_slice_is_refused_while_the_first_renews_its_lease(
-    place: str, renewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = replace(STAGE, checkpoints=f"{place}/run")
-    files = fsspec.filesystem("gcs")
-    files.pipe_file(f"{place}/run.lock", json.dumps({"holder": "another slice", "time": 1}).encode())
-
-    def watch(seconds: float) -> None:
-        if renewed:
-            files.pipe_file(f"{place}/run.lock", json.dumps({"holder": "another slice", "time": 2}).encode())
-
-    monkeypatch.setattr(lease.time, "sleep", watch)
-    if renewed:
-        with pytest.raises(InputError, match=r"gs://bucket/run.lock: held by another slice; end that run"):
-            train(tmp_path, stage)
-        assert names() == {"run.lock"}
-    else:
-        train(tmp_path, stage)
-        assert "run.lock" not in names()
-
-
-def test_a_lease_that_another_run_took_stops_its_old_holder(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEWED", 0.01)
-    with Lease(f"{place}/run.lock") as held:
-        held.check()
-        fsspec.filesystem("gcs").pipe_file(f"{place}/run.lock", b'{"holder": "another slice"}')
-        next(thread for thread in threading.enumerate() if thread.name == "lease").join(20)
-        with pytest.raises(InputError, match="held by another run now"):
-            held.check()
-    assert names() == {"run.lock"}

@@ -40,7 +40,7 @@ def test_told_to_end_while_a_checkpoint_is_written(straight, tmp_path):
     run.await_line(lambda line: line == f"saving {child.LINE.save_every}\n")
     run.process.send_signal(signal.SIGTERM)
     said = run.end(128 + signal.SIGTERM)
-    step = int(said.partition("told to end; step ")[2].split()[0])
+    step = int(said.partition("ended by a signal; step ")[2].split()[0])
     assert child.LINE.save_every < step < child.LINE.steps
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"] == step
     assert (tmp_path / "checkpoints" / str(step)).is_dir()
