@@ -178,7 +178,8 @@ def view_names(text: str) -> tuple[str, ...]:
     Spaces and the case of letters do not matter: " m,p-1D" gives M and P-1d.
     """
     names = (name.strip().lower() for name in text.split(","))
-    return tuple(name if name == "kv" else name[:1].upper() + name[1:] for name in names)
+    own = ("kv", "lookup")
+    return tuple(name if name in own else name[:1].upper() + name[1:] for name in names)
 
 
 def numbers(option: str, text: str, kind: type = float) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxspec.checkpoints import directories
@@ -17,7 +17,7 @@ from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.decoding.metrics import acceptance_metrics, block_fields
 from jaxspec.decoding.weighting import parse_weighting
 from jaxspec.errors import InputError
-from jaxspec.prompts.views import needs_captioner, parse_views
+from jaxspec.prompts.views import needs_captioner, parse_views, prompt_views
 from jaxspec.sharding import make_mesh
 
 
@@ -37,7 +37,8 @@ class Generate(Ask):
     views: str | None = None
     """Views of the prompt that the draft sees, comma-separated: M (the prompt itself; the default),
     T (text only), C (captions for images), P (image tokens pooled to a quarter), P36 (pooled to
-    36), the variants T-literal, T-special, P-1d, P-after, and last kv, a KV head."""
+    36), the variants T-literal, T-special, P-1d, P-after; then kv, a KV head; and last lookup, what
+    followed the newest tokens earlier in prompt and answer. lookup needs no draft."""
     captioner: str | None = None
     """Captioner of view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or
     file:CAPTIONS.jsonl."""
@@ -84,7 +85,7 @@ def run(args: Generate) -> None:
             "decode without drafts"
         )
     draft, head = args.draft, args.kv_head
-    default = ("M",) if head is None else ("kv",) if draft is None else ("M", "kv")
+    default = ("M",) * (draft is not None) + ("kv",) * (head is not None)
     views = default if args.views is None else view_names(args.views)
     config = EngineConfig(
         views=views,
@@ -96,8 +97,6 @@ def run(args: Generate) -> None:
         batch_size=1,
     )
     _check_drafts(args, draft, head, views)
-    if draft is None and head is None:
-        config = replace(config, views=())
     images, request = args.pictures(), args.request()
     mesh = None if args.model_parallel == 1 else make_mesh(args.model_parallel)
     models = [(args.target, args.revision)] + (
@@ -152,21 +151,22 @@ def _check_drafts(
     shown = ",".join(views)
     if draft is not None and is_kv_head(draft):
         raise InputError(f"--draft: {draft} is a KV head; give it as --kv-head")
-    if draft is None and head is None:
+    read = prompt_views(parse_views(views)) if views else ()
+    if draft is None and head is None and "lookup" not in views:
         _refuse(args, OF_DRAFTS, "needs a draft; give --draft or --kv-head, or leave it out")
     if draft is None:
         _refuse(args, ["draft_revision"], "needs --draft with a hub id; give one, or leave it out")
     if head is None and "kv" in views:
         raise InputError(f"--views: {shown}: view kv needs a KV head; give --kv-head")
     if head is not None and "kv" not in views:
-        raise InputError(f"--kv-head: no view of {shown} reads it; add kv to --views, as the last")
-    if draft is None and head is not None and views != ("kv",):
-        raise InputError(f"--views: {shown}: views other than kv need a draft; give --draft")
-    if draft is not None and views == ("kv",):
-        raise InputError("--draft: no view of kv reads it; leave it out, or add a view, as M,kv")
+        raise InputError(f"--kv-head: no view of {shown} reads it; add kv to --views")
+    if draft is None and read:
+        raise InputError(f"--views: {shown}: {read[0].name} needs a draft; give --draft")
+    if draft is not None and not read:
+        raise InputError(f"--draft: no view of {shown} reads it; leave it out, or add M to --views")
     if len(views) == 1:
         _refuse(args, ["weighting"], f"{shown} is one view; name more in --views, or leave it out")
-    reads = needs_captioner(parse_views(views), args.captioner)
+    reads = needs_captioner(read, args.captioner)
     if args.captioner is not None:
         check_captioner(args.captioner)
         if not reads:

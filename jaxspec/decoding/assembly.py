@@ -101,7 +101,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     params: dict[str, Any] = {"target": target.params}
     form = Form(target, VIEWS["M" if target.images else "T"], "the target")
     head = None
-    if len(views) > len(shown):
+    if any(view.reads_target for view in views):
         head = target.head
         if head is None:
             raise InputError("view kv: the target has no KV head; give one, or leave the view out")
@@ -114,7 +114,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         )
     if not shown:
         draft = None
-    if draft is None and head is None:
+    if not views:
         return Assembly(Autoregressive(target.model), params, (form,), (target,), target)
     shares, forms = False, [form]
     if draft is not None:
@@ -141,20 +141,23 @@ def build_program(
     config: EngineConfig,
     shares_tower: bool,
 ) -> Program:
-    """Return the program of a target with a draft, a KV head, both or neither."""
+    """Return the program of a target with a draft, a KV head, lookup, or none of them."""
     size = target.text.vocab_size
+    views = parse_views(config.views) if config.views else ()
+    lookup = any(view.looks_up for view in views)
     readers = [draft] if draft is not None else []
     readers += [LanguageModel(head.text_config)] if head is not None else []
-    if not readers:
+    if not readers and not lookup:
         return Autoregressive(target)
     tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
-    scored = min(len(model.text.draft_vocabulary) or size for model in readers)
+    scored = min((len(model.text.draft_vocabulary) or size for model in readers), default=size)
     if tree is not None and tree.width > scored:
         raise InputError(
             f"tree: {config.tree!r} branches {tree.width} times, and there are {scored} tokens"
         )
-    shown = prompt_views(parse_views(config.views or ())) if draft is not None else ()
-    drafter = make_drafter(readers[0], shown, config.gamma, size, tree, config.context, head)
+    shown = prompt_views(views) if draft is not None else ()
+    reader = draft or target
+    drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head, lookup)
     weighting = parse_weighting(config.weighting)
     return Speculator(target, drafter, weighting, shares_tower, config.trace)
 
@@ -219,6 +222,7 @@ def _member_view(name: str, model: LoadedModel, number: int) -> View:
     refused = {
         "captions are for drafts": view.reads_captions,
         "KV heads are for drafts": view.reads_target,
+        "lookup is for drafts": view.looks_up,
         "it is a text model": view.reads_images and model.images is None,
     }
     for reason, holds in refused.items():

@@ -19,6 +19,7 @@ from flax import struct
 
 from jaxspec.cache import KVCache, TreeMask, hidden_before, keep_path
 from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.lookup import Text, backed_off
 from jaxspec.decoding.state import PromptBatch, rewound, step_keys
 from jaxspec.models import LanguageModel
 from jaxspec.models.head_cache import adopt_target_kv, pack, pack_own
@@ -75,6 +76,8 @@ class DraftState(struct.PyTreeNode):
     """A head's cache, B rows. A KV head's has the target's keys and values of all committed tokens
     except the newest, followed, within a block, by the head's own. An EAGLE-3 head's has its own,
     between blocks those that it computed from the target's hidden states."""
+    text: Text | None = None
+    """What lookup searches: prompt and answer as of the block before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +85,9 @@ class Drafter(ABC):
     """Drafts from a mixture of views. Static: part of the compiled program."""
 
     model: LanguageModel
-    """The draft model, or the decoder of a KV head that drafts alone."""
+    """The draft model; any model where there are no `views`."""
     views: tuple[View, ...]
-    """The views of the draft model; empty for a KV head alone."""
+    """The views of the draft model; empty without one."""
     gamma: int
     """J: drafted tokens on the longest path."""
     vocabulary: int
@@ -94,7 +97,9 @@ class Drafter(ABC):
     on, as the papers did. `drop_view` gives it weight 0 (the shortest row stays if none fits).
     `error` makes the engine refuse the request."""
     head: KVHeadConfig | None = None
-    """A KV head, the last view. It reads as far as its target does."""
+    """A KV head, the view behind those. It reads as far as its target does."""
+    lookup: bool = False
+    """Whether lookup is one more view, the last."""
 
     @property
     @abstractmethod
@@ -109,7 +114,7 @@ class Drafter(ABC):
     @property
     def width(self) -> int:
         """R: the number of distributions in the mixture."""
-        return len(self.views) + (self.head is not None)
+        return len(self.views) + (self.head is not None) + self.lookup
 
     def prefill(
         self,
@@ -129,6 +134,8 @@ class Drafter(ABC):
         state = DraftState(None, None)
         if self.views:
             state = self._prefill_views(params["drafter"], batch, features, room)
+        if self.lookup:
+            state = state.replace(text=Text.of(batch.prompt, room))
         if self.head is None:
             return state
         if self.head.fused:
@@ -143,7 +150,7 @@ class Drafter(ABC):
         self, params: Params, batch: PromptBatch, target: KVCache, room: int
     ) -> KVCache:
         assert self.head is not None
-        rows = batch.target if batch.whole is None else batch.whole
+        rows = batch.prompt
         model, own = self._head_model(params)
         slots = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
         return pack_own(
@@ -175,6 +182,8 @@ class Drafter(ABC):
 
     def draft(self, inputs: BlockInputs, state: DraftState) -> tuple[Draft, DraftState]:
         """Propose a block; the state keeps its lengths until `commit`."""
+        if state.text is not None:
+            state = state.replace(text=state.text.holding(inputs.tokens, inputs.count))
         logits, read = self._read_newest(inputs, state)
         draft, read = self._propose(inputs, logits, read)
         return draft, rewound(read, state)
@@ -237,9 +246,9 @@ class Drafter(ABC):
             return self._read(inputs.params, fed, recent[:, 1:], state)
         logits, read = self._read_verified(inputs, head)
         parts = [fit_vocabulary(logits, self.vocabulary)[None]]
-        if state.cache is not None:
-            views, state = self._read(inputs.params, fed, recent[:, 1:], state.replace(head=None))
-            parts.insert(0, views)
+        if state.cache is not None or state.text is not None:
+            others, state = self._read(inputs.params, fed, recent[:, 1:], state.replace(head=None))
+            parts = [others[: len(self.views)], *parts, others[len(self.views) :]]
         return jnp.concatenate(parts), state.replace(head=read)
 
     def _read_verified(
@@ -276,9 +285,10 @@ class Drafter(ABC):
         state: DraftState,
         mask: TreeMask | None = None,
     ) -> tuple[Float[Array, "R B T V"], DraftState]:
-        """Return the logits after each of `tokens`, fitted to the target's vocabulary.
+        """Return the logits after each of `tokens`, fitted to the target's vocabulary; of lookup the
+        probabilities of what it found.
 
-        fed: The draft model's tokens, which end in `tokens`. A KV head reads `tokens` alone.
+        fed: The draft model's tokens, which end in `tokens`. The other views read `tokens` alone.
         """
         parts, width = [], tokens.shape[1]
         if state.cache is not None:
@@ -293,6 +303,10 @@ class Drafter(ABC):
             logits, cache = self._read_head(params, tokens, state.head, mask)
             parts.append(fit_vocabulary(logits, self.vocabulary)[None])
             state = state.replace(head=cache)
+        if state.text is not None:
+            found, text = state.text.read(tokens, self.vocabulary, mask)
+            parts.append(found[None])
+            state = state.replace(text=text)
         return jnp.concatenate(parts), state
 
     def _read_head(
@@ -321,7 +335,11 @@ class Drafter(ABC):
     ) -> tuple[Float[Array, "B T V"], Float[Array, "R B T V"]]:
         """Return the mixture of the views at T places, and each view's own distributions."""
         temperature, weights = inputs.options.temperature, inputs.weights
-        view_probs = by_place(lambda place: tempered(place, temperature))(logits)
+        models = len(logits) - self.lookup
+        view_probs = by_place(lambda place: tempered(place, temperature))(logits[:models])
+        if self.lookup:
+            found = backed_off(logits[-1], view_probs)
+            view_probs = jnp.concatenate([view_probs, found[None]])
         return by_place(lambda place: mix(place, weights))(view_probs), view_probs
 
     def within_context(
@@ -331,8 +349,7 @@ class Drafter(ABC):
         if self.context != "drop_view" or state.cache is None:
             return weights
         length = state.cache.length.reshape(len(self.views), -1).T
-        if self.head is not None:
-            length = jnp.pad(length, ((0, 0), (0, 1)))
+        length = jnp.pad(length, ((0, 0), (0, self.width - len(self.views))))
         fits = length + 1 + self.gamma <= self.model.text.max_position_embeddings
         kept = jnp.where(fits, weights, 0.0)
         total = kept.sum(-1, keepdims=True)

@@ -213,10 +213,11 @@ def make_drafter(
     tree: TreeSpec | None = None,
     context: ContextPolicy = "extrapolate",
     head: KVHeadConfig | None = None,
+    lookup: bool = False,
 ) -> Drafter:
     """Return the drafter of a tree, or of a chain where `tree` is None."""
     shared: dict[str, Any] = {"model": model, "views": views, "gamma": gamma}
-    shared |= {"vocabulary": vocabulary, "context": context, "head": head}
+    shared |= {"vocabulary": vocabulary, "context": context, "head": head, "lookup": lookup}
     if tree is None:
         return ChainDrafter(**shared)
     kind = DynamicTreeDrafter if tree.kind == "dynamic" else TreeDrafter

@@ -15,6 +15,7 @@ from jax.sharding import Sharding
 from jaxspec.cache import KVCache
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
 from jaxspec.decoding.program import Member, Program
+from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, map_caches
 from jaxspec.models import LanguageModel, image_zeros
 from jaxspec.models.attention import BLOCK
@@ -194,8 +195,8 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
             image_zeros(model.config, batch, tiles) if model and tiles else None
             for model, tiles in zip(program.towers, sizes.tiles)
         ]
-        width = len(views) + (program.head is not None)
-        weights = jnp.zeros((batch, width)) if program.drafts else None
+        drafter = program.drafter if isinstance(program, Speculator) else None
+        weights = None if drafter is None else jnp.zeros((batch, drafter.width))
         head = program.head and jax.tree.map(
             jnp.asarray, no_rows(program.head, batch, sizes.text, sizes.images)
         )

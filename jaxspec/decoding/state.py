@@ -50,6 +50,11 @@ class PromptBatch(struct.PyTreeNode):
     """Prompts of the models that write together with the first, which reads `target` and
     `images`."""
 
+    @property
+    def prompt(self) -> PromptRows:
+        """The target's whole prompt."""
+        return self.target if self.whole is None else self.whole
+
 
 class DecodeStats(struct.PyTreeNode):
     """Counts of each row, or of one request. A step is one target pass; the token that prefill

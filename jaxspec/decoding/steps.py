@@ -84,6 +84,9 @@ def grow(slots: int, state: DecodeState) -> DecodeState:
     """Return the state with `slots` more slots for new tokens in every row."""
 
     target, drafter = map_caches(partial(larger_cache, slots), (state.target, state.drafter))
+    if (text := getattr(drafter, "text", None)) is not None:
+        text = text.replace(tokens=_longer(text.tokens, 1, slots))
+        drafter = drafter.replace(text=text)
     trace = jax.tree.map(lambda leaf: _longer(leaf, 1, slots), state.trace)
     return place(
         state.replace(

@@ -45,6 +45,8 @@ class View:
     reads_captions: bool = False
     reads_target: bool = False
     """A KV head reads the target's cache; the draft is shown no prompt."""
+    looks_up: bool = False
+    """Lookup reads what the row has written; the draft is shown no prompt."""
 
     def substitute(self, encoder: PromptEncoder, caption: str) -> list[int]:
         """Return the ids that replace one image in a view without images; C reads `caption`."""
@@ -68,6 +70,7 @@ VIEWS = {
     "T-special": View("T-special", reads_images=False),
     "C": View("C", reads_images=False, reads_captions=True),
     "kv": View("kv", reads_images=False, reads_target=True),
+    "lookup": View("lookup", reads_images=False, looks_up=True),
 }
 
 
@@ -75,14 +78,15 @@ def parse_views(names: Sequence[str]) -> tuple[View, ...]:
     """Return the named views, in order."""
     if not names or len(set(names)) < len(names):
         raise InputError(f"views: {','.join(names)!r} must name at least one view, each once")
-    if "kv" in names[:-1]:
-        raise InputError(f"views: {','.join(names)!r} has views behind kv; name it last")
-    return tuple(parse_view(name) for name in names)
+    views = tuple(parse_view(name) for name in names)
+    if list(views) != sorted(views, key=lambda view: (view.looks_up, view.reads_target)):
+        raise InputError(f"views: {','.join(names)!r}; name kv behind all others, lookup last")
+    return views
 
 
 def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
     """Return the views that show a draft the prompt."""
-    return tuple(view for view in views if not view.reads_target)
+    return tuple(view for view in views if not (view.reads_target or view.looks_up))
 
 
 def parse_view(name: str) -> View:

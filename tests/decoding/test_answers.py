@@ -44,10 +44,11 @@ def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **opti
         "plain": Engine(target, config=replace(config, views=())),
         "views": Engine(target, draft, config),
         "kv": Engine(headed, config=replace(config, views=("kv",))),
+        "lookup": Engine(target, config=replace(config, views=("lookup",))),
     }
 
 
-KINDS = ("plain", "views", "kv", "eagle")
+KINDS = ("plain", "views", "kv", "eagle", "lookup")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -47,6 +47,13 @@ GRID = [
     (("M", "T", "kv"), 3, None),
     (("eagle",), 3, None),
     (("M", "T", "eagle"), 2, "dynamic:2:4"),
+    *((("lookup",), 3, tree) for tree in (None, "chains:2")),
+    *(
+        (("M", "eagle", "lookup"), 3, None),
+        (("kv", "lookup"), 3, None),
+        (("M", "lookup"), 3, "dynamic:2:6"),
+        (("M", "T", "lookup"), 3, None),
+    ),
 ]
 WEIGHTS = {
     1: [(1.0,)],
@@ -56,8 +63,12 @@ WEIGHTS = {
 }
 
 
+def head_of(views: tuple[str, ...]) -> tuple[Any, Params]:
+    return next((HEADS[view] for view in views if view in HEADS), (None, {}))
+
+
 def batch_of(*views: str) -> PromptBatch:
-    head, _ = HEADS.get(views[-1], (None, None))
+    head, _ = head_of(views)
     return tiny.prompts(LENGTHS, IMAGES, tuple(view.replace("eagle", "kv") for view in views), head=head)
 
 
@@ -76,7 +87,7 @@ def speculative(
     **policy: Any,
 ) -> DecodeState:
     """Decode; `policy` sets the drafter's context, its tree, or the weighting."""
-    head, head_params = HEADS.get(views[-1], (None, {}))
+    head, head_params = head_of(views)
     batch = batch_of(*views) if batch is None else batch
     views = tuple(view.replace("eagle", "kv") for view in views)
     spec = tiny.speculator(TARGET, draft[0], views, gamma, head=head, **policy)
@@ -142,12 +153,13 @@ def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     assert not same_stats(state, speculative(("M", "T"), 3, options)), "the weights did not move"
 
 
-def test_weights_of_one_view_are_that_view() -> None:
+@pytest.mark.parametrize("views", [("M", "T"), ("M", "eagle", "lookup")])
+def test_weights_of_one_view_are_that_view(views: tuple[str, ...]) -> None:
     """The same histogram and not only the same tokens; so that the grid's mixtures are known to differ."""
     options = tiny.sampling(B, new=NEW, eos=NOBODY)
-    both = [speculative(("M", "T"), 3, options, weights=w) for w in [(1.0, 0.0), (0.0, 1.0)]]
+    both = [speculative(views, 3, options, weights=tuple(np.eye(len(views))[r])) for r in range(2)]
     assert not same_stats(*both)
-    for state, view in zip(both, "MT"):
+    for state, view in zip(both, views):
         assert same_stats(state, speculative((view,), 3, options))
 
 

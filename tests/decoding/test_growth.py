@@ -48,9 +48,10 @@ def requests_of(engine: Engine, *temperatures: float) -> list[Request]:
         CHAIN,
         replace(CONFIG, views=("kv",), tree="2:6"),
         replace(CONFIG, views=("M", "kv"), gamma=2),
+        replace(CONFIG, views=("lookup",), trace=True),
         None,
     ],
-    ids=["chain", "tree of a head", "EAGLE-3", "plain"],
+    ids=["chain", "tree of a head", "EAGLE-3", "lookup", "plain"],
 )
 @pytest.mark.usefixtures("small")
 def test_answers_and_counts_are_those_of_whole_caches(

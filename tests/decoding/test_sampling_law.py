@@ -151,6 +151,11 @@ CASES = [
         {"temperature": 0.7, "views": ("M", "kv"), "weights": (0.5, 0.5), "kind": "eagle", "few_words": True},
         id="mixed EAGLE-3, few words",
     ),
+    pytest.param(3, {"temperature": 1.0, "views": ("lookup",), "weights": (1.0,)}, id="lookup"),
+    pytest.param(
+        1, {"temperature": 0.7, "top_p": 0.8, "tree": "3", "views": ("lookup",), "weights": (1.0,)}, id="lookup, tree"
+    ),
+    pytest.param(2, {"temperature": 1.0, "views": ("M", "kv", "lookup"), "weighting": "mt-paper"}, id="mixed lookup"),
 ]
 
 
@@ -182,5 +187,19 @@ def test_a_wrong_residual_is_noticed(mutant: Callable[..., Verdict], monkeypatch
     monkeypatch.setattr(speculative, "verify", mutant)
     run_speculative.clear_cache()  # of programs that verify as they should
     counts = drawn(3, temperature=1.0)
+    run_speculative.clear_cache()
+    assert goodness_of_fit(counts, joint(1.0, 0, 1.0)) < 1e-6
+
+
+def test_lookup_that_hides_what_it_drew_from_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens drawn from what was found, and accepted as if the rest had gone to all tokens alike."""
+
+    def even(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
+        assert draft.probs is not None
+        return rejection(p, draft.replace(probs=(draft.probs + 1 / VOCABULARY) / 2), keys, greedy)
+
+    monkeypatch.setattr(speculative, "verify", even)
+    run_speculative.clear_cache()
+    counts = drawn(3, temperature=1.0, views=("lookup",), weights=(1.0,))
     run_speculative.clear_cache()
     assert goodness_of_fit(counts, joint(1.0, 0, 1.0)) < 1e-6

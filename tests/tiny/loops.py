@@ -41,7 +41,7 @@ def prompts(
 ) -> PromptBatch:
     """Random prompts; row b starts with `images[b]` images, and the views differ in what stands for them."""
     count = len(views)
-    views = tuple(view for view in views if view != "kv")
+    views = tuple(view for view in views if view not in ("kv", "lookup"))
     rng = np.random.default_rng(seed)
     stands = {"M": [image] * PATCHES, "P": [image] * (PATCHES // 4), "T": [NEWLINE], "C": CAPTION}
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("M", *views)}
@@ -113,7 +113,7 @@ def speculator(
 ) -> Speculator:
     spec = None if tree is None else parse_tree(tree, gamma)
     shown = prompt_views(parse_views(views))
-    drafter = make_drafter(draft, shown, gamma, target.text.vocab_size, spec, **kw)
+    drafter = make_drafter(draft, shown, gamma, target.text.vocab_size, spec, lookup="lookup" in views, **kw)
     return Speculator(target, drafter, parse_weighting(weighting))
 
 

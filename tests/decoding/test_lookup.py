@@ -1,0 +1,79 @@
+"""Lookup against a search in plain Python, in chains and trees, and what it gives the mixture."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxspec.cache import TreeMask
+from jaxspec.decoding.lookup import CONFIDENCE, Text, backed_off
+from jaxspec.decoding.tree import branching
+from jaxspec.models.inputs import PromptRows, in_order
+
+B, LENGTH, NEW, WORDS, IMAGE = 3, 14, 10, 4, 3
+TREE = branching(2, 3, 9)
+"""Of which nodes 1 to 9 are drafted."""
+ROOM = NEW + len(TREE.seen)
+
+
+@jax.jit
+def read(tokens: jax.Array, length: jax.Array, new: jax.Array, count: jax.Array, nodes: jax.Array) -> tuple:
+    """What follows each node of a chain, read one by one, and of a tree, read a level at a time; [B, nodes+1, V]."""
+    rows = PromptRows(tokens, length, in_order(tokens == IMAGE))
+    start = Text.of(rows, ROOM).holding(new, count)
+    newest = jnp.take_along_axis(new, count[:, None] - 1, axis=1)
+    fed = jnp.concatenate([newest, nodes], axis=1)
+    text, chain, levels = start, [], []
+    for node in range(fed.shape[1]):
+        found, text = text.read(fed[:, node, None], WORDS)
+        chain.append(found)
+    text = start
+    for depth in range(4):
+        (level,) = np.nonzero(TREE.depth == depth)
+        mask = TreeMask(jnp.full((1, len(level)), depth), jnp.asarray(TREE.seen)[None, level, : level[-1] + 1])
+        found, text = text.read(fed[:, level], WORDS, mask)
+        levels.append(found)
+    once, _ = start.read(fed, WORDS)
+    return jnp.concatenate(chain, axis=1), once, jnp.concatenate(levels, axis=1)
+
+
+def searched(text: list[int], path: list[int]) -> np.ndarray:
+    """What follows a path behind the text, whose image slots are -1."""
+    found, left, written = np.zeros(WORDS), 1.0, [*text, *path]
+    for length, confidence in sorted(CONFIDENCE.items(), reverse=True):
+        wanted = written[-length:]
+        places = [i for i in range(length, len(text)) if text[i - length : i] == wanted and text[i] >= 0]
+        if places and len(wanted) == length and -1 not in wanted:
+            found[text[places[-1]]] += left * confidence
+            left *= 1 - confidence
+    return found
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_the_compiled_search_is_the_plain_one(seed: int) -> None:
+    """Few words, so that most suffixes occur several times; placeholders anywhere in the prompt match nothing."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.choice(WORDS, (B, LENGTH), p=[0.4, 0.3, 0.2, 0.1]).astype(np.int32)
+    length = rng.integers(1, LENGTH + 1, B).astype(np.int32)
+    new = rng.integers(0, WORDS, (B, NEW)).astype(np.int32)
+    count = rng.integers(1, NEW + 1, B).astype(np.int32)
+    nodes = rng.integers(0, WORDS, (B, len(TREE.seen) - 1)).astype(np.int32)
+    chain, once, tree = read(tokens, length, new, count, nodes)
+    np.testing.assert_allclose(once, chain, atol=1e-6)
+    for b in range(B):
+        prompt = np.where(tokens[b, : length[b]] == IMAGE, -1, tokens[b, : length[b]])
+        text, drafted = [*prompt.tolist(), *new[b, : count[b]].tolist()], nodes[b].tolist()
+        for node in range(len(TREE.seen)):
+            np.testing.assert_allclose(chain[b, node], searched(text + drafted[:node], []), atol=1e-6)
+            path = [drafted[above - 1] for above in np.flatnonzero(TREE.seen[node])[1:]]
+            np.testing.assert_allclose(tree[b, node], searched(text, path), atol=1e-6)
+
+
+def test_what_is_not_found_goes_to_the_other_views() -> None:
+    found = jnp.asarray([0.6, 0, 0, 0.2])[None, None]
+    others = jnp.asarray([[0.5, 0.5, 0, 0], [0.1, 0.1, 0.4, 0.4]])[:, None, None]
+    np.testing.assert_allclose(backed_off(found, others)[0, 0], [0.66, 0.06, 0.04, 0.24], atol=1e-6)
+    np.testing.assert_allclose(backed_off(found, others[:0])[0, 0], [0.75, 0, 0, 0.25], atol=1e-6)
+    np.testing.assert_allclose(backed_off(0 * found, others[:0])[0, 0], [0.25] * 4)
