@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.checkpoints.kv_head import named_tensors
-from jaxspec.config import KVHeadConfig, Qwen2Config
+from jaxspec.config import KVHeadConfig, Qwen2Config, Qwen3Config
 from jaxspec.models.kv_head import KVHead, head_rows, init_head
 from jaxspec.typing import Array, Params
 
@@ -31,6 +31,9 @@ VARIANTS = {
     "a text target": KVHeadConfig.of_target(TEXT, image_slots=1, gamma=3),
     "a text target with biases": KVHeadConfig.of_target(
         Qwen2Config.from_hf(TEXT.to_hf() | {"model_type": "qwen2"}), gamma=3, feature="last_hidden"
+    ),
+    "a text target that norms its heads": KVHeadConfig.of_target(
+        Qwen3Config.from_hf(TEXT.to_hf() | {"model_type": "qwen3"}), gamma=3
     ),
 }
 LENGTH, J = 16, BASE.gamma

@@ -180,6 +180,9 @@ class RotaryConfig(TextConfig):
             )
         check_choice("text config", self, "hidden_act", "silu")
 
+    qk_norm: ClassVar[bool] = False
+    """Whether each head's queries and keys are normed before they are rotated."""
+
     @property
     def biases(self) -> Biases:
         return Biases()
@@ -281,6 +284,22 @@ class Qwen2Config(RotaryConfig):
         return super().to_hf() | {"use_sliding_window": False}
 
 
+@dataclass(frozen=True)
+class Qwen3Config(Qwen2Config):
+    """Qwen3, dense."""
+
+    model_type: str = "qwen3"
+    head_dim: int = 128
+    attention_bias: bool = False
+
+    architecture = "Qwen3ForCausalLM"
+    qk_norm = True
+
+    @property
+    def biases(self) -> Biases:
+        return Biases(self.attention_bias, self.attention_bias)
+
+
 def _refuse_window(window: int | None, positions: int) -> None:
     """Raise InputError for a window smaller than the context."""
     if window is not None and window < positions:
@@ -365,7 +384,8 @@ def decoder_config(raw: dict[str, Any], default: str = LlamaConfig.model_type) -
     Raises InputError for a decoder that is not of Llama's shape.
     """
     check_fields("text config", RotaryConfig, raw)
-    kinds = {kind.model_type: kind for kind in (LlamaConfig, MistralConfig, Qwen2Config)}
+    decoders = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
+    kinds = {kind.model_type: kind for kind in decoders}
     model_type = raw.get("model_type") or default
     if model_type not in kinds:
         raise InputError(

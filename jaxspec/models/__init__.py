@@ -23,6 +23,7 @@ from jaxspec.config import (
     ModelConfig,
     OptConfig,
     Qwen2Config,
+    Qwen3Config,
     QwenVLConfig,
     TextConfig,
     text_config,
@@ -74,6 +75,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(LlamaConfig, CausalLM, _LLAMA_LAYOUTS, title="Llama, Vicuna"),
     "mistral": Family(MistralConfig, CausalLM, _LLAMA_LAYOUTS, title="Mistral"),
     "qwen2": Family(Qwen2Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen2, Qwen2.5"),
+    "qwen3": Family(Qwen3Config, CausalLM, _LLAMA_LAYOUTS, title="Qwen3"),
     "opt": Family(OptConfig, OPT, _OPT_LAYOUTS, title="OPT"),
     "llava": Family(LlavaConfig, Llava, _LLAVA_LAYOUTS, LlavaImages, title="LLaVA-1.5"),
     "llava_next": Family(

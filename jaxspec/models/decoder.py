@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral and Qwen2 as pure functions of (parameters, inputs, cache).
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3 as pure functions of (parameters, inputs, cache).
 
 `Lvlm` adds the images. Parameter names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel`
 is `model.layers.0.self_attn.q_proj.weight` transposed.
@@ -54,11 +54,13 @@ class Attention(nn.Module):
         self.k_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
         self.v_proj = Dense(c.num_key_value_heads * c.head_dim, c.biases.qkv)
         self.o_proj = Dense(c.hidden_size, c.biases.output)
+        if c.qk_norm:
+            self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
 
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        q = self._rotated(self.q_proj(x), at.rotary)
+        q = self._rotated("q", x, at.rotary)
         out, cache = self.read(q, *self.keys_values(x, at.rotary), at, cache)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), cache
 
@@ -66,15 +68,17 @@ class Attention(nn.Module):
         self, x: Float[Array, "B T width"], rotary: Array
     ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Return the keys, rotated, and the values of T tokens."""
-        return self._rotated(self.k_proj(x), rotary), self._by_head(self.v_proj(x))
+        return self._rotated("k", x, rotary), self._by_head(self.v_proj(x))
 
     def _by_head(self, x: Array) -> Array:
         return x.reshape(*x.shape[:2], -1, self.config.head_dim)
 
-    def _rotated(self, x: Array, rotary: Array) -> Array:
-        scaling = self.config.rope_scaling
+    def _rotated(self, name: str, x: Array, rotary: Array) -> Array:
+        heads, scaling = self._by_head(getattr(self, f"{name}_proj")(x)), self.config.rope_scaling
+        if self.config.qk_norm:
+            heads = getattr(self, f"{name}_norm")(heads)
         turns = rotary_frequencies(self.config), scaling.attention_factor, scaling.mrope_section
-        return rotate(self._by_head(x), rotary, *turns)
+        return rotate(heads, rotary, *turns)
 
     def read(
         self,

@@ -26,18 +26,19 @@ def norm(config: OptConfig, name: str | None = None) -> LayerNorm:
 class Attention(decoder.Attention):
     config: OptConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            Dense(c.hidden_size, c.enable_bias) for _ in range(4)
+        )
+
     def __call__(
         self, x: Array, at: Places, cache: LayerCache | None
     ) -> tuple[Array, LayerCache | None]:
-        c = self.config
-        shape = (*x.shape[:2], -1, c.head_dim)
-        q, k, v = (
-            Dense(c.hidden_size, c.enable_bias, name=name)(x).reshape(shape)
-            for name in ("q_proj", "k_proj", "v_proj")
-        )
+        shape = (*x.shape[:2], -1, self.config.head_dim)
+        q, k, v = (one(x).reshape(shape) for one in (self.q_proj, self.k_proj, self.v_proj))
         out, cache = self.read(q, k, v, at, cache)
-        return Dense(c.hidden_size, c.enable_bias, name="out_proj")(out.reshape(x.shape)), cache
+        return self.out_proj(out.reshape(x.shape)), cache
 
 
 class Layer(nn.Module):

@@ -31,6 +31,7 @@ MODELS = {
     "llama": hf.llama,
     "mistral": hf.mistral,
     "qwen2": hf.qwen2,
+    "qwen3": hf.qwen3,
     "opt": hf.opt,
     "llava": hf.llava,
     "llava_next": tiles.llava_next,

@@ -70,6 +70,11 @@ def qwen2(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     return {"config.json": {"architectures": ["Qwen2ForCausalLM"]} | _qwen_text(words) | text}
 
 
+def qwen3(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    own = {"model_type": "qwen3", "attention_bias": False, "head_dim": 24, "max_position_embeddings": 40960}
+    return {"config.json": {"architectures": ["Qwen3ForCausalLM"]} | _qwen_text(words) | own | text}
+
+
 def _qwen_text(words: Mapping[str, int]) -> dict[str, Any]:
     return {
         **_SIZES,
@@ -196,6 +201,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
+    "qwen3": qwen3,
     "opt": opt,
     "llava": llava,
     "llava_next": llava_next,

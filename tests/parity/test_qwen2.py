@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 equal transformers' to 1e-4 in float32: module by module, cached, generated, and written."""
+"""Qwen2, Qwen2.5 and Qwen3 equal transformers' to 1e-4 in float32: module by module, cached, generated, and written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jaxspec.config import LlamaConfig, MistralConfig, Qwen2Config
+from jaxspec.config import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from jaxspec.errors import InputError
 
 pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
@@ -30,23 +30,34 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a window that holds the context": WINDOW | {"sliding_window": 128},
     "no layer with a window": WINDOW | {"max_window_layers": 2},
 }
+QWEN3: dict[str, dict[str, Any]] = {
+    "Qwen3": {},
+    "Qwen3, biases, tied, wide heads": {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 20},
+}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+def made(name: str) -> Any:
+    return hf.qwen3(**QWEN3[name]) if name in QWEN3 else hf.qwen2(**VARIANTS[name])
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *QWEN3])
 def test_modules(tmp_path, name):
-    decoders.check_modules(tmp_path / "model", hf.qwen2(**VARIANTS[name]), decoders.ROTARY)
+    decoders.check_modules(tmp_path / "model", made(name), decoders.ROTARY)
 
 
-def test_decoding(tmp_path):
-    model = hf.talkative(hf.qwen2(**VARIANTS["tied, theta, eps"]))
+@pytest.mark.parametrize("name", ["tied, theta, eps", "Qwen3"])
+def test_decoding(tmp_path, name):
+    model = hf.talkative(made(name))
     checkpoint = huggingface.load(hf.write(tmp_path / "model", model))
     decoders.check_decode(checkpoint, model)
     decoders.check_greedy(checkpoint, model)
 
 
-@pytest.mark.parametrize("name", ["grouped, head_dim", "tied, theta, eps", "yarn in full", "yarn, magnitudes"])
+@pytest.mark.parametrize(
+    "name", ["grouped, head_dim", "tied, theta, eps", "yarn in full", "yarn, magnitudes", *QWEN3]
+)
 def test_round_trip(tmp_path, name):
-    decoders.check_round_trip(tmp_path, hf.qwen2(**VARIANTS[name]))
+    decoders.check_round_trip(tmp_path, made(name))
 
 
 def test_a_file_without_the_models_prefix(tmp_path):
@@ -65,17 +76,19 @@ def test_no_field_but_those_of_llama():
         "attention_bias",
         "mlp_bias",
     }
-    assert {f.name for f in fields(Qwen2Config)} <= {f.name for f in fields(LlamaConfig)}
+    for kind in (Qwen2Config, Qwen3Config):
+        assert {f.name for f in fields(kind)} <= {f.name for f in fields(LlamaConfig)}
 
 
 def test_defaults_are_those_of_transformers():
     import transformers
 
-    for ours in (Qwen2Config.from_hf({}), MistralConfig.from_hf({"sliding_window": None})):
+    for ours in (Qwen2Config.from_hf({}), Qwen3Config.from_hf({}), MistralConfig.from_hf({"sliding_window": None})):
         theirs = getattr(transformers, type(ours).__name__)()
         for name in {f.name for f in fields(ours)} - {"head_dim", "rope_theta", "rope_scaling", "draft_vocabulary"}:
             assert getattr(ours, name) == getattr(theirs, name), name
     assert Qwen2Config.from_hf({"num_key_value_heads": None}).num_key_value_heads == 32
+    assert Qwen3Config.from_hf({}).head_dim == transformers.Qwen3Config().head_dim
     grouped = {"num_attention_heads": 16, "num_key_value_heads": None}
     assert Qwen2Config.from_hf(grouped).num_key_value_heads == 16
 

@@ -26,6 +26,8 @@ from transformers import (  # noqa: E402  (its model classes need torch)
     OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 VOCABULARY, IMAGE, PATCHES = 53, 52, 9
@@ -78,6 +80,10 @@ def mistral(**changes: Any) -> MistralForCausalLM:
 
 def qwen2(**changes: Any) -> Qwen2ForCausalLM:
     return random_model(Qwen2ForCausalLM, Qwen2Config(**TEXT | deepcopy(changes)))
+
+
+def qwen3(**changes: Any) -> Qwen3ForCausalLM:
+    return random_model(Qwen3ForCausalLM, Qwen3Config(**TEXT | {"head_dim": 8} | deepcopy(changes)))
 
 
 def opt(**changes: Any) -> OPTForCausalLM:

@@ -97,7 +97,8 @@ def run_layer(
         out = u @ part[f"self_attn.{name}_proj.weight"].T
         if f"self_attn.{name}_proj.bias" in part:
             out = out + part[f"self_attn.{name}_proj.bias"]
-        return out.reshape(len(u), n, width)
+        out, scale = out.reshape(len(u), n, width), part.get(f"self_attn.{name}_norm.weight")
+        return out if scale is None else norm(out, scale, text)
 
     q, k = rotate(project("q", heads), places, text), rotate(project("k", kv_heads), places, text)
     keys, values = torch.cat([keys, k]), torch.cat([values, project("v", kv_heads)])
