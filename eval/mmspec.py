@@ -3,6 +3,7 @@
     python -m eval.mmspec llava15 --data mmspec=PATH --limit 600 --batch-size 1 \
         --max-new-tokens 1024
     python -m eval.mmspec llava15 --data mmspec=PATH --target replay:ANSWERS.jsonl
+    python -m eval.mmspec recorded --data mmspec=../shared/data/mmspec
 
 Writes METHOD-temperature-T.jsonl for plain decoding (`baseline`) and for each row of the preset,
 summary.csv, results.json, records.jsonl and table.md into --out; the same command continues a
@@ -15,13 +16,15 @@ replay. `idxs` are target passes after prefill, `new_tokens` include prefill's t
 `acceptance_length` is the mean number of accepted drafted tokens a pass, as MMSpec stores MSD;
 plain decoding has none. MMSpec's draft_time and target_time are left out, since one compiled loop
 does not separate them.
+
+The preset `recorded` needs no model: it replays LLaVA-1.5-7B's recorded answers with drafts made of
+n-grams, next to the recorded counts of published methods (docs/mmspec.md).
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,47 +36,27 @@ from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt, next_prompt, row_engines
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_models
+from eval.lib.mmspec_files import BASELINE, SHOWN, Turn, answer_row, summary_csv, summary_rows
+from eval.lib.recorded_config import RecordedConfig
+from eval.lib.recorded_table import (
+    measure,
+    recorded_table,
+    records_of,
+    rows_of,
+    summary_answers,
+)
 from eval.lib.replay import RecordedTarget, engine_of
 from eval.lib.report import Run
 from eval.lib.sets import MMSPEC
 from eval.lib.tables import Table
-from jaxspec.command import input_errors, script_name
+from jaxspec.command import input_errors, load_preset, script_name
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.files import write_text
 from jaxspec.prompts.encoder import Prompt
 
-BASELINE = "baseline"
 PART = 64
 """Number of conversations that are saved together."""
-SHOWN = (
-    "method",
-    "group",
-    "n_turns",
-    "total_new_tokens",
-    "MAT",
-    "draft_accept_mean",
-    "speedup_paired",
-)
-SUMMARY = (
-    *("method", "group", "n_samples", "n_turns", "total_new_tokens", "total_wall_time"),
-    *("total_draft_time", "total_target_time", "MAT", "draft_accept_mean"),
-    *("speedup_paired", "speedup_global"),
-)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One answer and its cost."""
-
-    text: str
-    tokens: tuple[int, ...]
-    steps: int
-    """Target passes after prefill."""
-    accepted: int | None
-    """Accepted drafted tokens; None without a draft."""
-    wall_time: float | None
-    """Seconds, this answer's share of its batch; None for a recorded target."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +72,11 @@ def main(args: Sequence[str] | None = None) -> None:
     the
     target's, whichever draft is used.
     """
-    preset, config, options = parse_command(Options, __doc__, args)
+    words = list(sys.argv[1:] if args is None else args)
+    if words and words[0][:1] not in ("-", "") and isinstance(_preset(words[0]), RecordedConfig):
+        replay_recorded(words)
+        return
+    preset, config, options = parse_command(Options, __doc__, words)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, captioner = load_models(config)
@@ -127,6 +114,22 @@ def main(args: Sequence[str] | None = None) -> None:
                     _write_summary(run, answers)
                     bar.update(len(part))
         _write_summary(run, answers)
+
+
+def _preset(name: str) -> Any:
+    return load_preset("eval", name)
+
+
+def replay_recorded(args: Sequence[str]) -> None:
+    """Measures drafts against recorded answers, next to the counts of published methods."""
+    preset, config, options = parse_command(Options, __doc__, args, RecordedConfig, "recorded")
+    with Run(preset, vars(config) | vars(options), options.out) as run:
+        conversations, methods = measure(config)
+        run.rows = rows_of(config, conversations, methods)
+        run.records = list(records_of(conversations, methods))
+        summary = summary_rows(summary_answers(conversations, methods), BASELINE)
+        write_text(run.folder / "summary.csv", summary_csv(summary))
+        run.write(recorded_table(config, conversations, run.rows))
 
 
 def _write_summary(run: Run, answers: dict[str, list[tuple[Sample, list[Turn]]]]) -> None:
@@ -179,97 +182,6 @@ def _turn(result: Result, engine: Engine) -> Turn:
         accepted=int(result.stats.accepted_at.sum()) if drafts else None,
         wall_time=(result.prefill_ms + result.decode_ms) / result.batch / 1e3 if timed else None,
     )
-
-
-def answer_row(sample: Sample, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Return one line of an answer file."""
-    choice: dict[str, Any] = {
-        "index": 0,
-        "turns": [turn.text for turn in turns],
-        "idxs": [turn.steps for turn in turns],
-        "new_tokens": [len(turn.tokens) for turn in turns],
-        "token_ids": [list(turn.tokens) for turn in turns],
-    }
-    if all(turn.wall_time is not None for turn in turns):
-        choice["wall_time"] = [turn.wall_time for turn in turns]
-    if all(turn.accepted is not None for turn in turns):
-        choice["acceptance_length"] = [(turn.accepted or 0) / max(turn.steps, 1) for turn in turns]
-    return {"question_id": sample.id, **dict(sample.labels), "choices": [choice]}
-
-
-def summary_rows(
-    answers: dict[str, list[tuple[Sample, list[Turn]]]], baseline: str
-) -> list[dict[str, Any]]:
-    """Return MMSpec's summary: each method over all samples and each topic.
-
-    MAT is new tokens over target passes after prefill (over new tokens for the baseline, hence 1).
-    Prefill's token is counted, so MAT is a little above `tokens_per_pass`. speedup_paired is the
-    mean
-    over turns of the ratio of tokens/s to the baseline's, speedup_global the ratio of the totals.
-    """
-    plain = {
-        (sample.id, i): turn for sample, turns in answers[baseline] for i, turn in enumerate(turns)
-    }
-    rows = []
-    for method, answered in answers.items():
-        for group in ("ALL", *dict.fromkeys(_topic(sample) for sample, _ in answered)):
-            chosen = [
-                (sample, turns) for sample, turns in answered if group in ("ALL", _topic(sample))
-            ]
-            pairs = [
-                (turn, plain[sample.id, i])
-                for sample, turns in chosen
-                for i, turn in enumerate(turns)
-            ]
-            named = {"method": method, "group": group, "n_samples": len(chosen)}
-            rows.append(
-                dict.fromkeys(SUMMARY, "")
-                | named
-                | _counts([turn for turn, _ in pairs])
-                | _times(pairs)
-            )
-    return rows
-
-
-def _topic(sample: Sample) -> str:
-    return dict(sample.labels).get("topic", "")
-
-
-def _counts(turns: Sequence[Turn]) -> dict[str, Any]:
-    tokens = sum(len(turn.tokens) for turn in turns)
-    passes = sum(len(turn.tokens) if turn.accepted is None else turn.steps for turn in turns)
-    stood = [turn.accepted for turn in turns if turn.accepted is not None]
-    counts = {
-        "n_turns": len(turns),
-        "total_new_tokens": tokens,
-        "MAT": tokens / passes if passes else "",
-    }
-    return counts | ({"draft_accept_mean": sum(stood) / max(passes, 1)} if stood else {})
-
-
-def _times(pairs: Sequence[tuple[Turn, Turn]]) -> dict[str, Any]:
-    """Return seconds and speed-ups from pairs of a method's turn and the baseline's."""
-    timed = [
-        (len(turn.tokens), turn.wall_time, len(plain.tokens), plain.wall_time)
-        for turn, plain in pairs
-        if turn.wall_time and plain.wall_time
-    ]
-    if not timed:
-        return {}
-    tokens, seconds, plain_tokens, plain_seconds = (sum(column) for column in zip(*timed))
-    return {
-        "total_wall_time": seconds,
-        "speedup_paired": sum(n / t / (m / u) for n, t, m, u in timed) / len(timed),
-        "speedup_global": tokens / seconds / (plain_tokens / plain_seconds),
-    }
-
-
-def summary_csv(rows: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, SUMMARY, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def parse_command(
         kind(**_with_own_sets(config, defaults.data)),
         options(**_fields_of(options, values)),
     )
-    join_cluster(config["cluster"])
+    join_cluster(config.get("cluster", ""))
     return made
 
 

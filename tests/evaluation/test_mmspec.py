@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from eval import mmspec
+from eval.lib import mmspec_files
+from eval.lib.mmspec_files import Turn, answer_row, summary_csv, summary_rows
 from eval.lib.replay import answers_of
 from eval.lib.sets import evaluation_set, read_prompts
-from eval.mmspec import Turn, answer_row, summary_csv, summary_rows
 from jaxspec.data.rows import local_rows
 from jaxspec.errors import InputError
 from PIL import Image
@@ -76,7 +76,7 @@ def test_summary(prompts: Path) -> None:
         "M": [(one, [Turn("", TEN, 4, 5, 0.5)]), (two, [Turn("", TEN, 6, 3, 0.25)])],
     }
     rows = list(csv.DictReader(io.StringIO(summary_csv(summary_rows(answers, "baseline")))))
-    assert tuple(rows[0]) == mmspec.SUMMARY
+    assert tuple(rows[0]) == mmspec_files.SUMMARY
     assert [(row["method"], row["group"]) for row in rows[:2]] == [("baseline", "ALL"), ("baseline", "multi-turn")]
     every = next(row for row in rows if (row["method"], row["group"]) == ("M", "ALL"))
     assert [float(every[k]) for k in ("MAT", "draft_accept_mean", "speedup_paired")] == [2.0, 0.8, 3.0]

@@ -1,0 +1,161 @@
+"""Drafts for a recorded target, and the number of passes that each needs for an answer.
+
+At temperature 0 a block is accepted as far as its drafts equal the target's answer, so a recorded
+answer gives the exact number of passes. A source is one view of the next token; a mixture drafts
+the token with the highest weighted mean of its sources' probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from eval.lib.ngrams import Counts, Distribution, lookup
+from eval.lib.recorded import Conversation, Turn
+
+STEPS = 10
+"""Steps of the grid of weights that a learned mixture ranks."""
+
+
+class Source(Protocol):
+    """A view of the next token, while one answer is replayed."""
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        """Begin the answer of a turn, numbered from 0."""
+        ...
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        """Learn from the tokens from `start` on, which the target has verified."""
+        ...
+
+    def after(self, tokens: Sequence[int]) -> Distribution:
+        """Return the distribution of the token after the prompt and part of the answer."""
+        ...
+
+
+@dataclass
+class History:
+    """N-grams of the prompt and of the answer so far."""
+
+    order: int
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        self.counts = Counts(self.order)
+        self.read(conversation.turns[turn].prompt, 1)
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        self.counts.add(tokens, start)
+
+    def after(self, tokens: Sequence[int]) -> Distribution:
+        return self.counts.after(tokens)
+
+
+@dataclass
+class Table:
+    """N-grams of the answers in the other folds, each with the end of its prompt as context."""
+
+    conversations: Sequence[Conversation]
+    order: int
+    tables: dict[int, Counts] = field(default_factory=dict)
+
+    def start(self, conversation: Conversation, turn: int) -> None:
+        fold = conversation.fold
+        if fold not in self.tables:
+            self.tables[fold] = Counts(self.order)
+            for other in self.conversations:
+                for one in other.turns if other.fold != fold else ():
+                    self.tables[fold].add([*one.prompt[-self.order :], *one.answer], self.order)
+        self.counts = self.tables[fold]
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        """Learn nothing: the table is fixed."""
+
+    def after(self, tokens: Sequence[int]) -> Distribution:
+        return self.counts.after(tokens)
+
+
+def lookup_passes(turn: Turn, gamma: int) -> int:
+    """Return the target passes after prefill with prompt lookup."""
+    at, passes = 1, 0
+    while at < len(turn.answer):
+        drafted = lookup([*turn.prompt, *turn.answer[:at]], gamma)
+        at += _accepted(drafted, turn.answer[at:]) + 1
+        passes += 1
+    return passes
+
+
+def _accepted(drafted: Sequence[int], answer: Sequence[int]) -> int:
+    """Return how many drafted tokens equal the answer's next ones."""
+    pairs = enumerate(zip(drafted, answer))
+    return next(
+        (i for i, (ours, theirs) in pairs if ours != theirs), min(len(drafted), len(answer))
+    )
+
+
+def mixture_passes(
+    sources: Sequence[Source],
+    conversation: Conversation,
+    turn: int,
+    gamma: int,
+    learned: bool = False,
+) -> int:
+    """Return the target passes after prefill with a mixture of sources.
+
+    A static mixture weights all sources equally. A learned one takes, before each block, the point
+    of a grid of weights that would have drafted most of the verified tokens of this answer; of
+    several such points it takes the mean.
+    """
+    prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
+    grid = _grid(len(sources)) if learned else np.full((1, len(sources)), 1 / len(sources))
+    matches = np.zeros(len(grid))
+    for source in sources:
+        source.start(conversation, turn)
+    at, read, passes = 1, len(prompt), 0
+    while at < len(answer):
+        tokens = [*prompt, *answer[:at]]
+        for source in sources:
+            source.read(tokens, read)
+        read, passes = len(tokens), passes + 1
+        weights = grid[matches == matches.max()].mean(0)
+        for drafts in range(gamma + 1):
+            if drafts == gamma or at + drafts == len(answer):
+                break  # all drafts are accepted
+            views = [source.after(tokens) for source in sources]
+            candidates = list(dict.fromkeys(token for view in views for token in view))
+            if not candidates:
+                break
+            probs = np.asarray([[view.get(token, 0.0) for token in candidates] for view in views])
+            right = np.asarray(candidates) == answer[at + drafts]
+            if learned:
+                matches += right[(grid @ probs).argmax(1)]
+            if not right[(weights @ probs).argmax()]:
+                break
+            tokens.append(answer[at + drafts])
+        at += drafts + 1
+    return passes
+
+
+def _grid(sources: int) -> np.ndarray:
+    """Return all weights in steps of 1 / STEPS that sum to one."""
+    points = np.indices((STEPS + 1,) * sources).reshape(sources, -1).T
+    return points[points.sum(1) == STEPS] / STEPS
+
+
+def passes_of(
+    method: str,
+    sources: Mapping[str, Source],
+    conversations: Sequence[Conversation],
+    gamma: int,
+    learned: bool,
+) -> dict[str, list[int]]:
+    """Return the passes of every turn by conversation, for `lookup` or sources such as `a+b`."""
+    if method == "lookup":
+        return {one.id: [lookup_passes(turn, gamma) for turn in one.turns] for one in conversations}
+    used = [sources[name] for name in method.split("+")]
+    return {
+        one.id: [mixture_passes(used, one, turn, gamma, learned) for turn in range(len(one.turns))]
+        for one in conversations
+    }

@@ -1,0 +1,184 @@
+"""Tokens per pass of every method on recorded answers, by topic, with intervals over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from eval.lib.drafts import History, Source, Table, passes_of
+from eval.lib.mmspec_files import BASELINE, Turn
+from eval.lib.recorded import (
+    Conversation,
+    Published,
+    read_conversations,
+    read_published,
+    repeated_answers,
+)
+from eval.lib.recorded_config import RecordedConfig
+from eval.lib.sets import MMSPEC
+from eval.lib.tables import Record, number, percent
+from eval.lib.tables import Table as Shown
+from jaxspec.data.samples import Sample
+
+ALL = "all"
+NAMES = {"eagle": "EAGLE", "eagle2": "EAGLE-2", "eagle3": "EAGLE-3", "msd": "MSD"}
+NAMES |= {"vispec": "ViSpec"}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A method's new tokens and target passes after prefill, by conversation and turn."""
+
+    name: str
+    drafts: str
+    """Form of its drafts: a tree, or a chain of some length."""
+    counts: Mapping[str, Sequence[tuple[int, int]]]
+    identical: float | None = None
+    """Share of answers that equal the target's own; None for a replay, where all do."""
+
+
+def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Counts]]:
+    """Read the record, and return its conversations and the counts of all methods."""
+    folder = config.places[MMSPEC]
+    conversations = read_conversations(folder, config.tokenizer, config.folds, config.limit)
+    found = [_published(*one, conversations) for one in read_published(folder).items()]
+    sources: dict[str, Source] = {
+        "history": History(config.order),
+        "table": Table(conversations, config.order),
+    }
+    for method in tqdm(config.methods, "replay", unit="method"):
+        passes = passes_of(method.sources, sources, conversations, method.gamma, method.learned)
+        counts = {
+            one.id: [
+                (len(turn.answer), spent)
+                for turn, spent in zip(one.turns, passes[one.id], strict=True)
+                if turn.exact
+            ]
+            for one in conversations
+        }
+        found.append(Counts(method.name, f"chain of {method.gamma}", counts))
+    return conversations, found
+
+
+def _published(
+    name: str, by_sample: Mapping[str, Published], conversations: Sequence[Conversation]
+) -> Counts:
+    """Return the recorded counts of a method, on the turns that the replay uses."""
+    used = [
+        (one.id, counts)
+        for one in conversations
+        for i, turn in enumerate(one.turns)
+        if turn.exact
+        for counts in [_turn_of(by_sample[one.id], i)]
+    ]
+    found: dict[str, list[tuple[int, int]]] = {one.id: [] for one in conversations}
+    for sample, (new, passes, _) in used:
+        found[sample].append((new, passes))
+    same = float(np.mean([identical for _, (_, _, identical) in used]))
+    return Counts(NAMES.get(name, name), "tree, recorded", found, same)
+
+
+def _turn_of(counts: Published, turn: int) -> tuple[int, int, bool]:
+    return counts.new_tokens[turn], counts.passes[turn], counts.identical[turn]
+
+
+def rows_of(
+    config: RecordedConfig, conversations: Sequence[Conversation], methods: Sequence[Counts]
+) -> list[Record]:
+    """Return a row for each method and topic, with the interval of its tokens per pass."""
+    rows = []
+    for method in methods:
+        for topic in (ALL, *dict.fromkeys(one.topic for one in conversations)):
+            here = [method.counts[one.id] for one in conversations if topic in (ALL, one.topic)]
+            sums = np.asarray(
+                [[sum(new - 1 for new, _ in turns), sum(n for _, n in turns)] for turns in here]
+            )
+            low, high = interval(sums, config.resamples, config.seed)
+            rows.append(
+                {"method": method.name, "drafts": method.drafts, "topic": topic}
+                | {"turns": sum(map(len, here)), "tokens": int(sums[:, 0].sum())}
+                | {"passes": int(sums[:, 1].sum()), "tokens_per_pass": _ratio(sums.sum(0))}
+                | {"low": low, "high": high, "token_identity_rate": method.identical}
+            )
+    return rows
+
+
+def interval(sums: np.ndarray, resamples: int, seed: int) -> tuple[float, float]:
+    """Return the bootstrap 95 % interval of tokens per pass, of sums [prompts, 2]."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), resamples) @ sums
+    low, high = np.percentile(_ratio(drawn.T), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    return sums[0] / np.maximum(sums[1], 1)
+
+
+def records_of(
+    conversations: Sequence[Conversation], methods: Sequence[Counts]
+) -> Iterator[Record]:
+    """Yield every conversation's counts: [new tokens, passes] of each used turn, by method."""
+    for one in conversations:
+        counts = {method.name: method.counts[one.id] for method in methods}
+        yield {"sample": one.id, "topic": one.topic, "fold": one.fold, "counts": counts}
+
+
+def recorded_table(
+    config: RecordedConfig, conversations: Sequence[Conversation], rows: Sequence[Record]
+) -> Shown:
+    """Return a line per method: tokens per pass over all prompts with its interval, and by topic."""
+    topics = list(dict.fromkeys(row["topic"] for row in rows))
+    cells = []
+    for name in dict.fromkeys(row["method"] for row in rows):
+        by_topic = {row["topic"]: row for row in rows if row["method"] == name}
+        whole = by_topic[ALL]
+        same = whole["token_identity_rate"]
+        cells.append(
+            [name, whole["drafts"]]
+            + [number(by_topic[topic]["tokens_per_pass"]) for topic in topics[:1]]
+            + [f"{whole['low']:.2f} to {whole['high']:.2f}"]
+            + [number(by_topic[topic]["tokens_per_pass"]) for topic in topics[1:]]
+            + ["100%" if same is None else percent(same)]
+        )
+    turns = [turn for one in conversations for turn in one.turns]
+    left_out = sum(not turn.exact for turn in turns)
+    notes = [
+        f"{len(conversations)} prompts, {len(turns)} turns; {left_out} turns are left out, because "
+        "the tokeniser does not give their recorded number of tokens. Tokens per pass: new tokens "
+        "after prefill's, over target passes after prefill, pooled; 95 %: bootstrap over prompts.",
+        "tree, recorded: counts of real runs with the target's hidden states, where identical is "
+        "the share of answers equal to the target's own. chain: drafts replayed against the "
+        "recorded greedy answers, which are then identical by construction.",
+        f"history: n-grams of the prompt and the answer so far, with up to {config.order} tokens "
+        f"of context. table: n-grams of the answers in the other {config.folds - 1} of "
+        f"{config.folds} folds. {repeated_answers(conversations)} answers occur word for word in "
+        "another fold.",
+    ]
+    header = ["method", "drafts", topics[0], "95 %", *topics[1:], "identical"]
+    return Shown("MMSpec with recorded answers of LLaVA-1.5-7B", header, cells, notes)
+
+
+def summary_answers(
+    conversations: Sequence[Conversation], methods: Sequence[Counts]
+) -> dict[str, list[tuple[Sample, list[Turn]]]]:
+    """Return the counts as answers without text, for MMSpec's summary."""
+    found: dict[str, list[tuple[Sample, list[Turn]]]] = {}
+    for one in conversations:
+        sample = Sample(one.id, MMSPEC, (), (), labels=(("topic", one.topic),))
+        plain = [
+            Turn("", tuple(turn.answer), len(turn.answer) - 1, None, None)
+            for turn in one.turns
+            if turn.exact
+        ]
+        found.setdefault(BASELINE, []).append((sample, plain))
+        for method in methods:
+            turns = [
+                Turn("", (0,) * new, passes, new - 1 - passes, None)
+                for new, passes in method.counts[one.id]
+            ]
+            found.setdefault(method.name, []).append((sample, turns))
+    return found

@@ -1,0 +1,157 @@
+"""Drafts against recorded answers: exact passes, folds that share nothing, and the published counts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from eval import mmspec
+from eval.lib.drafts import History, Table, lookup_passes, mixture_passes
+from eval.lib.ngrams import IMAGE, Counts, lookup
+from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations, read_published
+from eval.lib.recorded_config import RecordedConfig
+from eval.lib.recorded_table import interval
+from jaxspec.command import load_preset
+from jaxspec.errors import InputError
+from jaxspec.files import ASSETS
+from PIL import Image
+
+SHARED = Path(__file__).resolve().parents[3] / "shared/data"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "drafted"),
+    [
+        ([5, 6, 7, 8, 5, 6], [7, 8]),
+        ([5, 6, 7, 5, 6, 9, 5, 6], [9, 5]),  # the latest of two places
+        ([5, IMAGE, 7, 5], []),  # no draft shows an image
+        ([IMAGE, 4, 9, IMAGE], []),  # and none matches one
+        ([1, 2, 3], []),
+    ],
+)
+def test_lookup_copies_what_followed(tokens: Sequence[int], drafted: Sequence[int]) -> None:
+    assert lookup(tokens, 2) == drafted
+
+
+def test_a_block_ends_at_the_first_wrong_draft() -> None:
+    """From [1 2 3 4] the answer 1 2 3 9 1 2 3 4: [2 3 x], then 9's own pass, then [2 3 x] and the rest."""
+    turn = Turn([1, 2, 3, 4, 7], [1, 2, 3, 9, 1, 2, 3, 4], exact=True)
+    assert lookup_passes(turn, 3) == 3  # 1 | 2 3 9 | 1 | 2 3 4: the last copies 2 3 9
+    assert lookup_passes(replace(turn, answer=[8, 9, 10]), 3) == 2
+
+
+def talk(name: str, fold: int, answer: list[int]) -> Conversation:
+    return Conversation(name, "chess", (Turn([1, 2], answer, exact=True),), fold)
+
+
+def test_a_table_never_learns_from_its_own_fold() -> None:
+    conversations = [talk("a", 0, [3, 4, 5, 6]), talk("b", 1, [3, 4, 5, 6]), talk("c", 1, [7, 8, 9])]
+    table = Table(conversations, 3)
+    assert mixture_passes([table], conversations[0], 0, 5) == 1  # b taught all of it
+    assert mixture_passes([table], conversations[2], 0, 5) == 2  # nothing taught 8 and 9
+
+
+def test_counts_leave_mass_to_shorter_contexts() -> None:
+    counts = Counts(2)
+    counts.add([1, 2, 3, 9, 2, 4], 1)
+    after = counts.after([1, 2])
+    # [1 2] was followed by 3 alone: half of the mass; [2] by 3 and 4: half of what is left.
+    assert after == pytest.approx({3: 0.5 + 0.125, 4: 0.125})
+
+
+def test_learned_weights_follow_the_source_that_is_right() -> None:
+    """One source drafts 9 with much confidence, the other the answer with little."""
+
+    class Fixed(History):
+        def __init__(self, right: bool) -> None:
+            super().__init__(1)
+            self.right = right
+
+        def after(self, tokens: Sequence[int]) -> dict[int, float]:
+            return {tokens[-1] + 1: 0.3} if self.right else {99: 0.9}
+
+    one = talk("a", 0, list(range(3, 30)))
+    sources = [Fixed(True), Fixed(False)]
+    assert mixture_passes(sources, one, 0, 4) == 26
+    assert mixture_passes(sources, one, 0, 4, learned=True) < 10
+
+
+def test_intervals_hold_the_ratio_of_sums() -> None:
+    sums = np.asarray([[10, 5], [30, 10], [5, 5], [8, 4]] * 20)
+    low, high = interval(sums, 500, seed=0)
+    assert low < sums[:, 0].sum() / sums[:, 1].sum() < high
+    assert interval(sums[:1], 50, seed=0) == (2.0, 2.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three prompts, two with one image, in files as MMSpec's."""
+    said = {"m_1": ["A red page."], "m_2": ["A red page.", "It is red."], "m_3": ["Two."]}
+    (tmp_path / "images").mkdir()
+    for name, colour in (("a", "red"), ("b", "blue")):
+        Image.new("RGB", (5, 5), colour).save(tmp_path / f"images/{name}.png")
+    prompts = [
+        {"id": name, "image": f"{'b' if name == 'm_3' else 'a'}.png", "turns": ["What?", "Why?"][: len(turns)]}
+        | {"topic": "one" if name == "m_3" else "two", "category": "x"}
+        for name, turns in said.items()
+    ]
+    (tmp_path / PROMPTS).write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    answers = [{"question_id": name, "choices": [{"turns": turns}]} for name, turns in said.items()]
+    answers[2]["choices"][0]["new_tokens"] = [77]  # of another tokeniser
+    (tmp_path / ANSWERS).write_text("".join(json.dumps(row) + "\n" for row in answers))
+    published = [
+        {"question_id": name, "method": "msd"}
+        | {"new_tokens": [9] * len(turns), "idxs": [2] * len(turns), "identical": [True] * len(turns)}
+        for name, turns in said.items()
+    ]
+    (tmp_path / PUBLISHED).write_text("".join(json.dumps(row) + "\n" for row in published))
+    return tmp_path
+
+
+def test_prompts_with_one_image_share_a_fold(folder: Path) -> None:
+    first, second, third = read_conversations(folder, str(ASSETS / "mini/target"), 2, 10)
+    assert (first.fold, second.fold, third.fold) == (0, 0, 0)
+    assert [turn.exact for one in (first, second, third) for turn in one.turns] == [True, True, True, False]
+    begin, later = second.turns
+    assert begin.prompt.count(IMAGE) == 1
+    assert later.prompt[: len(begin.prompt) + len(begin.answer)] == [*begin.prompt, *begin.answer]
+
+
+def test_an_answer_that_is_missing_is_named(folder: Path) -> None:
+    lines = (folder / ANSWERS).read_text().splitlines(keepends=True)
+    (folder / ANSWERS).write_text("".join(lines[1:]))
+    with pytest.raises(InputError, match="no answer to m_1; record it"):
+        read_conversations(folder, str(ASSETS / "mini/target"), 2, 10)
+
+
+def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Path) -> None:
+    given = ["--data", f"mmspec={folder}", "--tokenizer", str(ASSETS / "mini/target"), "--out", str(tmp_path / "out")]
+    mmspec.main(["recorded", *given, "--resamples", "50"])
+    found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    published = next(row for row in found if (row["method"], row["topic"]) == ("MSD", "all"))
+    assert published["tokens_per_pass"] == 4.0  # (9 - 1) / 2, of the three turns that are used
+    assert published["turns"] == 3
+    assert all(row["tokens_per_pass"] >= 1 for row in found if row["tokens"])
+    assert "1 turns are left out" in (tmp_path / "out/table.md").read_text()
+    with (tmp_path / "out/summary.csv").open() as lines:
+        assert {row["method"] for row in csv.DictReader(lines)} >= {"baseline", "MSD", "history, J = 7"}
+    (record, *_) = map(json.loads, (tmp_path / "out/records.jsonl").read_text().splitlines())
+    assert record["counts"]["MSD"] == [[9, 2]]
+
+
+@pytest.mark.skipif(not (SHARED / "mmspec").is_dir(), reason=f"the record is not there: {SHARED}")
+def test_published_counts_are_those_of_the_record() -> None:
+    config = load_preset("eval", "recorded")
+    assert isinstance(config, RecordedConfig)
+    found = {}
+    for name, counts in read_published(SHARED / "mmspec").items():
+        new, turns, passes = np.sum(
+            [[sum(one.new_tokens), len(one.new_tokens), sum(one.passes)] for one in counts.values()], 0
+        )
+        found[name] = round((new - turns) / passes, 2)
+    assert found == {"eagle": 1.88, "eagle2": 1.66, "eagle3": 1.04, "vispec": 4.12, "msd": 4.71}
