@@ -66,7 +66,7 @@ class Options:
     def __post_init__(self) -> None:
         if not self.gammas or not self.batches or min(self.batches) < 1:
             raise InputError(
-                f"gammas {self.gammas}, batches {self.batches}: give at least one of each, 1 or more"
+                f"gammas {self.gammas}, batches {self.batches}: give one or more of each, from 1 up"
             )
         if self.draws < 0 or self.tokens < 2:
             raise InputError(

@@ -24,15 +24,13 @@ n-grams, next to the recorded counts of published methods (docs/mmspec.md).
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from eval.lib.command_line import parse_command
+from eval.lib.command_line import names_preset_of, parse_command
 from eval.lib.comparison import first_prompt, next_prompt, row_engines
 from eval.lib.config import EvalConfig
 from eval.lib.loading import load_models
@@ -49,7 +47,7 @@ from eval.lib.replay import RecordedTarget, engine_of
 from eval.lib.report import Run
 from eval.lib.sets import MMSPEC
 from eval.lib.tables import Table
-from jaxspec.command import input_errors, load_preset, script_name
+from jaxspec.command import input_errors, script_name
 from jaxspec.data.samples import Sample
 from jaxspec.decoding.engine import Engine, Request, Result
 from jaxspec.files import write_text
@@ -72,11 +70,10 @@ def main(args: Sequence[str] | None = None) -> None:
     the
     target's, whichever draft is used.
     """
-    words = list(sys.argv[1:] if args is None else args)
-    if words and words[0][:1] not in ("-", "") and isinstance(_preset(words[0]), RecordedConfig):
-        replay_recorded(words)
+    if names_preset_of(RecordedConfig, args):
+        replay_recorded(args)
         return
-    preset, config, options = parse_command(Options, __doc__, words)
+    preset, config, options = parse_command(Options, __doc__, args)
     config = replace(config, sets=(MMSPEC,), turns=(1,))
     with Run(preset, vars(config) | vars(options), options.out) as run:
         target, draft, captioner = load_models(config)
@@ -116,11 +113,7 @@ def main(args: Sequence[str] | None = None) -> None:
         _write_summary(run, answers)
 
 
-def _preset(name: str) -> Any:
-    return load_preset("eval", name)
-
-
-def replay_recorded(args: Sequence[str]) -> None:
+def replay_recorded(args: Sequence[str] | None) -> None:
     """Measures drafts against recorded answers, next to the counts of published methods."""
     preset, config, options = parse_command(Options, __doc__, args, RecordedConfig, "recorded")
     with Run(preset, vars(config) | vars(options), options.out) as run:

@@ -64,6 +64,14 @@ _CHOSEN: dict[str, type[_Debug]] = {"rows": _Rows, "pairings": _Pairings}
 """Fields of a preset whose parts can be chosen by name, and the option for each."""
 
 
+def names_preset_of(kind: type[Any], args: Sequence[str] | None = None) -> bool:
+    """Return whether the first word of the command line names a preset of this kind."""
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0].startswith("-"):
+        return False
+    return isinstance(load_preset("eval", words[0]), kind)
+
+
 def parse_command(
     options: type[Options],
     description: str | None,

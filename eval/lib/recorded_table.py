@@ -130,7 +130,7 @@ def records_of(
 def recorded_table(
     config: RecordedConfig, conversations: Sequence[Conversation], rows: Sequence[Record]
 ) -> Shown:
-    """Return a line per method: tokens per pass over all prompts with its interval, and by topic."""
+    """Return a line per method: tokens per pass over all prompts, its interval, and by topic."""
     topics = list(dict.fromkeys(row["topic"] for row in rows))
     cells = []
     for name in dict.fromkeys(row["method"] for row in rows):

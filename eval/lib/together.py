@@ -60,7 +60,8 @@ class Pairing:
             raise InputError(f"sweep: unknown dial {dial!r}; {nearest(dial, DIALS)}")
         if dial != "gamma" and len(self.models) != 2:
             raise InputError(
-                f"sweep: {dial} needs two models, and {self.name!r} has {len(self.models)}; use gamma"
+                f"sweep: {dial} needs two models, and {self.name!r} has "
+                f"{len(self.models)}; use gamma"
             )
         try:
             found = [float(value) for value in values.split(",")]
