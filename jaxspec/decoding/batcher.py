@@ -133,9 +133,14 @@ class Batcher:
         return which_image(request.rows[0], [len(part.sources) for part in slots])
 
     def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
-        """Return which requests run together, or take each other's places."""
+        """Return which requests run together, or take each other's places.
+
+        The draft has no say, so that answers at one width do not depend on it.
+        """
         most = len(read) if self.config.continuous_batching else self.config.batch_size
-        return in_batches([request.sizes for request in read], most)
+        members = len(self.program.members)
+        own = [request.sizes.of_members(members) for request in read]
+        return in_batches(own, most)
 
     def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
         """Return the bucket that holds all requests."""
@@ -147,7 +152,9 @@ class Batcher:
     @property
     def grows(self) -> bool:
         """Whether caches begin with room for few new tokens."""
-        return self.config.growing_cache and not self.config.continuous_batching
+        config = self.config
+        fixed = isinstance(config, EngineConfig) and config.width is not None
+        return config.growing_cache and not config.continuous_batching and not fixed
 
     def rooms(self, sizes: Sizes) -> list[int]:
         """Return the slots for new tokens that caches begin with, and those that they grow to."""

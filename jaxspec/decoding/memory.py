@@ -47,6 +47,10 @@ class Sizes(NamedTuple):
     """Prompt tokens of the longest of the draft's views; 0 where all forms have as many slots as
     the first."""
 
+    def of_members(self, count: int) -> Sizes:
+        """Return what the prompts take of the first `count` towers' models alone."""
+        return Sizes(self.length, self.tiles[:count], self.new)
+
     @property
     def flat(self) -> tuple[int, ...]:
         return (self.length, *self.tiles, self.new, self.text, self.images, self.views)

@@ -1,0 +1,119 @@
+"""Passes of one width write what plain decoding writes at that width, to the last bit of every sum.
+
+The target has pairs of tokens that score alike but for rounding, so that a bit decides which one is written. Every
+draft of it changes answers at once where plain steps read one token and blocks read several (try it: width=1 in
+`expected`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.decoding.session import Session
+from jaxspec.errors import InputError
+from jaxspec.loading import LoadedHead
+from jaxspec.models import LanguageModel
+from jaxspec.sharding import make_mesh, shardings
+
+from tests import tiny
+
+WIDTH, NEW = 8, 40
+WORDS = ("Hi", "What is this?", "Tell me more of it", "Why", "Say it again, please", "And?", "a")
+ASKED = [Request(words, NEW - i, images=[tiny.page(i)] * (i % 3)) for i, words in enumerate(WORDS)]
+PLAIN = EngineConfig(
+    views=(), batch_size=4, width=WIDTH, new_buckets=(NEW,), prompt_buckets=(64, 256), image_buckets=(0, 1, 2)
+)
+DRAFTS: dict[str, dict[str, Any]] = {
+    "gamma 1": {"views": ("T",), "gamma": 1},
+    "gamma 7": {"views": ("M",), "gamma": 7},
+    "two views": {"views": ("M", "T"), "gamma": 3, "weighting": "mt-paper"},
+    "view and head": {"views": ("T", "kv"), "gamma": 4},
+}
+CONFIG = replace(
+    tiny.CONFIG,
+    text_config=replace(tiny.CONFIG.text_config, hidden_size=256, intermediate_size=512),
+)
+"""As wide as it takes for the rounding of a row to depend on the rows beside it."""
+
+
+def pair(dtype: Any) -> list[LoadedModel]:
+    """Return a target with a KV head, and a draft."""
+    params = tiny.random_params(CONFIG, scale=0.05)
+    scores = params["language_model"]["lm_head"]["kernel"]
+    last_bits = np.random.default_rng(0).integers(-1, 2, scores[:, 1::2].shape) * float(jnp.finfo(dtype).eps)
+    scores[:, 1::2] = scores[:, : 2 * last_bits.shape[1] : 2] * (1 + last_bits)
+    head, head_params = tiny.kv_head(LanguageModel(CONFIG), params)
+    draft = tiny.noisy(params, 0.005) | {"vision_tower": params["vision_tower"]}
+    params, draft, head_params = jax.tree.map(lambda x: jnp.asarray(x, dtype), (params, draft, head_params))
+    return [replace(tiny.loaded(params, CONFIG), head=LoadedHead(head, head_params)), tiny.loaded(draft, CONFIG)]
+
+
+@pytest.fixture(scope="module")
+def models() -> list[LoadedModel]:
+    return pair(jnp.float32)
+
+
+def engine(models: list[LoadedModel], **options: Any) -> Engine:
+    return Engine(*models, config=replace(PLAIN, **options))
+
+
+def tokens(results: Any) -> list[tuple[int, ...]]:
+    return [result.tokens for result in results]
+
+
+@pytest.fixture(scope="module")
+def expected(models: list[LoadedModel]) -> dict[int, list[tuple[int, ...]]]:
+    """Return plain answers by batch size."""
+    return {size: tokens(engine(models, batch_size=size).generate(ASKED)) for size in (1, 4)}
+
+
+@pytest.mark.parametrize(("name", "size"), [*((name, 4) for name in DRAFTS), ("two views", 1)])
+def test_answers_do_not_depend_on_the_draft(models, expected, name, size):
+    found = engine(models, batch_size=size, **DRAFTS[name]).generate(ASKED)
+    assert tokens(found) == expected[size]
+    assert sum(result.stats.accepted_at.sum() for result in found)
+
+
+def test_bfloat16():
+    models = pair(jnp.bfloat16)
+    plain, found = (tokens(engine(models, **options).generate(ASKED)) for options in ({}, DRAFTS["two views"]))
+    assert found == plain
+
+
+def test_streams_sessions_and_freed_rows(models):
+    """Each way to ask begins or enters the loop otherwise."""
+    runs = []
+    for options in ({}, DRAFTS["two views"]):
+        one = engine(models, **options)
+        *_, streamed = one.stream(ASKED[1])
+        turns = Session(one)
+        talk = [
+            turns.ask(text, images=images, max_new_tokens=20) for text, images in (("Hi", [tiny.page()]), ("Why?", []))
+        ]
+        queued = engine(models, batch_size=2, continuous_batching=True, **options).generate(ASKED)
+        runs.append(tokens([streamed, *talk, *queued]))
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(("model", "data"), [(2, 1), (2, 2)])
+def test_a_mesh(models, model, data):
+    mesh = make_mesh(model=model, data=data)
+    target, draft = models
+    split = replace(target, params=jax.device_put(target.params, shardings(target.config, target.params, mesh)))
+    plain, found = (
+        tokens(engine([split, draft], **options).generate(ASKED)) for options in ({}, DRAFTS["view and head"])
+    )
+    assert found == plain
+
+
+def test_what_cannot_have_one_width_is_refused(models):
+    with pytest.raises(InputError, match="width: 8, and a block has 9 tokens; give 9 or more"):
+        engine(models, views=("M",), gamma=8)
+    with pytest.raises(InputError, match="width: 8 with a tree"):
+        engine(models, views=("M",), gamma=3, tree="2:7")
