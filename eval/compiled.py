@@ -1,6 +1,7 @@
 """Compilers' estimates for absent TPUs and GPUs: memory, copies, messages and cycles.
 
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
+    python -m eval.compiled llava7b_68m --chips v5e:1x1 --programs plain chain --widths 1 8 16
     python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv
     python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
     python -m eval.compiled llava13b_68m --chips v5e:1x1 --target-weights int8
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -84,6 +86,7 @@ def main(
     tiles: int = 1,
     layers: int | None = None,
     target_weights: Weights | None = None,
+    widths: tuple[int, ...] = (1,),
 ) -> None:
     """Compiles programs for the shapes of a preset in configs/latency.
 
@@ -101,6 +104,8 @@ def main(
       tiles: image tiles of a row: LLaVA-NeXT has five an image, Qwen2.5-VL counts windows.
       layers: number of the target's layers; fewer than its own compile faster.
       target_weights: int8 compiles a target with int8 layers.
+      widths: tokens that a target pass reads, padding included; a block that is longer, or a tree,
+        is left as it is.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
@@ -114,10 +119,12 @@ def main(
         for chip in chips:
             devices = described(chip)
             for batch in batches:
-                for name in tqdm(programs, f"{chip}, batch {batch}", unit="program"):
-                    row = {"chips": chip, "devices": len(devices), "batch": batch, "program": name}
+                variants = list(product(programs, widths))
+                for name, width in tqdm(variants, f"{chip}, batch {batch}", unit="program"):
+                    row = {"chips": chip, "devices": len(devices), "batch": batch}
+                    row |= {"program": name, "width": width}
                     run.rows.append(
-                        row | compiled(config, name, devices, batch, prompt, new, tiles)
+                        row | compiled(config, name, devices, batch, prompt, new, tiles, width)
                     )
                     run.write(compiled_table(title, prompt, new, tiles, run.rows))
 
@@ -162,12 +169,13 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     return replace(config, target=text if whole else replace(config.target, text_config=text))
 
 
-def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
+def assembled(config: LatencyConfig, name: Name, width: int = 1) -> tuple[Any, Params]:
     """Return the named program, and its parameters as shapes."""
     views = {"plain": (), "prompt": (), "kv": ("kv",)}.get(name, ("M", "T"))
     head = usual_head(config.target) if name == "kv" else None
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
+    fits = tree is None and (not views or width > config.gamma)
     return abstract_program(
         config.target,
         config.draft,
@@ -177,6 +185,7 @@ def assembled(config: LatencyConfig, name: Name) -> tuple[Any, Params]:
         tree,
         head,
         config.target_weights,
+        width if fits else None,
     )
 
 
@@ -188,6 +197,7 @@ def compiled(
     prompt: int,
     new: int,
     tiles: int = 1,
+    width: int = 1,
 ) -> Record:
     """Return the compiler's figures for one program; only `peak` if it does not fit."""
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
@@ -195,7 +205,7 @@ def compiled(
         lowered, caches, read, least = training_step(config, devices, batch, prompt)
         least /= CHIPS[kind].tflops * 1e9
     else:
-        lowered, caches, read = decoding(config, name, devices, batch, prompt, new, tiles)
+        lowered, caches, read = decoding(config, name, devices, batch, prompt, new, tiles, width)
         least = reading_ms(kind, read / GIB)
     begun = time.process_time()
     try:
@@ -241,10 +251,11 @@ def decoding(
     prompt: int,
     new: int,
     tiles: int,
+    width: int,
 ) -> tuple[Any, int, int]:
     """Return a lowered decoding program, and the bytes of its caches and of its weights."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
-    program, params = assembled(config, name)
+    program, params = assembled(config, name, width)
     params = (
         split_over(program, params, mesh)
         if mesh
@@ -309,6 +320,7 @@ def compiled_table(title: str, prompt: int, new: int, tiles: int, rows: list[Rec
         "program": lambda row: row["program"],
         "chips": lambda row: row["chips"],
         "B": lambda row: str(row["batch"]),
+        "width": lambda row: str(row["width"]),
         "peak GiB": lambda row: number(row["peak_gib"]) + ("" if row["fits"] else ": does not fit"),
         "arguments": lambda row: number(row["arguments_gib"]),
         "temporaries": lambda row: number(row["temporaries_gib"]),
@@ -326,7 +338,7 @@ def compiled_table(title: str, prompt: int, new: int, tiles: int, rows: list[Rec
         "program MiB": lambda row: number(row["program_mib"], 0),
         "compile s": lambda row: number(row["compile_cpu_seconds"], 0),
     }
-    always = {"program", "chips", "B", "peak GiB"}
+    always = {"program", "chips", "B", "width", "peak GiB"}
     cells = [
         [cell(row) if row["fits"] or name in always else "-" for name, cell in columns.items()]
         for row in rows

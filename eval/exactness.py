@@ -122,7 +122,8 @@ def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
         cells.append([*map(str, key), str(sum(answers)), *found_apart])
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
-        f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding.",
+        f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding. "
+        f"Width of a pass: {config.width or 'as many tokens as it has'}.",
         "first divergence: the fewest tokens that an answer shares with its reference before they "
         "part. largest logit gap: the reference's token over the other one there, in one full "
         "forward pass of the target.",
@@ -179,7 +180,8 @@ def measure_identity(
 ) -> Iterator[tuple[list[Record], list[Record]]]:
     """Compare greedy answers of every row, draft length and batch size with plain decoding's.
 
-    The reference decodes in batches of `batches[0]`. Yields (rows, records) for each combination of
+    In float32 the reference decodes in batches of `batches[0]`. In 16 bits each batch size has a
+    reference of its own, because sums round otherwise in another batch. Yields (rows, records) for each combination of
     preset row, gamma and batch size that `before` lacks. A row pools a set and turn; a record is
     one
     answer, with its `divergence`.
@@ -187,7 +189,11 @@ def measure_identity(
     done = {
         (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
     }
-    plain = engine_of(target, None, replace(config.plain(), batch_size=batches[0]))
+    references = {
+        batch: engine_of(target, None, replace(config.plain(), batch_size=batch))
+        for batch in (batches[:1] if config.dtype == "float32" else batches)
+    }
+    plain = references[batches[0]]
     variants = [
         (row, gamma, batch)
         for row in config.rows
@@ -195,7 +201,7 @@ def measure_identity(
         for batch in batches
         if (row.name, gamma, batch) not in done
     ]
-    asked: list[tuple[Record, list[Prompt], list[Request], list[tuple[int, ...]]]] = []
+    asked: list[tuple[Record, list[Prompt], list[Request], dict[int, list[tuple[int, ...]]]]] = []
     work = len(config.sets) * len(config.turns) * (1 + len(variants))
     with tqdm(total=work, unit="run", desc="identity", delay=1) as bar:
         for dataset in config.sets if variants else ():
@@ -203,14 +209,11 @@ def measure_identity(
             for turn, prompts in each_turn(config, plain, dataset):
                 requests = [Request(prompt, config.max_new_tokens) for prompt in prompts]
                 place = {"dataset": dataset, "turn": turn, "temperature": 0.0}
-                asked.append(
-                    (
-                        place,
-                        prompts,
-                        requests,
-                        [result.tokens for result in plain.generate(requests)],
-                    )
-                )
+                answers = {
+                    batch: [result.tokens for result in engine.generate(requests)]
+                    for batch, engine in references.items()
+                }
+                asked.append((place, prompts, requests, answers))
                 bar.update()
         for row, gamma, batch in variants:
             bar.set_postfix_str(f"{row.name} gamma {gamma} batch {batch}", refresh=False)
@@ -221,9 +224,10 @@ def measure_identity(
             records: list[Record] = []
             for place, prompts, requests, answers in asked:
                 results = engine.generate(requests)
+                expected = answers.get(batch, answers[batches[0]])
                 apart = [
                     divergence(target, prompt, answer, result.tokens)
-                    for prompt, answer, result in zip(prompts, answers, results, strict=True)
+                    for prompt, answer, result in zip(prompts, expected, results, strict=True)
                 ]
                 parted = [found for found in apart if found]
                 gaps = [found.logit_gap for found in parted if found.logit_gap is not None]

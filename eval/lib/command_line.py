@@ -138,7 +138,7 @@ def parse_command(
         config[parts] = _chosen(parts, getattr(defaults, parts), values[parts])
     if parts == "rows":
         config["gamma"] = capped_gamma("--gamma", config["gamma"], config["max_new_tokens"])
-        models = [config[name] for name in ("target", "draft", "captioner")]
+        models = [config[name] for name in ("target", "draft", "captioner", "width")]
         config["rows"], config["left_out"] = measurable(config["rows"], *models)
     values["out"] = results_folder(values["out"], preset, values["debug"])
     made = (

@@ -118,6 +118,9 @@ class Drafting(Decoding):
 
     gamma: int = 5
     """Drafted tokens a block."""
+    width: int | None = None
+    """Tokens that each target pass reads, padding included; then answers are plain decoding's in 16
+    bits too, and rows with trees are left out."""
     temperature: float = 0.0
     batch_size: int = 8
     trace: bool = False

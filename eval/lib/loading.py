@@ -32,7 +32,11 @@ from jaxspec.sharding import shardings
 
 
 def measurable(
-    rows: tuple[Variant, ...], target: str, draft: str, captioner: str | None
+    rows: tuple[Variant, ...],
+    target: str,
+    draft: str,
+    captioner: str | None,
+    width: int | None = None,
 ) -> tuple[tuple[Variant, ...], dict[str, str]]:
     """Return the rows that can be measured here, and the reason for each other row.
 
@@ -45,6 +49,8 @@ def measurable(
         why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
         if not (why or draft or set(row.views) <= {"kv"}):
             why = "it needs a draft; give --draft"
+        if row.tree and width:
+            why = "passes over a tree have no fixed width; leave out --width"
         if why:
             lacks[row.name] = why
     if len(lacks) == len(rows):

@@ -54,6 +54,10 @@ class Generate(Ask):
     tree: str | None = None
     """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), chains:2,
     or dynamic:4:24."""
+    width: int | None = None
+    """Tokens that each pass of the target reads, padding included, gamma + 1 or more. In 16 bits the
+    answer is then that of plain decoding with the same width, token for token; not for trees. By
+    default 8 on TPUs and GPUs in 16 bits, and no padding elsewhere."""
     context: ContextPolicy = "extrapolate"
     """What to do when a view is longer than the draft's trained positions: extrapolate (draft on),
     drop_view (give the view weight 0), or error."""
@@ -94,6 +98,7 @@ def run(args: Generate) -> None:
         weighting=args.weighting,
         gamma=capped_gamma("--gamma", args.gamma, args.max_new_tokens),
         tree=args.tree,
+        width=args.width,
         context=args.context,
         batch_size=1,
     )

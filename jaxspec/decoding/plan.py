@@ -68,6 +68,7 @@ def abstract_program(
     tree: str | None = None,
     head: KVHeadConfig | None = None,
     weights: Weights | None = None,
+    width: int | None = None,
 ) -> tuple[Any, Params]:
     """Return the program of these models, and its parameters as shapes.
 
@@ -78,7 +79,7 @@ def abstract_program(
     """
     params: dict[str, Any] = {"target": abstract_params(target, dtype, weights)}
     shown = prompt_views(parse_views(views)) if views else ()
-    config = EngineConfig(views=tuple(views), gamma=gamma, tree=tree)
+    config = EngineConfig(views=tuple(views), gamma=gamma, tree=tree, width=width)
     reader, model = None, LanguageModel(target)
     if shown:
         assert draft is not None
