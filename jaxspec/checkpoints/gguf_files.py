@@ -1,7 +1,7 @@
 """GGUF files: a Llama or Qwen2 of llama.cpp's, written once as a directory in Hugging Face layout.
 
-The `gguf` package reads the file and dequantises its tensors; transformers makes the tokeniser. This
-file translates the configuration and the names, and puts llama.cpp's rows of q and k, which
+The `gguf` package reads the file and dequantises its tensors; transformers makes the tokeniser.
+This file translates the configuration and the names, and puts llama.cpp's rows of q and k, which
 interleave the two halves that rotate together, back in order.
 """
 
@@ -185,32 +185,20 @@ def convert(file: Path, path: Path, dtype: Any = None, overwrite: bool = False) 
 def _config(
     file: Path, entries: dict[str, Any], stored: dict[str, StoredTensor], factors: np.ndarray | None
 ) -> RotaryConfig:
-    kind, embedding = entries.get("general.architecture"), stored.get("model.embed_tokens.weight")
+    kind = entries.get("general.architecture")
     if kind not in _FAMILIES:
         raise InputError(
             f"{file}: architecture {kind!r} is not supported in GGUF; "
             f"supported: {', '.join(_FAMILIES)}"
         )
-    if entries.get("split.count", 1) > 1:
-        raise InputError(
-            f"{file}: one of {entries['split.count']} parts; "
-            "join them with llama-gguf-split --merge"
-        )
-    own = {
-        name.removeprefix(f"{kind}."): value
-        for name, value in entries.items()
-        if name.startswith(f"{kind}.")
-    }
-    lacks = [f"{kind}.{name}" for name in _ENTRIES.values() if name not in own]
-    if lacks or embedding is None:
-        raise InputError(f"{file}: lacks {', '.join(lacks) or 'token_embd.weight'}; fetch it again")
+    own = {name.removeprefix(f"{kind}."): value for name, value in entries.items()}
     scaling = {
         "rope_type": own.get("rope.scaling.type", "none").replace("none", "default"),
         "factor": own.get("rope.scaling.factor"),
         "original_max_position_embeddings": own.get("rope.scaling.original_context_length"),
     }
     raw = {ours: own[theirs] for ours, theirs in _ENTRIES.items()} | {
-        "vocab_size": embedding.shape[0],
+        "vocab_size": stored["model.embed_tokens.weight"].shape[0],
         "num_key_value_heads": own.get("attention.head_count_kv"),
         "head_dim": own.get("attention.key_length"),
         "rope_theta": own.get("rope.freq_base"),
@@ -233,13 +221,9 @@ def _config(
                 f"{file}: rope_freqs.weight is not Llama 3's, which alone is supported; "
                 "take another file"
             )
+    window = max(own.get("attention.sliding_window", 0), config.max_position_embeddings)
     whole = {"rope.dimension_count": config.head_dim, "attention.value_length": config.head_dim}
-    whole |= {
-        "attention.sliding_window": max(
-            own.get("attention.sliding_window", 0), config.max_position_embeddings
-        )
-    }
-    for name, value in whole.items():
+    for name, value in (whole | {"attention.sliding_window": window}).items():
         if own.get(name, value) not in (value, 0):
             raise InputError(
                 f"{file}: {kind}.{name} {own[name]} is not supported; supported: {value}"

@@ -24,7 +24,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
-from jaxspec.checkpoints.directories import INDEX, SINGLE, write_json, written_whole
+from jaxspec.checkpoints.directories import INDEX, write_json, written_whole
 from jaxspec.checkpoints.fitting import Slot, refuse, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import StoredTensor, write_tensors
@@ -223,32 +223,24 @@ def _read(
 def _write_tensors(
     path: Path, slots: dict[str, Slot], leaves: dict[str, Any], options: SaveOptions
 ) -> None:
-    dtype, max_shard_bytes = options.dtype, options.max_shard_bytes
-    shards: list[list[str]] = [[]]
-    sizes = {
-        name: leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for name, leaf in leaves.items()
-    }
-    for name in slots:
-        if shards[-1] and sum(sizes[other] for other in shards[-1]) + sizes[name] > max_shard_bytes:
-            shards.append([])
-        shards[-1].append(name)
+    from huggingface_hub import split_state_dict_into_shards_factory
 
-    where = {}
-    for number, names in enumerate(shards, 1):
-        file = (
-            SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        )
+    split = split_state_dict_into_shards_factory(
+        {name: leaves[name] for name in slots},
+        get_storage_size=lambda leaf: leaf.size * jnp.dtype(options.dtype or leaf.dtype).itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=options.max_shard_bytes,
+    )
+    for file, names in split.filename_to_tensors.items():
         tensors = {}
         for name in names:
             leaf = np.asarray(leaves[name]).transpose(slots[name].order)
             # "C": safetensors writes the buffer without regard to strides.
-            tensors[name] = leaf.astype(dtype or leaf.dtype, order="C")
-            where[name] = file
+            tensors[name] = leaf.astype(options.dtype or leaf.dtype, order="C")
         write_tensors(path / file, tensors)
-    if len(shards) > 1:
-        write_json(
-            path / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-        )
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(path / INDEX, index)
 
 
 def _write_configs(path: Path, config: ModelConfig, dtype: Any, options: SaveOptions) -> None:

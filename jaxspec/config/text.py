@@ -349,11 +349,6 @@ class OptConfig(TextConfig):
         object.__setattr__(
             self, "word_embed_proj_dim", self.word_embed_proj_dim or self.hidden_size
         )
-        if self.hidden_size % self.num_attention_heads:
-            raise InputError(
-                f"text config: num_attention_heads {self.num_attention_heads} does not divide "
-                f"hidden_size {self.hidden_size}; fix config.json"
-            )
         check_choice("text config", self, "activation_function", "relu", "gelu")
 
     @property

@@ -43,12 +43,6 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         check_choice("vision config", self, "model_type", *_VISION_DEFAULTS)
-        if self.image_size < self.patch_size or self.hidden_size % self.num_attention_heads:
-            raise InputError(
-                f"vision config: image_size {self.image_size} must hold a patch of "
-                f"{self.patch_size}, and num_attention_heads {self.num_attention_heads} divide "
-                f"hidden_size {self.hidden_size}; fix config.json"
-            )
         check_choice("vision config", self, "hidden_act", "quick_gelu", "gelu", "gelu_pytorch_tanh")
 
     @property
@@ -103,11 +97,6 @@ class QwenVisionConfig:
             raise InputError(
                 f"vision config: window_size {self.window_size} must hold 1 to 64 merge groups of "
                 f"{self.spatial_merge_size} x {self.patch_size} pixels; fix config.json"
-            )
-        if self.hidden_size % (4 * self.num_heads):
-            raise InputError(
-                f"vision config: num_heads {self.num_heads} does not cut hidden_size "
-                f"{self.hidden_size} into heads of a multiple of 4; fix config.json"
             )
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.rows import SUFFIXES, DataRow, kept, lacking_files, parquet_rows, raised
-from jaxspec.errors import InputError, first_line
+from jaxspec.errors import InputError, first_line, reading
 
 HUB = "hub:"
 _PARQUET = "refs/convert/parquet"
@@ -25,26 +25,16 @@ def on_disk(path: Path) -> Path:
     if not place.startswith(HUB):
         return path
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     owner, name, file = (*place.removeprefix(HUB).split("/", 2), "", "")[:3]
     fetch = f"hf download {owner}/{name}{file and f' {file}'} --repo-type dataset"
     wanted = [file, f"{file}/*"] if file else [f"*{suffix}" for suffix in SUFFIXES]
-    unreachable: Any = (OSError, ValueError, *HfHubHTTPError.__bases__)
-    try:
-        folder = Path(
-            snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted)
-        )
-    except unreachable as error:
-        raise InputError(
-            f"data {place}: not to be had from the hub ({first_line(error)}); "
-            f"check the id, or fetch it elsewhere ({fetch})"
-        ) from error
-    if not (folder / file).exists():
-        raise InputError(
-            f"data {place}: there is no such file; check its name, or fetch it elsewhere ({fetch})"
-        )
-    return folder / file
+    mend = f"check the id, or fetch it elsewhere ({fetch})"
+    with reading(f"data {place}: not to be had from the hub", mend):
+        folder = snapshot_download(f"{owner}/{name}", repo_type="dataset", allow_patterns=wanted)
+        if not Path(folder, file).exists():
+            raise FileNotFoundError("there is no such file")
+    return Path(folder, file)
 
 
 def hub_rows(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 
 
 def load_image(path: str | Path) -> Image.Image:
@@ -48,22 +48,15 @@ def as_png(pixels: np.ndarray) -> bytes:
 
 
 def _decode(source: Path | io.BytesIO, name: str) -> Image.Image:
-    try:
-        with Image.open(source) as image:
-            if image.format == "EPS":
-                raise InputError(
-                    f"image {name}: EPS is a program, and none is run; convert it to PNG"
-                )
-            _check_size(image.size, name)  # from the header, before megabytes become gigabytes
-            image.load()
-            upright = ImageOps.exif_transpose(image)
-    except InputError:
-        raise
-    except Exception as error:  # decoders raise anything of files that are broken
-        raise InputError(
-            f"image {name}: not readable as an image ({type(error).__name__}); convert it to PNG"
-        ) from error
-    return to_rgb(upright, name)
+    with (
+        reading(f"image {name}: not readable as an image", "convert it to PNG"),
+        Image.open(source) as image,
+    ):
+        if image.format == "EPS":
+            raise ValueError("EPS is a program, and none is run")
+        _check_size(image.size, name)  # from the header, before megabytes become gigabytes
+        image.load()
+        return to_rgb(ImageOps.exif_transpose(image), name)
 
 
 @dataclass(frozen=True)

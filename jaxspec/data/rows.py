@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.tfds_records import TFDS, tfds_records
-from jaxspec.errors import InputError, first_line
+from jaxspec.errors import InputError, first_line, reading
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 BATCH = 8
@@ -93,12 +92,8 @@ def json_list(file: Path) -> Iterator[DataRow | InputError]:
     An element that is no row is an InputError, not raised. Raises InputError for a file that is no
     JSON list.
     """
-    try:
+    with reading(f"data {file}: not JSON", "mend the file"):
         values = json.loads(file.read_bytes())
-    except OSError as error:
-        raise _unreadable(file, error) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"data {file}: not JSON ({first_line(error)}); mend the file") from error
     if not isinstance(values, list):
         kind = type(values).__name__
         raise InputError(f"data {file}: a JSON {kind}, not a list of rows; name JSONL .jsonl")
@@ -115,37 +110,31 @@ def parquet_rows(
 ) -> Iterator[DataRow | InputError]:
     """Yield the rows of an open parquet file, without row groups that hold no wanted row."""
     try:
-        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise InputError(
             "parquet: pyarrow is not installed; pip install -e '.[benchmarks]'"
         ) from error
-    try:
+    with reading(f"data {name}: cannot be read as parquet", "fetch it again"):
         file = ParquetFile(handle)
         wanted = [column for column in file.schema_arrow.names if columns.fullmatch(column)]
         before = 0
         for group in range(file.num_row_groups):
-            if _holds(file, group, only):
-                number = before
-                for batch in file.iter_batches(BATCH, row_groups=[group], columns=wanted):
-                    for i in range(batch.num_rows):
-                        number += 1
-                        place = f"{name} row {number}"
-                        try:
-                            (values,) = batch.slice(i, 1).to_pylist()
-                        except (ArrowException, ValueError, OverflowError, RecursionError) as error:
-                            yield InputError(
-                                f"{place}: a value cannot be read ({first_line(error)}); "
-                                "mend the row"
-                            )
-                        else:
-                            yield DataRow(place, values, folder)
+            number = before
+            batches = file.iter_batches(BATCH, row_groups=[group], columns=wanted)
+            for batch in batches if _holds(file, group, only) else ():
+                for i in range(batch.num_rows):
+                    number += 1
+                    yield _parquet_row(batch.slice(i, 1), f"{name} row {number}", folder)
             before += file.metadata.row_group(group).num_rows
-    except (ArrowException, OSError, ValueError) as error:
-        raise InputError(
-            f"data {name}: cannot be read as parquet ({first_line(error)}); fetch it again"
-        ) from error
+
+
+def _parquet_row(row: Any, place: str, folder: Path | None) -> DataRow | InputError:
+    try:
+        with reading(f"{place}: a value cannot be read", "mend the row"):
+            return DataRow(place, row.to_pylist()[0], folder)
+    except InputError as error:
+        return error
 
 
 def lacking_files(files: Iterable[Path]) -> str:
@@ -192,19 +181,14 @@ def _files(path: Path) -> list[Path]:
 def _file_rows(
     file: Path, columns: re.Pattern[str], only: tuple[str, str] | None
 ) -> Iterator[DataRow | InputError]:
-    packed = file.suffix == ".gz"
-    try:
-        with gzip.open(file) if packed else file.open("rb") as handle:
-            if file.suffix == ".parquet":
-                yield from parquet_rows(handle, str(file), file.parent, columns, only)
-            else:
-                yield from _lines(handle, file)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(
-            f"data {file}: cannot be read as gzip ({first_line(error)}); fetch it again"
-        ) from error
-    except OSError as error:
-        raise _unreadable(file, error) from error
+    with (
+        reading(f"data {file}: not readable", "fetch it again"),
+        gzip.open(file) if file.suffix == ".gz" else file.open("rb") as handle,
+    ):
+        if file.suffix == ".parquet":
+            yield from parquet_rows(handle, str(file), file.parent, columns, only)
+        else:
+            yield from _lines(handle, file)
 
 
 def _lines(handle: Any, file: Path) -> Iterator[DataRow | InputError]:
@@ -237,7 +221,3 @@ def _holds(file: Any, group: int, only: tuple[str, str] | None) -> bool:
     if only is None or only[0] not in file.schema_arrow.names:
         return only is None
     return only[1] in file.read_row_group(group, columns=[only[0]])[only[0]].to_pylist()
-
-
-def _unreadable(file: Path, error: OSError) -> InputError:
-    return InputError(f"data {file}: cannot be read ({error.strerror}); check its permissions")

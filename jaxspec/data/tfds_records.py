@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.images import as_png
-from jaxspec.errors import InputError, first_line, nearest
+from jaxspec.errors import InputError, nearest, reading
 
 TFDS = "tfds:"
 _PREPARED = {"images", "sizes", "turns"}
@@ -28,12 +28,9 @@ def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
             f"data {place}: TFDS is not installed; pip install -e '.[train]'"
         ) from error
     name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore
-    folders = [
-        file.parent
-        for version in ("", "*.*.*/")
-        for file in sorted(Path(name).glob(f"{version}features.json"))
-    ]
-    try:
+    versions = (sorted(Path(name).glob(f"{part}features.json")) for part in ("", "*.*.*/"))
+    folders = [file.parent for files in versions for file in files]
+    with reading(f"data {place}: TFDS cannot read it", "check name or folder"):
         read: Any = tfds.builder_from_directory if folders else tfds.builder
         builder = read(str(folders[-1]) if folders else name)
         splits = list(builder.info.splits)
@@ -42,17 +39,9 @@ def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"data {place}: is not prepared; tfds build {name} --file_format array_record"
             )
         if split not in splits and (split or len(splits) > 1):
-            mend = nearest(split, splits)
-            raise InputError(
-                f"data {place}: name its split, such as {TFDS}{name}@{splits[0]}; {mend}"
-            )
+            mend = f"such as {TFDS}{name}@{splits[0]}; {nearest(split, splits)}"
+            raise InputError(f"data {place}: name its split, {mend}")
         records: Any = builder.as_data_source(split or splits[0])
-    except InputError:
-        raise
-    except Exception as error:  # of many kinds
-        raise InputError(
-            f"data {place}: TFDS cannot read it ({first_line(error)}); check name or folder"
-        ) from error
     for number in range(len(records)):
         record = records[number]
         values = {key: _plain(value) for key, value in record.items()}

@@ -108,14 +108,7 @@ def test_drafts_past_the_last_position_do_not_spoil_the_row():
     np.testing.assert_array_equal(again[:, 0], past[:, 0])
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ({"activation_function": "gelu_new"}, "activation_function 'gelu_new' is not supported"),
-        ({"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 768"),
-    ],
-)
-def test_unsupported(raw, message):
-    with pytest.raises(InputError, match=message) as caught:
-        OptConfig.from_hf(raw)
+def test_unsupported():
+    with pytest.raises(InputError, match="activation_function 'gelu_new' is not supported") as caught:
+        OptConfig.from_hf({"activation_function": "gelu_new"})
     assert "\n" not in str(caught.value)
