@@ -11,6 +11,7 @@ import pytest
 from configs.eval.mini import config as MINI
 from eval.lib.command_line import parse_command
 from eval.lib.loading import load_models
+from eval.lib.recorded_config import RecordedConfig
 from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.command import input_errors, load_preset, preset_names
 from jaxspec.errors import InputError
@@ -226,6 +227,9 @@ def test_presets_are_well_formed(name: str) -> None:
                 config.collaboration(pairing, "alternating", point.gammas, point.combination).checked(
                     len(pairing.models)
                 )
+        return
+    if isinstance(config, RecordedConfig):
+        assert {name for one in config.methods for name in one.sources.split("+")} <= {"lookup", "history", "table"}
         return
     for row in config.rows:
         config.engine(row)
