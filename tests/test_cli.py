@@ -6,10 +6,8 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,20 +67,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, picture in pictures.items():
         picture.save(path / f"{name}.png")
     (path / "empty.png").touch()
-    (path / "text.png").write_text("these are words")
-    (path / "zero.png").write_bytes(_png_without_pixels())
-    whole = (path / "rgb.png").read_bytes()
-    (path / "cut.png").write_bytes(whole[: len(whole) // 2])
     return path
-
-
-def _png_without_pixels() -> bytes:
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", 0, 0, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(b"")
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
 def run(
@@ -122,7 +107,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str | Path, command: str 
 
 @pytest.mark.parametrize(
     "names",
-    [(), ("rgb",), ("gray",), ("rgba",), ("palette",), ("wide",), ("tall",), ("dot",), ("rgb", "gray")],
+    [(), ("rgba",), ("palette",), ("tall",), ("rgb", "gray", "rgba", "wide", "dot")],
     ids=lambda names: "+".join(names) or "none",
 )
 def test_the_draft_changes_nothing(names: tuple[str, ...], world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,20 +131,6 @@ def test_a_kv_head_is_a_draft_or_one_more_view(world: Path, capsys: pytest.Captu
         assert answer["stats"]["views"] == views
 
 
-def test_kv_heads_that_cannot_draft(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copytree(world / "target", tmp_path / "other")
-    raw = json.loads((tmp_path / "other" / "config.json").read_text())
-    raw["text_config"]["rms_norm_eps"] = 0.5
-    (tmp_path / "other" / "config.json").write_text(json.dumps(raw))
-    told = refusal(capsys, "--target", tmp_path / "other", "--kv-head", world / "head", "--prompt", "Hi")
-    assert re.search(r"made for a target of configuration \w{16} \(target\), and this llava .* is \w{16}", told)
-
-
-def test_five_images(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = pictures(world, "rgb", "gray", "rgba", "wide", "dot")
-    assert run(capsys, world, *args)["tokens"] == run(capsys, world, *args, draft=None)["tokens"]
-
-
 def test_placeholders_say_where_images_stand(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = pictures(world, "rgb", "gray")
     front = run(capsys, world, *images)["tokens"]
@@ -178,9 +149,6 @@ def test_json_has_the_names_of_the_records(world: Path, capsys: pytest.CaptureFi
     assert stats["num_spec_steps"] == sum(stats["acceptance_histogram"])
     assert len(stats["acceptance_histogram"]) == 6
     assert stats["num_accepted_draft_tokens"] + stats["num_spec_steps"] >= NEW - 1
-
-
-def test_json_without_a_draft_has_the_same_names(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stats = run(capsys, world, draft=None)["stats"]
     assert stats.keys() == STATS
     assert (stats["drafter"], stats["views"], stats["gamma"]) == (None, None, 0)
@@ -211,12 +179,6 @@ def test_captions_for_the_draft(world: Path, tmp_path: Path, capsys: pytest.Capt
     models = ["--target", world / "target", "--draft", world / "draft", "--prompt", "Hi"]
     assert "none for the 1x1 image" in refusal(capsys, *models, *args, *pictures(world, "dot"))
     assert "'x' is unknown; give jax:DIR" in refusal(capsys, *models, *args[:3], "x")
-
-
-def test_one_token_needs_no_target_pass(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run(capsys, world, "--max-new-tokens", "1")
-    assert len(answer["tokens"]) == 1
-    assert answer["stats"]["tokens_per_pass"] is None
 
 
 def test_standard_output_is_the_text_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,54 +334,31 @@ def test_without_a_cache_programs_are_kept_nowhere(world: Path, capsys: pytest.C
     ("args", "words"),
     [
         (["--gamma", "0"], "--gamma: 0; give 1 or more, or leave out --draft and --kv-head"),
-        (["--tree", "2x5"], "tree: '2x5'"),
         (["--tree", "2:4"], "no room for a path of 5"),
         (["--temperature", "-0.5"], "temperature: -0.5"),
-        (["--temperature", "nan"], "temperature: nan"),
         (["--top-p", "0"], "top_p: 0"),
-        (["--top-k", "-1"], "top_k: -1"),
-        (["--max-new-tokens", "0"], "max_new_tokens: 0"),
-        (["--seed", "-1"], "seed: -1"),
         (["--views", "M,Q"], "views: 'Q' is unknown"),
-        (["--views", ""], "views: '' is unknown"),
         (["--views", "M,C", "--draft", "{}/draft"], "view C: there is no captioner"),
-        (["--views", "T,T"], "each once"),
         (["--views", "t, T"], "each once"),
         (["--views", "M,T", "--draft", "{}/head"], "head is a KV head; give it as --kv-head"),
         (["--views", "M,T", "--kv-head", "{}/head"], "--kv-head: no view of M,T reads it; add kv to --views"),
-        (["--views", "M", "--draft", "{0}/draft", "--kv-head", "{0}/head"], "--kv-head: no view of M reads it"),
-        (["--views", "M,kv", "--kv-head", "{}/head"], "M,kv: M needs a draft; give --draft"),
         (["--views", "M,kv", "--draft", "{}/draft"], "view kv needs a KV head; give --kv-head"),
-        (["--views", "kv", "--draft", "{0}/draft", "--kv-head", "{0}/head"], "--draft: no view of kv reads it"),
         (["--views", "kv,M", "--draft", "{}/draft"], "'kv,M'; name kv behind all others"),
         (["--views", "lookup,kv", "--kv-head", "{}/head"], "'lookup,kv'; name kv behind all others, lookup last"),
         (["--views", "M,lookup"], "M,lookup: M needs a draft; give --draft"),
         (["--views", "lookup", "--draft", "{}/draft"], "--draft: no view of lookup reads it"),
         (["--weighting", "mt-paper", "--draft", "{}/draft"], "--weighting: M is one view; name more in --views"),
-        (["--views", "M,T", "--weights", "1"], "1 given for 2 views"),
         (["--views", "M,T", "--weights=-1,2"], "-1.0,2.0"),
-        (["--views", "M,T", "--weighting", "gird"], "did you mean 'grid'?"),
-        (["--views", "M,T", "--weights", "0,0"], "not all 0"),
-        (["--views", "M,T", "--weights", "nan,1"], "nan"),
         (["--weights", "half"], "'half' is not a list of numbers"),
         (["--image", "{}/missing.png"], "missing.png: no such file"),
         (["--image", "{}/target"], "target: a folder; give an image file"),
         (["--image", "{}/empty.png"], "empty.png: not readable"),
-        (["--image", "{}/text.png"], "text.png: not readable"),
-        (["--image", "{}/cut.png"], "cut.png: not readable"),
-        (["--image", "{}/zero.png"], "zero.png"),
         (["--image", "{}/rgb.png", "--image", "{}/dot.png", "--prompt", "<image>?"], "placeholders but 2"),
         (["--prompt", "<image>?"], "1 <image> placeholders but 0 images"),
         (["--target", "{}/nothing"], "nothing': no such directory"),
-        (["--target", "{}"], "config.json: no such file"),
-        (["--draft", "{}/nothing"], "nothing': no such directory"),
-        (["--target", ""], "'': no such directory"),
         (["--gamma", "3"], "--gamma: needs a draft; give --draft or --kv-head, or leave it out"),
         (["--draft-revision", "v2"], "--draft-revision: needs --draft with a hub id"),
         (["--captioner", "jax:x", "--draft", "{}/draft"], "no view of M shows captions"),
-        (["--views", "C", "--captioner", "nonsense", "--draft", "{}/draft"], "captioner: 'nonsense' is unknown"),
-        (["--views", "P0", "--draft", "{}/draft"], "views: 'P0' is unknown"),
-        (["--temperature", "1e39"], "temperature: 1e+39"),
         (["--prompt", "caf\udce9"], r"prompt 'caf\udce9': '\udce9' is half a character; write it in UTF-8"),
     ],
     ids=lambda value: "-".join(value).strip("-").replace("{}/", "") if isinstance(value, list) else "",
@@ -457,11 +396,7 @@ def test_models_write_together(world: Path, capsys: pytest.CaptureFixture[str]) 
         (["--models", "{}/target"], "1 model; give at least 2"),
         (["--models", "{0}/target,{0}/nothing"], "nothing': no such directory"),
         (["--models", "{0}/target,{0}/draft", "--combination", "weighted:0.6,0.5"], "sum to 1.1"),
-        (["--models", "{0}/target,{0}/draft", "--combination", "contrast"], "did you mean 'contrastive'"),
         (["--models", "{0}/target,{0}/draft", "--gammas", "1,2,3"], "1,2,3 are 3 for 2 models"),
-        (["--models", "{0}/target,{0}/draft", "--gammas", "one"], "'one' is not a list of whole numbers"),
-        (["--models", "{0}/target,{0}/draft", "--gammas", "1,1.5"], "not a list of whole numbers"),
-        (["--models", "{0}/target,{0}/draft", "--default-proposer", "2"], "2 of 2 models"),
     ],
 )
 def test_refused_collaborations(
@@ -480,29 +415,10 @@ def test_prompt_over_the_context(world: Path, capsys: pytest.CaptureFixture[str]
     assert f"over the target's context of {tiny.PAIR_CONTEXT}" in line
 
 
-def test_prompt_over_the_drafts_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = ["--target", world / "target", "--draft", world / "draft", "--prompt", "x" * 64]
-    assert "trained positions" in refusal(capsys, *models, "--context", "error")
-
-
 def without_head(model: Path) -> None:
     tensors = load_file(model / "model.safetensors")
     del tensors["language_model.lm_head.weight"]
     save_file(tensors, model / "model.safetensors")
-
-
-def with_surplus(model: Path) -> None:
-    tensors = load_file(model / "model.safetensors")
-    save_file(tensors | {"surplus.weight": np.zeros(1, np.float32)}, model / "model.safetensors")
-
-
-def truncated(model: Path) -> None:
-    data = (model / "model.safetensors").read_bytes()
-    (model / "model.safetensors").write_bytes(data[: len(data) // 2])
-
-
-def without_weights(model: Path) -> None:
-    (model / "model.safetensors").unlink()
 
 
 def without_tokenizer(model: Path) -> None:
@@ -512,15 +428,6 @@ def without_tokenizer(model: Path) -> None:
 def without_image_processor(model: Path) -> None:
     for name in ("preprocessor_config.json", "processor_config.json"):
         (model / name).unlink()
-
-
-def of_another_family(model: Path) -> None:
-    raw = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(raw | {"model_type": "gpt9"}))
-
-
-def broken_config(model: Path) -> None:
-    (model / "config.json").write_text("{")
 
 
 def other_words(model: Path) -> None:
@@ -537,13 +444,8 @@ def small_vocabulary(model: Path) -> None:
     ("damage", "words"),
     [
         (without_head, "lm_head.weight is missing"),
-        (with_surplus, "surplus.weight is unexpected"),
-        (truncated, "unreadable"),
-        (without_weights, "model.safetensors"),
         (without_tokenizer, "no tokenizer"),
         (without_image_processor, "no image processor"),
-        (of_another_family, "model_type 'gpt9' is not supported"),
-        (broken_config, "not readable as JSON"),
         (other_words, "tokeniser: differs from the target's"),
         (small_vocabulary, "vocab_size 30"),
     ],

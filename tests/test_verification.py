@@ -137,17 +137,6 @@ def test_a_greedy_draft_for_a_sampled_target_and_back(seed: int) -> None:
         assert count == J or tokens[b, count] != best[b, count]
 
 
-@given(seeds, st.permutations(range(B)))
-def test_a_row_does_not_depend_on_its_neighbours(seed: int, order: list[int]) -> None:
-    rng = np.random.default_rng(seed)
-    p, q = distributions(rng, B, J + 1), distributions(rng, B, J)
-    tokens, rows = drawn(rng, q), np.asarray(order)
-    here = jit_rejection(p, block(tokens, q), keys(seed, B), WARM)
-    there = jit_rejection(p[rows], block(tokens[rows], q[rows]), keys(seed, B)[rows], WARM)
-    np.testing.assert_array_equal(here.count[rows], there.count)
-    np.testing.assert_array_equal(here.next_token[rows], there.next_token)
-
-
 # The law of whole sequences. Target and draft are tables: what follows a prefix of 0, 1 and 2 tokens. ROWS chains
 # of two tokens are drafted and verified; a sequence that ends early is completed from the target's tables.
 

@@ -13,7 +13,6 @@ from configs.train.gsm8k import DEBUG
 from eval import collaborative
 from eval.lib.tables import Table, failures
 from eval.lib.together import Pairing
-from jaxspec.errors import InputError
 from train import text
 
 ROWS = [
@@ -95,13 +94,3 @@ def test_a_stopped_run_goes_on_and_a_pairing_that_fails_costs_only_itself(
     found = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [row["pairing"] for row in found["rows"]] == ["first", "last"]
     assert "lost failed on gsm8k (turn 1): checkpoint" in capsys.readouterr().out
-
-
-def test_a_preset_of_another_script_is_refused() -> None:
-    with pytest.raises(InputError, match="'mini': belongs to another script"):
-        collaborative.main(["mini"])
-
-
-def test_an_unknown_stage_is_refused(world: Path) -> None:
-    with pytest.raises(InputError, match="did you mean 'left'"):
-        text.main("lefd", world / "data.jsonl")

@@ -139,21 +139,6 @@ def test_the_kv_head_drafts_what_one_pass_predicts(target: LoadedModel) -> None:
     assert total[1] / total[0] > 2.5
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_target_as_its_own_draft_is_never_refused(target: LoadedModel, temperature: float) -> None:
-    gamma = 3
-    target = replace(
-        target, config=replace(target.config, text_config=replace(target.config.text_config, eos_token_id=None))
-    )
-    engine = Engine(target, target, EngineConfig(gamma=gamma, batch_size=2, **BUCKETS))
-    requests = [
-        Request(engine.encoder.prompt(s.turns[0][0], s.images), 1 + 5 * (gamma + 1), temperature, seed=i)
-        for i, s in enumerate(test_set("describe", 2))
-    ]
-    for result in engine.generate(requests):
-        assert result.stats.emitted == (gamma + 1) * result.stats.steps
-
-
 def test_the_demos_script_writes_its_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ("T", "MTCP*", "KV head")  # of one view, of all, and of the head
     words = f"mini --out {tmp_path} --limit 1 --sets read --turns 1 --max-new-tokens 48 --batch-size 1 --rows".split()

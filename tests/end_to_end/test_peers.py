@@ -50,26 +50,3 @@ def test_a_method_that_fails_leaves_the_others(capsys: pytest.CaptureFixture[str
     (line,) = peers.cells(peers.summaries(rows))
     assert line == [peers.EAGER, "1.5", "1.00", "-", "2.0", "1.00", "-", "1333.33", "1.00", "-"]
     assert len(line) == len(peers.HEADER)
-
-
-def test_a_stopped_run_goes_on_with_the_prompts_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="peers needs the `parity` extra")
-    tiny.save_pair(tmp_path / "mini")
-    asked: list[int] = []
-
-    def method(prompt: Prompt) -> peers.Timed:
-        asked.append(len(prompt.tokens))
-        if len(asked) == 3:  # in the warm run of the second prompt
-            raise KeyboardInterrupt
-        return peers.Timed((1, 2, 3), 2.0, 1.0, 4.0, 3)
-
-    monkeypatch.setattr(peers, "ASSETS", tmp_path)
-    monkeypatch.setattr(peers, "mini_prompts", lambda *_: [Prompt(np.zeros(n, np.int32)) for n in (1, 2)])
-    monkeypatch.setattr(peers, "ours", lambda *_: {peers.PLAIN: method})
-    monkeypatch.setattr(peers, "theirs", lambda *_: {})
-    with pytest.raises(KeyboardInterrupt):
-        peers.main("mini", tmp_path / "out", new=6, prompts=2, repeats=1)
-    peers.main("mini", tmp_path / "out", new=6, prompts=2, repeats=1)
-    assert asked == [1, 1, 2, 2, 2]
-    rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
-    assert [row["prompt"] for row in rows] == [0, 1]

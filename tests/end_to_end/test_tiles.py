@@ -25,7 +25,7 @@ from transformers import LlavaConfig as TheirLlavaConfig  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.tiny import hf, tiles  # noqa: E402
 
-NEW = 64
+NEW = 32
 SHAPES = [[], [(90, 31)], [(40, 41), (13, 64)], [(20, 30), (55, 21), (12, 12), (33, 34), (25, 80)]]
 """Heights and widths of the images of each prompt."""
 BUCKETS: dict[str, Any] = {"prompt_buckets": (640,), "image_buckets": (40,), "new_buckets": (NEW,)}

@@ -24,7 +24,7 @@ from transformers import (  # noqa: E402
 
 from tests.tiny import SPECIAL, tokenizer  # noqa: E402
 
-NEW_TOKENS = 64
+NEW_TOKENS = 32
 QUESTION = "What is unusual about this picture?"
 
 
@@ -94,7 +94,7 @@ def reference(target, words, processor, files):
     return out[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("names", [("extreme_ironing.jpg",), ("waterview.jpg", "extreme_ironing.jpg")])
+@pytest.mark.parametrize("names", [("waterview.jpg", "extreme_ironing.jpg")])
 def test_same_tokens_as_transformers(pair, names, shared_data, capsys):
     target, words, processor, (target_path, draft_path) = pair
     files = [str(shared_data / "photos" / name) for name in names]

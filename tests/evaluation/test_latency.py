@@ -25,7 +25,7 @@ from eval.lib.random_pair import (
     measure_passes,
 )
 from eval.lib.synthetic import random_params
-from eval.lib.timing import measure_roofline, pass_work
+from eval.lib.timing import pass_work
 from jaxspec.cache import init_cache
 from jaxspec.command import load_preset, preset_names
 from jaxspec.config import LlavaConfig
@@ -80,19 +80,6 @@ def test_operations_are_those_that_the_paper_prints() -> None:
     assert notes[-1].startswith("paper: TABED, Table 14: 66.08")
 
 
-def test_passes_are_those_of_the_paper_s_figures() -> None:
-    """TABED, Figure 5: T_q of 1 to 4 rows up to 3k tokens; Figure 6: T_p of one row over blocks of 1, 3, 5 and 7."""
-    preset: LatencyConfig = load_preset("latency", "llava7b_68m")
-    assert {1, 2, 3, 4} <= set(preset.views)
-    assert {(1, 1024), (1, 2048), (1, 3072), (3, 1024)} <= set(preset.shapes)
-    assert {1, 3, 5, 7} <= set(preset.gammas)
-
-
-def test_a_pattern_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="from 1 to gamma"):
-        accepted_pattern(7.0, 5)
-
-
 @pytest.mark.parametrize("name", preset_names("latency"))
 def test_presets_are_pairs_of_one_vocabulary(name: str) -> None:
     preset: LatencyConfig = load_preset("latency", name)
@@ -121,32 +108,12 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     assert all(value > 0 for row in rows for name, value in row.items() if name in ("target_ms", "target_prefill_ms"))
 
 
-def test_the_roofline_is_of_three_probes() -> None:
-    found = measure_roofline(FLOAT, megabytes=1, side=32, repeats=1)
-    assert all(0 < rate < np.inf for rate in vars(found).values())
-
-
 def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
     rows = startup.measure_host(*map(str, tiny.save_pair(tmp_path)), calls=1)
     assert [row["what"] for row in rows] == ["host time of a call, text", "host time of a call, one image"]
     ((title, _, cells, _),) = latency_tables("tiny", rows)
     assert title == "Start-up and host time"
     assert len(cells) == 2
-
-
-def test_captioners_are_timed_by_images(tmp_path: Path) -> None:
-    captioner, _ = tiny.save_pair(tmp_path)
-    rows = startup.measure_captions(f"jax:{captioner}", (0, 1, 2), repeats=1)
-    ((title, header, cells, _),) = latency_tables("tiny", rows)
-    assert title == "Captions by images"
-    assert header == ["captioner", "n = 1, s", "n = 2, s"]
-    assert [line[0] for line in cells] == [f"jax:{captioner}"]
-    assert all(float(cell) > 0 for cell in cells[0][1:])
-
-
-def test_a_start_that_fails_tells_why(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^checkpoint '.*none': no such directory; give one"):
-        startup.measure_starts(str(tmp_path / "none"), str(tmp_path / "none"), warm=0)
 
 
 def test_the_dtype_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

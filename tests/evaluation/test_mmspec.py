@@ -90,8 +90,6 @@ def test_summary(prompts: Path) -> None:
     ("row", "message"),
     [
         (PROMPT | {"turns": "What?"}, r"line 1: 'turns' is 'What\?', not a list"),
-        (PROMPT | {"turns": []}, r"line 1: 'turns' is \[\]"),
-        (PROMPT | {"id": None}, "line 1: 'id' is None"),
         (PROMPT | {"image": "b.jpg"}, "line 1, image: no such image file 'b.jpg'"),
     ],
 )
@@ -101,9 +99,7 @@ def test_bad_prompts(row: dict[str, object], message: str, prompts: Path) -> Non
         list(read_prompts(prompts))
 
 
-@pytest.mark.parametrize(
-    "choices", [None, [], [{"turns": 3}], [{"turns": ["a"], "new_tokens": [1, 2]}], [{"new_tokens": [1]}]]
-)
+@pytest.mark.parametrize("choices", [None, [{"turns": ["a"], "new_tokens": [1, 2]}]])
 def test_bad_answers(choices: object, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(json.dumps({"question_id": "m_1", "choices": choices}))

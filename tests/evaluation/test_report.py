@@ -90,20 +90,11 @@ def test_a_stopped_run_goes_on_behind_its_whole_groups(tmp_path: Path, capsys: p
         run.restore(("set",))
 
 
-DAMAGES = [
-    "",
-    "{",
-    "[]",
-    "[" * 100_000,
-    "{}",
-    '{"run": 1, "rows": []}',
-    '{"run": {"options": {}}, "rows": [1]}',
-    "\udcff",
-]
+DAMAGES = ["{", '{"run": {"options": {}}, "rows": [1]}', ("gamma", "gamna"), ("0.5", "0.7")]
 
 
 @pytest.mark.parametrize("name", ["results.json", "records.jsonl"])
-@pytest.mark.parametrize("damage", [*DAMAGES, ("gamma", "gamna"), ("0.5", "0.7"), ("null", "[]")], ids=range(11))
+@pytest.mark.parametrize("damage", DAMAGES, ids=range(4))
 def test_damaged_files_are_named(name: str, damage: str | tuple[str, str], tmp_path: Path) -> None:
     run = Run("tiny", {}, tmp_path / "out")
     rows = [{"set": "a", "row": "M", "gamma": 5, "share": 0.5, "more": None}]

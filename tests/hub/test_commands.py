@@ -130,7 +130,7 @@ def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pyte
     """The commands of docs/training.md, `AASD's drafts`, and the recipes, of a narrower draft that is quick to make."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
     monkeypatch.setattr(ft_llama, "config", replace(ft_llama.config, start=replace(ft_llama.DRAFT, **sizes)))
-    make_sets(folder, "ft_llama", "ft_llava", "dt_llama")
+    make_sets(folder, "ft_llama", "ft_llava")
     found = {
         name: Prepared(Path(f"runs/data/{name}"))[0] for name in ("redpajama_1t_sample", "oig_small_chip2", "oasst1")
     }
@@ -138,7 +138,7 @@ def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pyte
     assert found["redpajama_1t_sample"].turns[0][0] == ""
     assert found["oig_small_chip2"].turns == (("How many are 1 and 2?", "They are 3."),)
     assert found["oasst1"].turns == (("Which animal barks?", "A dog does."),)
-    for name in ("ft_llama", "ft_llava", "dt_llama", "dt_llava"):
+    for name in ("ft_llama", "ft_llava"):
         run(Command("", f"python -m train.recipe {name}"))
         keep_trial(folder / "runs")
         assert LoadedModel.load(folder / "runs" / "train" / name / "hf").model.has_vision == name.endswith("llava")

@@ -43,7 +43,7 @@ except (RuntimeError, ZeroDivisionError) as error:
     print(type(error).__name__, error)
 """
 TABLE = (
-    *("mini", "--rows", "M", "MT*", "--regret", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6"),
+    *("mini", "--rows", "MT*", "--regret", "--limit", "3", "--gamma", "2", "--max-new-tokens", "6"),
     *("--batch-size", "2", "--prompt-buckets", "128", "--image-buckets", "2", "--sets"),
 )
 PLACE = ("dataset", "turn", "row")
