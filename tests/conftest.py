@@ -69,3 +69,11 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"{path} does not exist: this test reads files that lie beside the checkout")
     return path
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The directories of a tiny target and of a draft that looks through its tower; a KV head `head` is next to them."""
+    from tests import tiny
+
+    return tiny.save_pair(tmp_path_factory.mktemp("pair"))

@@ -49,10 +49,9 @@ def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(pair: tuple[Path, Path]) -> Path:
     """A folder with `target`, `draft` and pictures of every kind."""
-    path = tmp_path_factory.mktemp("world")
-    tiny.save_pair(path)
+    path = pair[0].parent
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     rgb = Image.fromarray(pixels)
     pictures = {

@@ -30,22 +30,6 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
          "num_attention_heads": 12, "num_hidden_layers": 2, "num_key_value_heads": 12, "vocab_size": 32000},
         68_030_208,
     ),
-    "JackFram/llama-160m": (
-        {"model_type": "llama", "bos_token_id": 0, "hidden_size": 768, "intermediate_size": 3072, "pad_token_id": 1,
-         "num_attention_heads": 12, "num_hidden_layers": 12, "num_key_value_heads": 12, "vocab_size": 32000},
-        162_417_408,
-    ),
-    "meta-llama/Llama-2-7b-hf": (
-        {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_scaling": None},
-        6_738_415_616,
-    ),
-    "meta-llama/Llama-3.1-8B-Instruct": (
-        {"model_type": "llama", "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009],
-         "intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8,
-         "rms_norm_eps": 1e-5, "rope_scaling": LLAMA3 | {"rope_type": "llama3", "factor": 8.0},
-         "rope_theta": 500000.0, "vocab_size": 128256},
-        8_030_261_248,
-    ),
     "meta-llama/Llama-3.2-1B": (
         {"model_type": "llama", "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_size": 2048,
          "intermediate_size": 8192, "max_position_embeddings": 131072, "num_hidden_layers": 16,
@@ -59,27 +43,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
                 "num_key_value_heads": 2, "rope_theta": 1000000.0, "tie_word_embeddings": True},
         494_032_768,
     ),
-    "Qwen/Qwen2.5-7B": (
-        QWEN | {"bos_token_id": 151643, "eos_token_id": 151643, "hidden_size": 3584, "intermediate_size": 18944,
-                "max_position_embeddings": 131072, "num_attention_heads": 28, "num_hidden_layers": 28,
-                "num_key_value_heads": 4, "rope_theta": 1000000.0, "sliding_window": 131072, "vocab_size": 152064},
-        7_615_616_512,
-    ),
     "Qwen/Qwen2.5-VL-3B-Instruct": (
         QWEN_VL | {"hidden_size": 2048, "intermediate_size": 11008, "max_window_layers": 70, "num_attention_heads": 16,
                    "num_hidden_layers": 36, "num_key_value_heads": 2, "tie_word_embeddings": True,
                    "vision_config": QWEN_VISION | {"out_hidden_size": 2048}, "vocab_size": 151936},
         3_754_622_976,
-    ),
-    "Qwen/Qwen2.5-VL-7B-Instruct": (
-        QWEN_VL | {"hidden_size": 3584, "intermediate_size": 18944, "max_window_layers": 28, "num_attention_heads": 28,
-                   "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
-                   "vision_config": QWEN_VISION | {"out_hidden_size": 3584}, "vocab_size": 152064},
-        8_292_166_656,
-    ),
-    "facebook/opt-125m": (
-        {"model_type": "opt", "hidden_size": 768, "ffn_dim": 3072, "word_embed_proj_dim": 768, "prefix": "</s>"},
-        125_239_296,
     ),
     "facebook/opt-350m": (
         {"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_attention_heads": 16,

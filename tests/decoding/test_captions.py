@@ -154,9 +154,8 @@ def test_captioners_that_are_none(text: str, words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> EvalConfig:
-    path = tmp_path_factory.mktemp("models")
-    target, draft = tiny.save_pair(path)
+def models(pair: tuple[Path, Path]) -> EvalConfig:
+    target, draft = pair
     return EvalConfig(
         target=str(target),
         draft=str(draft),
@@ -167,7 +166,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> EvalConfig:
 
 
 @pytest.fixture(scope="module")
-def pair(models: EvalConfig) -> tuple[LoadedModel, LoadedModel]:
+def loaded(models: EvalConfig) -> tuple[LoadedModel, LoadedModel]:
     return load_models(models)[:2]
 
 
@@ -176,7 +175,7 @@ def same_arrays(one: LoadedModel, other: LoadedModel) -> bool:
     return all(ours is theirs for ours, theirs in zip(*towers, strict=True))
 
 
-def test_towers_are_held_once(models: EvalConfig, pair: tuple[LoadedModel, LoadedModel]) -> None:
+def test_towers_are_held_once(models: EvalConfig, loaded: tuple[LoadedModel, LoadedModel]) -> None:
     """Target, draft and captioner lie on disk each with the same tower."""
     target, draft, captioner = load_models(models)
     assert same_arrays(draft, target)
@@ -188,9 +187,9 @@ def test_towers_are_held_once(models: EvalConfig, pair: tuple[LoadedModel, Loade
     assert apart.sharing_tower(target) is apart
 
 
-def test_every_image_of_both_turns_is_captioned_in_order(pair: tuple[LoadedModel, LoadedModel]) -> None:
+def test_every_image_of_both_turns_is_captioned_in_order(loaded: tuple[LoadedModel, LoadedModel]) -> None:
     captioner = Counting()
-    engine = Engine(*pair, EngineConfig(views=("C", "M"), batch_size=4), captioner)
+    engine = Engine(*loaded, EngineConfig(views=("C", "M"), batch_size=4), captioner)
     encoder, pages = engine.encoder, [page(i) for i in range(3)]
     first = encoder.prompt(f"{PLACEHOLDER} or {PLACEHOLDER}?", pages[:2])
     second = encoder.follow_up(first, [7, 8], f"{PLACEHOLDER}\nNow?", pages[2:])
@@ -209,20 +208,20 @@ def test_every_image_of_both_turns_is_captioned_in_order(pair: tuple[LoadedModel
     results = engine.generate(requests)
     assert captioner.asked == [image_hash(x) for x in pages]  # once a call, before prefill
     assert [result.caption_ms for result in results] == [0.0, 6.0]
-    plain = Engine(pair[0], config=EngineConfig(batch_size=4)).generate(requests)
+    plain = Engine(loaded[0], config=EngineConfig(batch_size=4)).generate(requests)
     assert [result.tokens for result in results] == [result.tokens for result in plain]
     assert [result.caption_ms for result in plain] == [0.0, 0.0]
 
 
 def test_an_lvlm_answers_about_each_image_alone(
-    models: EvalConfig, pair: tuple[LoadedModel, LoadedModel], tmp_path: Path
+    models: EvalConfig, loaded: tuple[LoadedModel, LoadedModel], tmp_path: Path
 ) -> None:
     question, pages = "What? Where?", [page(i) for i in range(3)]
     captioner = load_captioner(f"{models.captioner}:{question}", directory=tmp_path)
     began = time.perf_counter()
     captions = captioner.caption(pages)
     assert 0 < sum(caption.ms for caption in captions) <= (time.perf_counter() - began) * 1000
-    alone = Engine(pair[1], None, EngineConfig(batch_size=1))
+    alone = Engine(loaded[1], None, EngineConfig(batch_size=1))
     for caption, image in zip(captions, pages, strict=True):
         (answer,) = alone.generate([Request(alone.encoder.prompt(question, [image]), 64)])
         assert caption.text == " ".join(answer.text.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,11 +21,6 @@ from jaxspec.sharding import make_mesh
 from tests import tiny
 
 NEW = 12
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return tiny.save_pair(tmp_path_factory.mktemp("pair"))
 
 
 def decode(target: LoadedModel, draft: LoadedModel) -> tuple[Engine, list[tuple[int, ...]]]:

@@ -25,18 +25,14 @@ LLAVA_7B = LlavaConfig(LlamaConfig(vocab_size=32064))
 PAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return tiny.save_pair(tmp_path_factory.mktemp("pair"))
-
-
 def test_a_usual_head_has_no_more_slots_than_an_image_has_tokens(pair: tuple[Path, Path]) -> None:
     target: Any = LoadedModel.load(pair[0]).config
     assert usual_head(target).image_slots == target.image_tokens < 64
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize(("views", "weights"), [((), None), (("M", "T"), None), (("kv",), None), (("M", "T"), "int8")])
+@pytest.mark.parametrize(
+    ("devices", "views", "weights"), [(1, (), None), (2, ("M", "T"), None), (2, ("kv",), None), (2, ("M", "T"), "int8")]
+)
 def test_it_is_the_engines_own_report(
     pair: tuple[Path, Path], devices: int, views: tuple[str, ...], weights: Weights | None
 ) -> None:

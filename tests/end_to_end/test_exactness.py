@@ -14,13 +14,6 @@ from jaxspec.decoding.engine import Engine, LoadedModel, Request
 from jaxspec.errors import InputError
 from scipy import stats
 
-from tests import tiny
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return tiny.save_pair(tmp_path_factory.mktemp("pair"))
-
 
 @pytest.fixture(scope="module")
 def target(pair: tuple[Path, Path]) -> LoadedModel:

@@ -12,16 +12,14 @@ from eval.lib.config import EvalConfig, Variant
 from jaxspec.errors import InputError
 from PIL import Image
 
-from tests import tiny
-
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open() as lines:
         return list(csv.DictReader(lines))
 
 
-def test_answers_summary_and_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = tiny.save_pair(tmp_path / "pair")
+def test_answers_summary_and_replay(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = pair
     Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
     prompts = [
         {"id": "m_1", "image": "a.png", "turns": ["What?", "Why?", "So?"], "category": "x", "topic": "many"},

@@ -15,16 +15,14 @@ from jaxspec.decoding.speculative import Speculator
 from jaxspec.errors import InputError
 from PIL import Image
 
-from tests import tiny
-
 SETS = ("one", "two")
 PLACE = ("dataset", "turn", "row")
 MEASURED = (*PLACE, "samples", "tokens_per_pass", "acceptance_histogram", "token_identity_rate")
 
 
 @pytest.fixture
-def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvalConfig:
-    target, draft = tiny.save_pair(tmp_path / "pair")
+def preset(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvalConfig:
+    target, draft = pair
     Image.new("RGB", (28, 28), "red").save(tmp_path / "a.png")
     for name in SETS:
         row = {"id": name, "image": "a.png", "turns": [f"What is {name}?", "Why?"]}

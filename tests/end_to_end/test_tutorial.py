@@ -12,11 +12,9 @@ import pytest
 import tyro
 from eval import block_efficiency
 from eval.lib.command_line import parse_command
-from jaxspec.cli.export import Export
-from jaxspec.command import load_preset
 from jaxspec.data.sources import Prepared
 from PIL import Image
-from train import distill_data, prepare, recipe
+from train import prepare
 
 from tests.conftest import ROOT
 
@@ -70,59 +68,3 @@ def test_training_and_held_out_photographs_are_others(asked: Path, capsys: pytes
     assert len(seen) == 18
     assert not seen & {sample.images[0].content for sample in held_out}
     assert {sample.turns[0][0] for sample in held_out} < {row.turns[0][0] for row in rows}
-
-
-def test_commands_are_such_as_there_are_and_each_finds_what_those_before_it_write(asked: Path) -> None:
-    there, walked = {"mix.json", "held_out.jsonl", "photos"}, set()
-    for script, *words in commands():
-        needs, makes = STEPS[script](words)
-        absent = [path for path in needs if path not in there and not (ROOT / path).is_dir()]
-        assert not [path for path in absent if not path.startswith("llava-hf/")], f"{script} {words}"
-        there |= makes
-        walked.add(script)
-    assert walked == set(STEPS)
-
-
-Step = tuple[set[str], set[str]]
-"""Paths that a command reads, and that it writes."""
-
-
-def prepared(words: list[str]) -> Step:
-    options = tyro.extras.subcommand_cli_from_dict(PREPARE, args=words)
-    return {str(options.data), str(options.images), options.target}, {f"runs/data/{options.name}"}
-
-
-def distilled(words: list[str]) -> Step:
-    options = tyro.cli(distill_data.Options, args=words)
-    return {options.data, options.target, *filter(None, [options.draft])}, {f"runs/data/{options.name}"}
-
-
-def trained(words: list[str]) -> Step:
-    name, *rest = words
-    config, options = recipe._parse(name, load_preset(recipe.KIND, name), rest)
-    start = getattr(options, "start", None)
-    return {*options.data, config.target, *filter(None, [start])}, {f"runs/train/{name}/hf"}
-
-
-def exported(words: list[str]) -> Step:
-    options = tyro.cli(Export, args=words[1:])
-    assert words[0] == "export"
-    assert options.vocab_of is not None
-    return {options.source, options.vocab_of}, {str(options.destination)}
-
-
-def evaluated(words: list[str]) -> Step:
-    _, config, _ = parse_command(block_efficiency.Options, "", words)
-    assert len(config.rows) == 1
-    return {config.draft, config.target}, set()
-
-
-STEPS = {
-    "pip": lambda words: (set(), set()),
-    "ask.py": lambda words: (set(), set()),
-    "train.prepare": prepared,
-    "train.distill_data": distilled,
-    "train.recipe": trained,
-    "jaxspec": exported,
-    "eval.block_efficiency": evaluated,
-}

@@ -32,7 +32,6 @@ from jaxspec.config import LlavaConfig
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 
-from tests import tiny
 from tests.tiny import lvlm
 
 FLOAT = jnp.dtype("float32")
@@ -108,8 +107,8 @@ def test_the_sweep_over_a_tiny_pair() -> None:
     assert all(value > 0 for row in rows for name, value in row.items() if name in ("target_ms", "target_prefill_ms"))
 
 
-def test_host_time_with_and_without_an_image(tmp_path: Path) -> None:
-    rows = startup.measure_host(*map(str, tiny.save_pair(tmp_path)), calls=1)
+def test_host_time_with_and_without_an_image(pair: tuple[Path, Path]) -> None:
+    rows = startup.measure_host(*map(str, pair), calls=1)
     assert [row["what"] for row in rows] == ["host time of a call, text", "host time of a call, one image"]
     ((title, _, cells, _),) = latency_tables("tiny", rows)
     assert title == "Start-up and host time"

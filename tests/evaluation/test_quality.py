@@ -17,8 +17,6 @@ from jaxspec.data.benchmarks import benchmark_samples, few_shot_samples
 from jaxspec.data.samples import Sample
 from jaxspec.errors import InputError
 
-from tests import tiny
-
 pytest.importorskip("rouge_score", reason="ROUGE and METEOR need the `quality` extra")
 
 
@@ -165,9 +163,9 @@ def test_a_missing_package_is_told_before_anything_is_decoded(monkeypatch: pytes
 
 
 def test_the_script_writes_every_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, draft = tiny.save_pair(tmp_path / "pair")
+    target, draft = pair
     preset = EvalConfig(
         target=str(target),
         draft=str(draft),

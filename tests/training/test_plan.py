@@ -6,13 +6,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from configs.latency.llava7b_68m import config as pair
+from configs.latency.llava7b_68m import config as sizes
 from jaxspec.cli import main
 from jaxspec.decoding.plan import chip_of
 from jaxspec.sharding import on_mesh
 from jaxspec.training.plan import abstract_step, mesh_for
-
-from tests import tiny
 
 
 @pytest.mark.parametrize(("devices", "batch"), [(16, 256), (64, 16)])
@@ -21,7 +19,7 @@ def test_a_7b_target_teaches_a_68m_draft(devices: int, batch: int) -> None:
     one, eight of its moments, four of its gradient."""
     mesh = mesh_for(devices, batch)
     assert dict(mesh.shape) == {"data": 1, "fsdp": 16, "model": devices // 16}
-    found = abstract_step(pair.target, pair.draft, mesh, batch, 1024, "bfloat16")
+    found = abstract_step(sizes.target, sizes.draft, mesh, batch, 1024, "bfloat16")
     with on_mesh(mesh):
         traced = jax.jit(found.step, donate_argnums=0).trace(found.state, found.frozen, found.batch)
     assert f"mhlo.num_partitions = {devices}" in traced.lower(lowering_platforms=("tpu",)).as_text()[:2000]
@@ -37,10 +35,10 @@ def test_a_7b_target_teaches_a_68m_draft(devices: int, batch: int) -> None:
 
 
 def test_the_command_tells_the_mesh_of_a_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxspec.cli.plan.TRAINING_ROOM", 2e-6)
-    target, draft = map(str, tiny.save_pair(tmp_path))
+    target, draft = map(str, pair)
     main(["plan", target, "--draft", draft, "--train", "6", "--prompt", "64", "--chips", "v5e"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     cells = {line[0]: line[1:4] for line in lines if line and line[0].startswith("mesh.")}
@@ -63,9 +61,9 @@ def test_peaks():
     ],
 )
 def test_trainings_that_cannot_be(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], message: str, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, draft = map(str, tiny.save_pair(tmp_path))
+    target, draft = map(str, pair)
     with pytest.raises(SystemExit) as ended:
         main(["plan", target, "--draft", draft, *options])
     assert ended.value.code == 2
