@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of parity: install the `parity` extra")
 
-from jaxspec.checkpoints.export import Target, export, pad_vocabulary, with_words  # noqa: E402
+from jaxspec.checkpoints.export import Target, export, pad_vocabulary  # noqa: E402
 from jaxspec.checkpoints.huggingface import SaveOptions, load  # noqa: E402
 from jaxspec.checkpoints.kv_head import load_kv_head  # noqa: E402
 from jaxspec.cli import main  # noqa: E402
@@ -132,17 +132,6 @@ def test_text_only(source, tmp_path):
     assert not files & {"preprocessor_config.json", "processor_config.json"}
     with pytest.raises(InputError, match="'llama' is a text model already"):
         export(tmp_path / "text", tmp_path / "again", text_only=True)
-
-
-def test_new_words_are_the_mean_of_the_old_and_others_are_cut():
-    params = tiny.random_params(text_config(tiny.CONFIG))
-    size = text_config(tiny.CONFIG).vocab_size
-    grown = with_words(params, size + 3)
-    table = grown["model"]["embed_tokens"]["embedding"]
-    np.testing.assert_array_equal(table[:size], params["model"]["embed_tokens"]["embedding"])
-    np.testing.assert_allclose(table[size:], np.tile(table[:size].mean(0), (3, 1)), rtol=1e-5, atol=1e-7)
-    assert grown["lm_head"]["kernel"].shape == (32, size + 3)
-    assert with_words(params, size - 9)["lm_head"]["kernel"].shape == (32, size - 9)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -186,24 +186,6 @@ def test_image_processors_fail_when_they_are_read(case, model):
     assert any(words in problem for problem in inspect(model).problems)
 
 
-WORDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "model": ("tokenizer.json", {"model": {"type": "Nothing"}}),
-    "unknown word": ("tokenizer.json", {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}}),
-    "end": ("tokenizer_config.json", {"eos_token": 5}),
-}
-
-
-@pytest.mark.parametrize("case", WORDS)
-def test_tokenizers_fail_when_they_are_read(case, model):
-    file, entries = WORDS[case]
-    edit(model / file, **entries)
-    with pytest.raises(InputError, match="the tokenizer") as caught:
-        load_tokenizer(model)
-    assert str(model) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert any("the tokenizer" in problem for problem in inspect(model).problems)
-
-
 def test_files_without_tensors(model):
     edit(model / INDEX, weight_map={})
     assert "the files hold 0 tensors" in refused(model)

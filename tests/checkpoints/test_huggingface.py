@@ -140,25 +140,6 @@ def test_several_tokens_end_an_answer(tmp_path):
         assert json.loads((tmp_path / "ours" / name).read_text())["eos_token_id"] == [2, 7]
 
 
-def test_shardings(hub):
-    """Each device is given its slice, of kernels along the axis that lies transposed in the file too."""
-    whole = load(hub).params
-    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-
-    def place(leaf: jax.Array) -> jax.sharding.NamedSharding:
-        axes = ["model" if size % 2 == 0 else None for size in leaf.shape]
-        first = axes.index("model") if "model" in axes else len(axes)
-        spec = [axis if number == first else None for number, axis in enumerate(axes)]
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-
-    shardings = jax.tree.map(place, whole)
-    parts = load(hub, shardings=shardings, dtype=jnp.float32).params
-    equal(parts, whole)
-    assert jax.tree.map(lambda leaf: leaf.sharding, parts) == shardings
-    kernel = parts["multi_modal_projector"]["linear_1"]["kernel"]
-    assert kernel.addressable_shards[0].data.shape == (12, 32)
-
-
 # --- out ---
 
 
@@ -272,18 +253,6 @@ def test_same_parameter_twice(tmp_path, llava):
     tensors = hf.hub_tensors(llava)
     path = hf.write(tmp_path / "model", llava, tensors | {"lm_head.weight": tensors[HEAD]})
     refused(path, "lm_head.weight", HEAD, "are the same parameter")
-
-
-def test_wrong_shape_and_dtype_are_told_together(tmp_path, llava):
-    tensors = hf.hub_tensors(llava)
-    tensors["language_model.model.norm.weight"] = np.ones(31, np.float32)
-    tensors[HEAD] = tensors[HEAD].astype(np.int8)
-    path = hf.write(tmp_path / "model", llava, tensors)
-    refused(
-        path,
-        "language_model.model.norm.weight is [31], config.json asks for [32]",
-        f"{HEAD} is I8, supported: F32, F16, BF16",
-    )
 
 
 def test_padded_vocabulary(tmp_path, llava):

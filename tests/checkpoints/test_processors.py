@@ -205,14 +205,6 @@ def test_a_sentencepiece_model_alone(kind, tmp_path):
         assert tokenizer.pad_token_id == known["<pad>"]
 
 
-def test_a_broken_sentencepiece_model(tmp_path):
-    words.files("llama2", tmp_path, whole=False)
-    (tmp_path / "tokenizer.model").write_bytes((tmp_path / "tokenizer.model").read_bytes()[:100])
-    with pytest.raises(InputError, match=r"put the model's tokenizer\.json there too") as caught:
-        load_tokenizer(tmp_path)
-    assert str(caught.value).isprintable()
-
-
 @pytest.mark.parametrize(("family", "begin"), [("opt", ["</s>"]), ("qwen2", [])])
 def test_a_vocabulary_and_its_merges_alone(family, begin, tmp_path):
     """OPT's files, whose fast tokeniser of old forgot its first token, and Qwen's."""

@@ -175,18 +175,6 @@ def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
             np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
 
 
-def test_prepared_picturebook_with_fewer_images(tmp_path: Path) -> None:
-    main(Book(6, "pages", kinds=("edit", "facts"), images=1, out=tmp_path))
-    drawn = Picturebook(0, ("edit", "facts"))
-    for i, sample in enumerate(Prepared(tmp_path / "pages")):
-        whole, few = drawn[i], min(1, len(drawn[i].images))
-        assert len(sample.images) == "".join(q for q, _ in sample.turns).count("<image>") == few
-        said = [(q.replace("<image>", "").strip(), a) for q, a in whole.turns]
-        assert [(q.replace("<image>", "").strip(), a) for q, a in sample.turns] == said
-        for ours, theirs in zip(sample.images, whole.images):
-            np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
-
-
 def test_two_preparations_of_one_name(tmp_path: Path) -> None:
     """The second is refused, and does no harm to the first; the lock that a killed one left is taken."""
 

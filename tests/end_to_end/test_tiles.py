@@ -18,7 +18,7 @@ from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request  
 from jaxspec.decoding.memory import Sizes, abstract_inputs  # noqa: E402
 from jaxspec.errors import InputError  # noqa: E402
 from jaxspec.loading import same_tower  # noqa: E402
-from jaxspec.prompts.encoder import Prompt, PromptEncoder  # noqa: E402
+from jaxspec.prompts.encoder import Prompt  # noqa: E402
 from transformers import CLIPImageProcessorPil, LlavaForConditionalGeneration  # noqa: E402
 from transformers import LlavaConfig as TheirLlavaConfig  # noqa: E402
 
@@ -117,30 +117,3 @@ def test_only_next_is_read_without_tiles(target):
         return
     with pytest.raises(InputError, match="only a llava_next model can be read without tiles, and this is 'llava_one"):
         ours.without_tiles()
-
-
-ONEVISION_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
-    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
-    "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + part['text'] }}{% endfor %}"
-    "{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-
-
-def test_templates_place_images():
-    """A template of OneVision's shape: images before the text, and the line break between them."""
-    words = tiny.tokenizer()
-    words.add_tokens(["<|im_start|>", "<|im_end|>", "<video>"], special_tokens=True)
-    words.chat_template = ONEVISION_TEMPLATE
-    encoder = PromptEncoder(words, tiles.IMAGE)
-    page = tiles.page(9, 9)
-    first = encoder.prompt("two?", [page, page])
-    asked = "<|im_start|>user <image><image>\ntwo?<|im_end|><|im_start|>assistant\n"
-    assert words.decode(first.tokens) == asked
-    answer = words.encode("yes<|im_end|>", add_special_tokens=False)
-    second = encoder.follow_up(first, answer, "a <image> more?", [page])
-    more = "yes<|im_end|><|im_start|>user \na <image> more?<|im_end|><|im_start|>assistant\n"
-    assert words.decode(second.tokens) == asked + more
-    assert len(second.images) == 3
-    with pytest.raises(InputError, match="<video>s are not supported; give some frames as images"):
-        encoder.prompt("what happens in <video>?")

@@ -11,7 +11,7 @@ from configs.eval.cos import config as COS
 from eval.collaborative import methods_table
 from eval.lib.command_line import parse_command
 from eval.lib.comparison import first_prompt
-from eval.lib.pairings import METHODS, methods_of
+from eval.lib.pairings import METHODS
 from eval.lib.tables import Record
 from eval.lib.together import CollaborativeEvalConfig, Point
 from jaxspec.data.samples import Sample
@@ -88,30 +88,6 @@ def test_the_paper_s_line_stands_below_ours_at_its_length() -> None:
     assert [line[at] for line in table.cells] == ["1.00", "1.00", "1.32", "1.00", "1.52"]
     assert any(note.startswith("paper: CoS, Tables 2,") for note in table.notes)
     assert len(methods_table(replace(COS, max_new_tokens=8), rows).cells) == 3
-
-
-def test_speculation_of_three_models_has_the_paper_s_two_lengths() -> None:
-    """It prints the better of 5 and 1; models that take turns propose 1 each."""
-    three = next(pairing for pairing in COS.pairings if len(pairing.models) == 3)
-    assert methods_of(three) == {
-        "standard": ("standard", (1, 1, 1)),
-        "naive": ("naive", (5, 5, 5)),
-        "speculative": ("speculative", (5, 5, 5)),
-        "speculative, 1 each": ("speculative", (1, 1, 1)),
-        "CoS": ("alternating", (1, 1, 1)),
-    }
-    assert list(methods_of(COS.pairings[0])) == list(METHODS)
-
-
-BASE = ("Llama-2-7b-hf", "Llama-3.2-1B", "llama-68m", "opt-")
-
-
-def test_base_models_are_asked_in_raw_text() -> None:
-    for pairing in COS.pairings:
-        assert pairing.chat_template is not any(name in model for model in pairing.models for name in BASE)
-    *_, notes = methods_table(COS, [])
-    assert "Asked in raw text: Llama, Vicuna; Llama-3, T=0;" in " ".join(notes)
-    assert "Asked in the chat form of the model that leads: Qwen 3B; Qwen 1.5B; Qwen 1.5B, three." in notes
 
 
 def test_raw_text_is_the_question_after_bos() -> None:

@@ -184,18 +184,6 @@ def test_wrong_words_are_one_line(line: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_help_lists_both_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:
-    for line in ("--help", "mini -h"):
-        with pytest.raises(SystemExit) as caught:
-            parse(line)
-        assert caught.value.code == 0
-        text = capsys.readouterr().out
-        assert all(word in text for word in ("--limit", "--sets", "--out", "Samples of each set"))
-        assert "Measures." in text
-        assert "Presets: aasd," in text
-        assert "gsm8k" not in text  # of another kind
-
-
 @pytest.mark.parametrize("leave", [True, False])
 def test_an_error_has_a_line_of_its_own(leave: bool, capsys: pytest.CaptureFixture[str]) -> None:
     def work() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eval import latency
 from eval.lib import startup
 from eval.lib.forced import accepted_pattern, measure_forced
 from eval.lib.latency_tables import latency_tables
@@ -29,7 +25,6 @@ from eval.lib.timing import pass_work
 from jaxspec.cache import init_cache
 from jaxspec.command import load_preset, preset_names
 from jaxspec.config import LlavaConfig
-from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 
 from tests.tiny import lvlm
@@ -113,34 +108,3 @@ def test_host_time_with_and_without_an_image(pair: tuple[Path, Path]) -> None:
     ((title, _, cells, _),) = latency_tables("tiny", rows)
     assert title == "Start-up and host time"
     assert len(cells) == 2
-
-
-def test_the_dtype_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(latency, "measures", lambda config, *_: asked.append(config.dtype) or {})
-    latency.main("tiny", tmp_path / "given", parts=("flops",), dtype="float16")
-    latency.main("tiny", tmp_path / "own", parts=("flops",))
-    assert asked == ["float16", "float32"]
-
-
-def test_a_stopped_run_goes_on_with_the_parts_that_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-
-    def measure(name: str) -> list[dict[str, Any]]:
-        ran.append(name)
-        if ran == ["flops", "host"]:
-            raise KeyboardInterrupt
-        about = {"model": name, "views": 1, "tokens": 1, "weights_gflops": 1.0, "gflops": 2.0}
-        return [{"kind": "flops"} | about]
-
-    names = ("flops", "host", "passes")
-    monkeypatch.setattr(latency, "measures", lambda *_: {name: partial(measure, name) for name in names})
-    with pytest.raises(KeyboardInterrupt):
-        latency.main("mini", tmp_path / "out", parts=("flops",))
-    with pytest.raises(InputError, match="holds results of parts"):
-        latency.main("mini", tmp_path / "out", parts=("images",))
-    latency.main("mini", tmp_path / "out", parts=("flops",))
-    assert ran == ["flops", "host", "host", "passes"]
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
-    assert [row["part"] for row in rows] == list(names)
-    assert (tmp_path / "out" / "table.md").read_text().count("| passes |") == 1

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from configs.eval.llava15 import config as LLAVA15
 from configs.eval.mini import config as MINI
 from configs.published import ibed, tabed_next
 from eval.block_efficiency import averaged, block_efficiency_table
-from eval.lib import comparison
-from eval.lib.comparison import GROUP, Group, compare
 from eval.lib.config import EvalConfig
 from eval.lib.tables import Record, Table
 from jaxspec.command import load_preset, preset_names
@@ -209,23 +207,6 @@ def test_second_turns_are_the_mean_over_what_follows() -> None:
     kept = [row for row in rows if not lost.items() - {"error": "no room"}.items() <= row.items()]
     (line,) = (one for one in block_efficiency_table(config, kept, [lost]).cells if one[:2] == ["M", "2"])
     assert line[2:7] == ["-", "2.50", "-", "-", "-"]
-
-
-def test_a_stopped_table_goes_on_behind_its_last_follow_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(config: EvalConfig, plain: Any, engines: Any, where: Record, prompts: Any, *_: Any) -> Group:
-        return Group([where | {"gamma": config.gamma, "row": "M", "asked": prompts}], [], [])
-
-    monkeypatch.setattr(comparison, "each_turn", lambda part, plain, name: [(part.turns[0], part.follow_ups)])
-    monkeypatch.setattr(comparison, "_group", measured)
-    config = replace(LLAVA15, sets=("pope", "vist"), published=())
-    rows = [row for group in compare(config, cast("Any", None), {}) for row in group.rows]
-    assert [row["asked"] for row in rows[1:5]] == [("question",), ("caption",), ("summary",), ("story",)]
-    assert [(row["dataset"], row["turn"]) for row in rows[5:]] == [("vist", 1)]
-    again = [row for group in compare(config, cast("Any", None), {}, rows[:3]) for row in group.rows]
-    assert again == rows[3:]
-    assert {tuple(row.get(field) for field in GROUP) for row in rows[:3]}.isdisjoint(
-        tuple(row.get(field) for field in GROUP) for row in again
-    )
 
 
 def test_turns_that_no_set_has_are_refused() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from eval import block_efficiency
-from jaxspec.checkpoints.directories import TOKENIZER_FILES, weight_files
 from jaxspec.checkpoints.locating import locate
 from jaxspec.command import input_errors
 
@@ -30,11 +28,6 @@ def refused(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     return line
 
 
-def altered(folder: Path, name: str) -> Path:
-    """A copy of a twin that may be changed."""
-    return Path(shutil.copytree(locate(name), folder / name.replace("/", "--")))
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,26 +37,6 @@ def test_a_wrong_id(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'mjbooo/lvlm86m': no such directory, and not to be had from the hub" in refused(
         capsys, "--draft", "mjbooo/lvlm86m", "--sets", "pope"
     )
-
-
-def test_half_a_shard_of_weights_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = altered(tmp_path, TARGET)
-    shard = weight_files(path)[1]
-    content = shard.read_bytes()
-    shard.write_bytes(content[: len(content) // 2])
-    assert f"{shard.name}: unreadable" in refused(capsys, "--target", str(path), "--sets", "pope")
-    shard.unlink()
-    assert f"{shard.name}: named by the index and not there" in refused(capsys, "--target", str(path), "--sets", "pope")
-
-
-def test_a_tokeniser_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, other = altered(tmp_path, DRAFT), locate("Qwen/Qwen2.5-7B-Instruct")
-    for name in TOKENIZER_FILES:
-        (path / name).unlink(missing_ok=True)
-        if (other / name).exists():
-            shutil.copy(other / name, path / name)
-    line = refused(capsys, "--draft", str(path), "--sets", "pope")
-    assert "draft tokeniser: differs from the target's" in line
 
 
 def test_a_corrupt_set_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

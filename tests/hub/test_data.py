@@ -15,7 +15,7 @@ from jaxspec.errors import InputError
 
 from tests.hub import build
 from tests.hub.conftest import cached_at
-from tests.hub.data import DATA, DataTwin, Part, write
+from tests.hub.data import DATA, write
 
 pytest.importorskip("pyarrow", reason="parquet needs pyarrow: install the `benchmarks` extra")
 
@@ -112,19 +112,3 @@ def test_a_card_leads_nowhere_else(cache: Path) -> None:
     outside = ", ".join(("../*/data/test-*", "/data/test-*", "data/../../x"))
     place.write_text(f"---\nconfigs: {told % outside}\n---\n")
     assert "config default, split test: cannot be read" in refused()
-
-
-def test_half_a_file_is_told_with_its_name_and_what_stands_before_it_is_read(cache: Path) -> None:
-    (shard,) = cache.glob("datasets--*/snapshots/*/data/test-00001-*")
-    whole = shard.read_bytes()
-    shard.unlink()
-    shard.write_bytes(whole[: len(whole) // 2])
-    assert "test-00001-of-00003.parquet: cannot be read as parquet" in refused()
-    assert len(list(islice(benchmark_samples("pope"), 3))) == 3
-
-
-def test_a_column_that_lacks_is_told_with_those_that_are_there(cache: Path) -> None:
-    twin = DataTwin("", {("default", "test"): Part("id image:image answer", "data/test", 1)})
-    shutil.rmtree(cache / "datasets--lmms-lab--POPE")
-    build.add(cache, "lmms-lab/POPE", lambda folder: write(folder, twin), "datasets")
-    assert "column 'question' has no text (None, of ['image', 'answer'])" in refused()

@@ -146,22 +146,6 @@ def test_key_layouts(tmp_path, pair):
     assert QwenVLConfig.from_hf(flat) == loaded.config
 
 
-def test_saved_with_its_processors(tmp_path, pair):
-    _, loaded = pair
-    images = qwen_vl.pictures((33, 47))
-    huggingface.save(
-        tmp_path / "saved", loaded.config, loaded.params, tokenizer=loaded.tokenizer,
-        image_processor=loaded.image_processor,
-    )  # fmt: skip
-    again = LoadedModel.load(tmp_path / "saved")
-    assert again.config == loaded.config
-    assert again.images is not None
-    assert loaded.images is not None
-    for name, values in loaded.images.read(images)[0].items():
-        np.testing.assert_array_equal(again.images.read(images)[0][name], values)
-    assert again.tokenizer.chat_template == qwen_vl.TEMPLATE
-
-
 def test_prompts(pair):
     """`<image>` means the placeholder and its marks; without one, images come first and no line follows them."""
     _, loaded = pair

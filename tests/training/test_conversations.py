@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +17,6 @@ from jaxspec.prompts.views import parse_views
 from jaxspec.training import reading
 from jaxspec.training.conversations import GROUP, ConversationBatch, ConversationBatches
 from jaxspec.training.reading import iterate
-from train import prepare
 from transformers import LlavaNextImageProcessorPil
 
 from tests import tiny
@@ -61,13 +58,6 @@ def test_a_system_prompt_is_written_once_before_a_conversation_and_never_before_
     (bare, _) = encoder.dialogues([said])[0]
     assert tokenizer.decode(with_system) == tokenizer.decode(bare).replace("USER:", "Be kind. USER:", 1)
     np.testing.assert_array_equal(plain, encoder.dialogues([(("", "It is."),)])[0][0])
-
-
-def test_a_system_prompt_fits_vicunas_form_alone() -> None:
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m['content'] }}{% endfor %}"
-    with pytest.raises(InputError, match=r"system 'Be kind.': the chat template begins with '<\|im_start"):
-        replace(ENCODER, tokenizer=tokenizer, system="Be kind.").dialogues([[("Is it?", "It is.")]])
 
 
 def test_the_mask_marks_what_the_assistant_wrote() -> None:
@@ -207,22 +197,6 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
         next(made)
     made.close()
     assert capsys.readouterr().err == ""  # it is told once
-
-
-def test_rows_that_fit_are_told_when_they_are_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    rows = [{"id": str(i), "question": "What?" * i, "answer": "So."} for i in range(1, 31)]
-    (tmp_path / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prepare.main(prepare.Text(tmp_path / "talk.jsonl", "talk", target=str(tmp_path / "target"), out=tmp_path))
-    table = capsys.readouterr().out.partition("whole rows\n")[2]
-    told = ENCODER.dialogues([[(row["question"], row["answer"])] for row in rows])
-    sizes = [int(line.split()[0].replace(",", "")) for line in table.splitlines()]
-    for line, size in zip(table.splitlines(), sizes, strict=True):
-        teach = sum(mask[:size].any() for _, mask in told)
-        whole = sum(len(tokens) <= size for tokens, _ in told)
-        assert line.split()[1:] == [str(teach), str(whole)]
-        assert teach > 0
-    assert whole == 30
 
 
 def test_iterator_goes_on_where_it_stopped() -> None:

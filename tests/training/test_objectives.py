@@ -12,11 +12,10 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models import build
 from jaxspec.prompts.views import parse_views
-from jaxspec.training.conversations import ConversationBatch, ConversationBatches
+from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.objectives import (
     Distillation,
     _taught,
-    score,
     simulated,
     teacher_params,
     tuning_loss,
@@ -28,7 +27,6 @@ from tests.training.test_conversations import ENCODER, MODEL
 
 TEXT = LoadedModel(tiny.CONFIG.text_config, {}, MODEL.tokenizer, None)
 TEACHER = tiny.random_params(tiny.CONFIG)
-STUDENT = tiny.random_params(TEXT.config, seed=1)
 
 
 def batch(view: str = "M", teacher: LoadedModel | None = MODEL, model: LoadedModel = MODEL) -> Any:
@@ -84,31 +82,6 @@ def test_a_tower_that_both_see_through_runs_once() -> None:
         found.append(step.compile()(rest, still))
     assert towers[0] == 2 * towers[1] > 0
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *found)
-
-
-def test_a_text_draft_learns_from_a_teacher_that_sees() -> None:
-    made = batch("T", model=TEXT)
-    view = parse_views(("T",))[0]
-    loss_fn = tuning_loss(TEXT.model, view, teacher=MODEL.model, distillation=Distillation(share=0.5))
-
-    @jax.jit
-    def step(params: Any) -> tuple[Any, Any]:
-        gradient, metrics = jax.grad(lambda own: loss_fn(own | {"teacher": TEACHER}, made), has_aux=True)(params)
-        return jax.tree.map(lambda leaf, change: leaf - 0.03 * change, params, gradient), metrics
-
-    params, before = step(STUDENT)
-    for _ in range(20):
-        params, after = step(params)
-    assert after["loss"] < 0.9 * before["loss"]
-    assert float(before["loss"]) == pytest.approx(
-        float(before["divergence"] + next_token(TEXT, STUDENT, made)) / 2, rel=1e-5
-    )
-
-
-def next_token(model: LoadedModel, params: Any, made: ConversationBatch) -> jax.Array:
-    logits = np.asarray(jax.nn.log_softmax(score(model.model, params, made)))
-    places = np.argwhere(made.mask)
-    return -np.mean([logits[b, t - 1, made.tokens[b, t]] for b, t in places])
 
 
 def test_simulation_pools_batches_and_ignores_the_teacher() -> None:
