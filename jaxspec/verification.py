@@ -116,7 +116,7 @@ def rejection(
     def drawn() -> Array:
         p_next = jnp.take_along_axis(p, jnp.minimum(at, p.shape[1] - 1), axis=1)[:, 0]
         q_next = jnp.take_along_axis(q, jnp.minimum(at, length - 1), axis=1)[:, 0]
-        return draw(next_keys, _residual(p_next, q_next, count == length), greedy)
+        return draw(next_keys, residual(p_next, q_next, count == length), greedy)
 
     if p.shape[1] > length:
         return Verdict(count, drawn())
@@ -125,7 +125,7 @@ def rejection(
     )
 
 
-def _residual(p: Array, q: Array, bonus: Array) -> Array:
+def residual(p: Array, q: Array, bonus: Array) -> Array:
     """Return max(0, p - q), unnormalised: of p = [.5, .3, .2] and q = [.2, .6, .2], [.3, 0, 0].
 
     It is p itself where no draft token stood against it, where rounding left nothing, and where q
@@ -187,7 +187,7 @@ def tree_rejection(
         q = jnp.where(mass > 0, walk.q / jnp.where(mass > 0, mass, 1.0), here)
         stands = exists & (_pick(u, child - 1) * _pick(q, token) < _pick(walk.p, token))
         falls = exists & ~stands
-        left = _residual(walk.p, q, bonus=~falls)
+        left = residual(walk.p, q, bonus=~falls)
         left = jnp.where(falls[:, None], left / left.sum(-1, keepdims=True), left)
         place = jnp.arange(tree.depth) == walk.count[:, None]
         return _Walk(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.models import attention
-from jaxspec.models.attention import BLOCK, _attend_whole, attend, attend_freely, splash
+from jaxspec.models.attention import BLOCK, attend, attend_freely, attend_whole, splash
 from jaxspec.models.qwen_vl import VisionAttention, full_block
 from jaxspec.sharding import make_mesh, on_mesh
 from jaxspec.typing import Array
@@ -32,12 +32,12 @@ def test_blocks_read_what_whole_scores_do(
     monkeypatch.setattr(attention, "BLOCK", 8)
     args = drawn(queries, slots)
     positions = jnp.broadcast_to(jnp.asarray(first), B)[:, None] + jnp.arange(queries)
-    close(attend(*args, positions), _attend_whole(*args, positions))
+    close(attend(*args, positions), attend_whole(*args, positions))
 
     def loss(attention, *args: Array) -> Array:
         return jnp.sum(jnp.sin(attention(*args, positions)))
 
-    ours, theirs = (jax.grad(partial(loss, f), argnums=(0, 1, 2))(*args) for f in (attend, _attend_whole))
+    ours, theirs = (jax.grad(partial(loss, f), argnums=(0, 1, 2))(*args) for f in (attend, attend_whole))
     jax.tree.map(close, ours, theirs)
 
 
@@ -71,7 +71,7 @@ def test_the_kernel_reads_what_whole_scores_do(count: int, split: bool) -> None:
     run = jax.jit(partial(splash, interpret=True))
     with on_mesh(make_mesh(model=2, data=2) if split else None):
         found = run(*args)
-    close(found, _attend_whole(*args, positions))
+    close(found, attend_whole(*args, positions))
 
 
 def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
@@ -81,7 +81,7 @@ def test_the_kernels_gradients_are_those_of_whole_scores() -> None:
         return jnp.sum(jnp.sin(attention(*args)))
 
     ours = jax.jit(jax.grad(partial(loss, partial(splash, interpret=True)), argnums=(0, 1, 2)))(*args)
-    theirs = jax.grad(partial(loss, partial(_attend_whole, positions=positions)), argnums=(0, 1, 2))(*args)
+    theirs = jax.grad(partial(loss, partial(attend_whole, positions=positions)), argnums=(0, 1, 2))(*args)
     jax.tree.map(close, ours, theirs)
 
 
@@ -110,4 +110,4 @@ def test_photographs_are_read_in_blocks_of_whole_tiles() -> None:
 
     owner = flat(image)
     expected = attend_freely(flat(q), flat(k), flat(v), owner[:, :, None] == owner[:, None])
-    close(flat(jax.jit(VisionAttention._within_images)(q, k, v, image)), expected)
+    close(flat(jax.jit(VisionAttention.within_images)(q, k, v, image)), expected)

@@ -19,7 +19,7 @@ from jaxspec.checkpoints.kv_head import save_kv_head
 from jaxspec.cli.inspect import inspect
 from jaxspec.config import RotaryConfig
 from jaxspec.errors import InputError
-from jaxspec.models import LanguageModel
+from jaxspec.models import LanguageModel, build
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import joined
 from jaxspec.prompts.encoder import PromptEncoder
@@ -40,7 +40,7 @@ ROWS = PromptRows(TOKENS, jnp.full(2, 9))
 
 
 def logits(model: LanguageModel, params: Any) -> np.ndarray:
-    return np.asarray(model._text(params, "__call__", TOKENS))
+    return np.asarray(build(model.config).apply({"params": params}, TOKENS))
 
 
 @pytest.mark.parametrize("model", [TEXT, TIED], ids=["own head", "tied"])

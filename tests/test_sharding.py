@@ -20,7 +20,7 @@ from jaxspec.decoding.memory import at_place, bytes_held
 from jaxspec.errors import InputError
 from jaxspec.models import FAMILIES, abstract_params
 from jaxspec.models.kv_head import abstract_head
-from jaxspec.models.vision import _attend
+from jaxspec.models.vision import attend_pages
 from jaxspec.sharding import (
     TABLE,
     abstract_mesh,
@@ -143,7 +143,7 @@ def test_many_pages_stay_where_they_are():
     """A tower reads its pages in blocks; over a mesh each device reads its own."""
     mesh = make_mesh(data=4, fsdp=2)
     q, k, v = (jnp.asarray(np.random.default_rng(i).normal(size=(8 * 20, 3, 4)), jnp.float32) for i in range(3))
-    attend = jax.jit(partial(_attend, 2))
+    attend = jax.jit(partial(attend_pages, 2))
     expected = attend(q, k, v)
     rows = NamedSharding(mesh, P(("data", "fsdp")))
     with on_mesh(mesh):

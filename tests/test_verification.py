@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jaxspec.sampling import draw
 from jaxspec.typing import Array
-from jaxspec.verification import Draft, Verdict, _residual, match, rejection
+from jaxspec.verification import Draft, Verdict, match, rejection, residual
 
 from tests.tiny.oracles import goodness_of_fit
 
@@ -24,7 +24,7 @@ ROWS = 100_000
 seeds = st.integers(0, 2**32 - 1)
 jit_rejection = jax.jit(rejection)
 jit_match = jax.jit(match)
-jit_residual = jax.jit(_residual)
+jit_residual = jax.jit(residual)
 
 
 def distributions(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -62,8 +62,8 @@ def test_accepted_and_residual_mass_make_the_target(seed: int) -> None:
     """P(x) = min(p, q)(x) + P(rejection) * norm(residual)(x) is p(x), for every token x."""
     p, q = distributions(np.random.default_rng(seed), 2, B)
     accepted = np.minimum(p, q)
-    residual = np.asarray(jit_residual(p, q, WARM))
-    emitted = accepted + (1 - accepted.sum(-1, keepdims=True)) * residual / residual.sum(-1, keepdims=True)
+    left = np.asarray(jit_residual(p, q, WARM))
+    emitted = accepted + (1 - accepted.sum(-1, keepdims=True)) * left / left.sum(-1, keepdims=True)
     np.testing.assert_allclose(emitted, p, atol=1e-6)
     np.testing.assert_array_equal(jit_residual(p, q, COLD), p)  # the bonus token's
     np.testing.assert_array_equal(jit_residual(p, p, WARM), p)  # nothing is left: rounding alone gets here

@@ -114,7 +114,7 @@ def main(args: Sequence[str] | None = None) -> Path:
             sys.exit(0)
         raise InputError(f"recipe: none is named; give one of {known} before the options")
     name, *rest = words
-    recipe, options = _parse(name, load_preset(KIND, name), rest)
+    recipe, options = parse(name, load_preset(KIND, name), rest)
     stages, places = parse_data(options.data, recipe.stages, getattr(recipe, "held_out", ""))
     recipe = replace(recipe, stages=stages)
     sources: DataSets = {**places, **drawn(stages, places)}
@@ -159,7 +159,7 @@ def drawn(stages: Sequence[Stage], places: Mapping[str, Path]) -> DataSets:
     return {name: source for name in names - elsewhere if (source := named(name))}
 
 
-def _parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
+def parse(name: str, recipe: StagedRecipe, args: Sequence[str]) -> tuple[Recipe | HeadRecipe, Any]:
     """Return the recipe with what the command line changes."""
     parts: dict[str, Any] = {stage.name: stage.train for stage in recipe.stages}
     if isinstance(recipe, HeadRecipe):

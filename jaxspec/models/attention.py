@@ -39,7 +39,7 @@ def attend(
     """
     count = q.shape[1]
     if count < 2 * BLOCK or seen is not None or bias is not None:
-        return _attend_whole(q, k, v, positions, seen, bias)
+        return attend_whole(q, k, v, positions, seen, bias)
     if count < k.shape[2]:
         return _attend_blocks(q, k, v, positions)
     return jax.lax.platform_dependent(
@@ -47,7 +47,7 @@ def attend(
     )
 
 
-def _attend_whole(
+def attend_whole(
     q: Array,
     k: Array,
     v: Array,
@@ -165,7 +165,7 @@ def _pull_back(kept: tuple[Array, ...], gradient: Array) -> tuple[Array | None, 
     q, k, v, positions = kept
 
     def again(q: Array, k: Array, v: Array) -> Array:
-        return _map_blocks(lambda q, positions: _attend_whole(q, k, v, positions), q, positions)
+        return _map_blocks(lambda q, positions: attend_whole(q, k, v, positions), q, positions)
 
     return *jax.vjp(again, q, k, v)[1](gradient), None
 

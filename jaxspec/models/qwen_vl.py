@@ -90,14 +90,14 @@ class VisionAttention(nn.Module):
         q, k = (rotate(qkv[:, :, i], places, inverse, sections=(head // 4,) * 2) for i in range(2))
         q, k, v = (part.reshape(batch, tiles, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
         out = (
-            self._within_images(q, k, v, image)
+            self.within_images(q, k, v, image)
             if self.full
             else attend_freely(q, k, v, _same(image, image))
         )
         return Dense(width, bias=True, name="proj")(out.reshape(x.shape))
 
     @staticmethod
-    def _within_images(q: Array, k: Array, v: Array, image: Array) -> Array:
+    def within_images(q: Array, k: Array, v: Array, image: Array) -> Array:
         """Attend within images, in blocks of `full_block` queries, without all scores at once."""
 
         def flat(part: Array) -> Array:
@@ -312,9 +312,9 @@ class QwenImages:
                 "use the preprocessor_config.json that belongs to the model"
             )
         pieces = np.split(patches, np.cumsum(sizes.prod(axis=1))[:-1])
-        return [self._cut(piece, *grid) for piece, grid in zip(pieces, grids, strict=True)]
+        return [self.cut(piece, *grid) for piece, grid in zip(pieces, grids, strict=True)]
 
-    def _cut(self, patches: np.ndarray, rows: int, columns: int) -> dict[str, np.ndarray]:
+    def cut(self, patches: np.ndarray, rows: int, columns: int) -> dict[str, np.ndarray]:
         """Return an image's patches window by window, from the processor's merge-group order."""
         vision = self.config.vision_config
         side, group = vision.window_groups, vision.spatial_merge_size

@@ -73,11 +73,11 @@ class SelfAttention(nn.Module):
     def __call__(self, x: Float[Array, "B P E"]) -> Float[Array, "B P E"]:
         c = self.config
         q, k, v = (Dense(c.hidden_size, bias=True, name=f"{name}_proj")(x) for name in "qkv")
-        attended = _attend(c.num_attention_heads, q, k, v)
+        attended = attend_pages(c.num_attention_heads, q, k, v)
         return Dense(c.hidden_size, bias=True, name="out_proj")(attended)
 
 
-def _attend(
+def attend_pages(
     heads: int, q: Float[Array, "B Q E"], k: Float[Array, "B P E"], v: Float[Array, "B P E"]
 ) -> Float[Array, "B Q E"]:
     """Attend within each tile. Many tiles go in blocks of `TILE_BLOCK` on each device."""

@@ -97,7 +97,9 @@ def tuning_loss(
         agree = agreement(logits, tokens)
         if teacher is not None:
             assert distillation is not None, "a teacher needs a distillation"
-            taught = jax.lax.stop_gradient(_taught(teacher, params[TEACHER], batch, features))
+            taught = jax.lax.stop_gradient(
+                teacher_logits(teacher, params[TEACHER], batch, features)
+            )
             best = places(model.text, jnp.pad(taught.argmax(-1), ((0, 0), (1, 0)))[:, :-1])
             if words := model.text.draft_vocabulary:
                 taught = taught[..., np.asarray(words)]
@@ -127,7 +129,7 @@ def teacher_params(
     return teacher.params if flatten(tower).keys() & trainable.keys() else rest
 
 
-def _taught(
+def teacher_logits(
     teacher: LanguageModel,
     params: Params,
     batch: ConversationBatch,

@@ -145,7 +145,7 @@ def test_padded_tokens_are_never_likeliest(tied):
     draw = np.random.default_rng(0)
     rows = params["model"]["embed_tokens"]["embedding"] if tied else params["lm_head"]["kernel"].T
     hidden = draw.normal(size=(200, config.hidden_size)).astype(np.float32) - 4 * rows.mean(0) / rows.std()
-    logits = np.asarray(LanguageModel(padded_config)._text(padded, "logits", jnp.asarray(hidden)))
+    logits = np.asarray(LanguageModel(padded_config).logits(padded, jnp.asarray(hidden)))
     assert logits.shape == (200, size + 5)
     np.testing.assert_allclose(logits[:, size:], np.tile(logits[:, :size].mean(1)[:, None], 5), atol=1e-4)
     assert logits.argmax(1).max() < size

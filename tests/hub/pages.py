@@ -108,7 +108,7 @@ def _subcommand(kind: type[Any], words: list[str]) -> object:
 
 
 def _recipe(words: list[str]) -> object:
-    return recipe._parse(words[0], load_preset(recipe.KIND, words[0]), words[1:])
+    return recipe.parse(words[0], load_preset(recipe.KIND, words[0]), words[1:])
 
 
 KINDS: dict[str, Any] = {

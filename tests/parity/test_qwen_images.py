@@ -66,7 +66,7 @@ def test_slots_show_the_tokens_of_their_windows(size):
     rows, columns = images.grid(size)
     order, _ = get_vision_window_index(torch.tensor([[1, 2 * rows, 2 * columns]]), 2, 112, 14)
     patches = np.repeat(np.arange(rows * columns, dtype=np.float32), 4)[:, None]
-    tile = images._cut(patches, rows, columns)
+    tile = images.cut(patches, rows, columns)
     table = tile["patches"][..., 0].reshape(-1, 4)[:, 0]
     slots = images.slots(size, None)
     assert slots.rows == len(table) == 16 * images.tiles(size)

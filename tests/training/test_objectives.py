@@ -15,8 +15,8 @@ from jaxspec.prompts.views import parse_views
 from jaxspec.training.conversations import ConversationBatches
 from jaxspec.training.objectives import (
     Distillation,
-    _taught,
     simulated,
+    teacher_logits,
     teacher_params,
     tuning_loss,
 )
@@ -41,7 +41,7 @@ def test_a_teacher_is_read_where_the_draft_predicts(name: str, view: str) -> Non
     made = batch(view, model=MODEL if name == "lvlm" else TEXT)
     images = made.images if made.teacher.images is None else made.teacher.images
     whole = build(tiny.CONFIG).apply({"params": TEACHER}, made.teacher.rows.tokens, images["pixels"])
-    taught = _taught(MODEL.model, TEACHER, made, None)
+    taught = teacher_logits(MODEL.model, TEACHER, made, None)
     longer = made.teacher.rows.length - made.rows.length
     assert longer.max() > 0
     for row, place in np.argwhere(made.mask):

@@ -161,7 +161,7 @@ def test_data_that_is_named() -> None:
 
 def test_options_of_a_head() -> None:
     words = ["--head.pooling", "drop", "--anchoring.loss", "ce", "--kv-head.steps", "7", "--target", "there"]
-    made, _ = script._parse("kv_mini", load_preset(script.KIND, "kv_mini"), words)
+    made, _ = script.parse("kv_mini", load_preset(script.KIND, "kv_mini"), words)
     assert isinstance(made, HeadRecipe)
     assert made.head == {
         "image_slots": 4, "slot_bias": True, "gamma": 5, "pooling": "drop", "reads_text": True, "feature": "none",
