@@ -19,7 +19,6 @@ import pytest
 from jaxspec import __version__
 from jaxspec.cli import demo, main
 from jaxspec.config import text_config
-from jaxspec.models import FAMILIES
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
@@ -271,30 +270,6 @@ def test_refused_commands(
     assert words in refusal(capsys, *(part.format(world) for part in args), command=command)
 
 
-def test_the_help_names_every_family(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["generate", "--help"])
-    told = " ".join(re.sub(r"[│\s]+", " ", capsys.readouterr().out).split())
-    assert [family.title for family in FAMILIES.values() if family.title not in told] == []
-
-
-def test_a_seed_draws_the_same_again(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def drawn(seed: int) -> list[int]:
-        return run(capsys, world, "--temperature", "1", "--seed", str(seed))["tokens"]
-
-    assert drawn(1) == drawn(1) != drawn(2)
-
-
-def test_a_process_of_its_own(world: Path) -> None:
-    args = ["generate", "--target", str(world / "target"), "--prompt", "Hi", "--gamma", "0"]
-    done = subprocess.run([sys.executable, "-m", "jaxspec", *args], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr
-        == "jaxspec: error: --gamma: 0; give 1 or more, or leave out --draft and --kv-head to decode without drafts\n"
-    )
-
-
 def test_a_first_answer_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     """Torch, plots and training stay unread, and programs are kept in the user's cache directory: also where a process
     was killed while it wrote there."""
@@ -407,11 +382,6 @@ def test_refused_collaborations(
 ) -> None:
     monkeypatch.setattr("jaxspec.cli.collaborate.LoadedModel", None)
     assert words in refusal(capsys, *(part.format(world) for part in args), "--prompt", "Hi", command="collaborate")
-
-
-def test_prompt_over_the_context(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = refusal(capsys, "--target", world / "target", "--prompt", "x" * tiny.PAIR_CONTEXT)
-    assert f"over the target's context of {tiny.PAIR_CONTEXT}" in line
 
 
 def without_head(model: Path) -> None:

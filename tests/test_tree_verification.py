@@ -16,7 +16,7 @@ from jaxspec import verification
 from jaxspec.cache import TreeMask
 from jaxspec.decoding.tree import Tree, branching
 from jaxspec.typing import Array
-from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, rejection, tree_rejection
+from jaxspec.verification import Draft, TokenTree, Verdict, along_path, match, tree_rejection
 
 from tests.test_verification import COLD, WARM, B, J, V, distributions, drawn, jit_rejection, keys, one_hot
 from tests.tiny.oracles import goodness_of_fit
@@ -248,40 +248,3 @@ def test_greedy_rows_beside_sampled_ones() -> None:
         alone = jit_tree_rejection(p[rows], block(tokens[rows], q[rows], SHAPE), keys(0, B)[rows], greedy[rows])
         for here, there in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
             np.testing.assert_array_equal(here, np.asarray(there)[rows])
-
-
-def test_how_often_a_sibling_stands() -> None:
-    """Against the sum over all ordered draws, in float64: three siblings of one node."""
-    rng = np.random.default_rng(2)
-    p, q = rng.dirichlet(np.ones(V)), rng.dirichlet(np.ones(V))
-
-    def falls(p: np.ndarray, q: np.ndarray, left: int) -> float:
-        """Probability that the next `left` siblings all fall."""
-        if not left:
-            return 1.0
-        after = np.maximum(p - q, 0)
-        total = 0.0
-        for x in range(V):
-            rest = q * (np.arange(V) != x)
-            total += max(q[x] - p[x], 0.0) * (falls(after / after.sum(), rest / rest.sum(), left - 1))
-        return total
-
-    tokens = siblings(rng, np.broadcast_to(q.astype(np.float32), (ROWS, V)), 3)
-    rows = [np.broadcast_to(x.astype(np.float32), (ROWS, n, V)) for x, n in ((p, 4), (q, 1))]
-    verdict = jit_tree_rejection(rows[0], block(tokens, rows[1], branching(3, 1)), keys(3, ROWS), jnp.zeros(ROWS, bool))
-    expected = falls(p, q, 3)
-    assert 0.01 < expected < 0.5
-    spread = np.sqrt(expected * (1 - expected) / ROWS)
-    assert abs(float((np.asarray(verdict.count) == 0).mean()) - expected) < 4 * spread
-
-
-def test_a_chain_goes_to_the_rule_for_chains() -> None:
-    rng = np.random.default_rng(0)
-    p, q = distributions(rng, B, J + 1), distributions(rng, B, J)
-    draft = Draft(jnp.asarray(drawn(rng, q)), jnp.asarray(q), jnp.asarray(q)[None])
-    for here, there in zip(
-        jax.tree.leaves(verification.verify(p, draft, keys(0, B), WARM)),
-        jax.tree.leaves(rejection(p, draft, keys(0, B), WARM)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(here, there)

@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,6 @@ from jaxspec.config import ModelConfig
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
-from jaxspec.sharding import make_mesh, shardings
-from jaxspec.training.signatures import model_signature
 
 torch = pytest.importorskip("torch", reason="torch reads .bin: install the `parity` extra")
 
@@ -143,14 +139,6 @@ def test_the_same_parameters_as_in_safetensors(name, dtype, tmp_path):
     assert survey(path).problems == []
 
 
-def test_onto_a_mesh(vicuna):
-    whole = load(vicuna)
-    places = shardings(whole.config, whole.params, make_mesh(model=2))
-    parts = load(vicuna, shardings=places)
-    assert parts.report.devices == 2
-    jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
-
-
 def test_one_file_and_views_of_one_storage(tmp_path):
     """As OPT's converter left them: q, k and v are parts of one tensor, of which the file holds one copy."""
     tensors = tensors_of(OPT)
@@ -166,20 +154,6 @@ def test_one_file_and_views_of_one_storage(tmp_path):
         load(tmp_path / "model").params,
         load(write(tmp_path / "plain", OPT)).params,
     )
-
-
-def test_safetensors_are_read_first(vicuna, tmp_path):
-    """The .bin beside them is not even opened, and torch not imported."""
-    path = as_safetensors(vicuna, tmp_path / "both", VICUNA)
-    before = model_signature(path).split(", ")[1]
-    (path / "pytorch_model.bin").write_bytes(b"junk")
-    assert model_signature(path).split(", ")[1] == before
-    script = (
-        "import pathlib, sys; from jaxspec.checkpoints.huggingface import load; "
-        f"load(pathlib.Path({str(path)!r})); print('torch' in sys.modules)"
-    )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert told.stdout == "False\n"
 
 
 @pytest.mark.parametrize("name", MODELS)

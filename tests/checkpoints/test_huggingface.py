@@ -129,17 +129,6 @@ def test_tied_head(tmp_path):
     refused(other, f"{HEAD} differs from its tied embedding")
 
 
-def test_several_tokens_end_an_answer(tmp_path):
-    """As Llama-3's config.json has it, without a generation_config.json."""
-    model = hf.llama(eos_token_id=[2, 7])
-    path = hf.write(tmp_path / "model", model, hf.hub_tensors(model))
-    checkpoint = load(path)
-    assert checkpoint.config.eos_token_id == (2, 7)
-    save(tmp_path / "ours", checkpoint.config, checkpoint.params)
-    for name in ("config.json", "generation_config.json"):
-        assert json.loads((tmp_path / "ours" / name).read_text())["eos_token_id"] == [2, 7]
-
-
 # --- out ---
 
 
@@ -224,15 +213,6 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
     equal(load(tmp_path / "model").params, params)
 
 
-def test_save_refuses_other_parameters(tmp_path):
-    config = LlamaConfig(**hf.TEXT)
-    params = hf.random_params(abstract_params(config))
-    narrow = {"model": params["model"], "lm_head": {"kernel": params["lm_head"]["kernel"][:, :-1]}}
-    with pytest.raises(InputError, match=r"the parameters do not fit the config: lm_head\.weight$"):
-        save(tmp_path / "model", config, narrow)
-    assert not list(tmp_path.iterdir())
-
-
 # --- wrong ---
 
 
@@ -247,12 +227,6 @@ def test_missing_tensors(tmp_path, llava):
     tower = {name: tensor for name, tensor in tensors.items() if not name.startswith("vision_tower")}
     count = len(tensors) - len(tower)
     refused(hf.write(tmp_path / "tower", llava, tower), "is missing; and", f"({count} in all)")
-
-
-def test_same_parameter_twice(tmp_path, llava):
-    tensors = hf.hub_tensors(llava)
-    path = hf.write(tmp_path / "model", llava, tensors | {"lm_head.weight": tensors[HEAD]})
-    refused(path, "lm_head.weight", HEAD, "are the same parameter")
 
 
 def test_padded_vocabulary(tmp_path, llava):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 import tensorflow_datasets as tfds
 from jaxspec.data.conversations import Skipped, conversation, readable
 from jaxspec.data.rows import DataRow
-from jaxspec.data.samples import Sample
 from jaxspec.data.sources import Prepared, mixture, prepare
 from jaxspec.errors import InputError
 from picturebook.training import Picturebook
@@ -173,19 +171,6 @@ def test_prepared_picturebook_is_picturebook(tmp_path: Path) -> None:
         assert (prepared[i].id, prepared[i].turns) == (drawn[i].id, drawn[i].turns)
         for ours, theirs in zip(prepared[i].images, drawn[i].images, strict=True):
             np.testing.assert_array_equal(np.asarray(ours.load()), theirs)
-
-
-def test_two_preparations_of_one_name(tmp_path: Path) -> None:
-    """The second is refused, and does no harm to the first; the lock that a killed one left is taken."""
-
-    def samples() -> Iterator[Sample]:
-        with pytest.raises(InputError, match=r"pages\.lock: held by process"):
-            main(Book(2, "pages", out=tmp_path))
-        yield from Picturebook(size=2)
-
-    (tmp_path / "pages.lock").write_text("process 7 on another\n")
-    assert len(Prepared(prepare("pages", tmp_path, samples()))) == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["pages"]
 
 
 def test_errors_of_folders(tmp_path: Path) -> None:

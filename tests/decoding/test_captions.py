@@ -88,19 +88,6 @@ def test_an_image_is_captioned_once(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("content", ["{", '{"caption": "x"}'])
-def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
-    captioner, image = Counting(), page(0)
-    cached = CachedCaptions(captioner, tmp_path)
-    (expected,) = cached.caption([image])
-    (file,) = tmp_path.rglob("*.json")
-    file.write_text(content)
-    with pytest.raises(InputError, match=r"captions .*\.json: cannot be read \(.*\); remove it"):
-        cached.caption([image])
-    file.unlink()
-    assert cached.caption([image]) == [expected]
-
-
 def test_hash_is_of_size_and_pixels() -> None:
     black = [Image.new("RGB", size) for size in ((2, 3), (3, 2), (2, 3))]
     assert image_hash(black[0]) == image_hash(black[2]) != image_hash(black[1])

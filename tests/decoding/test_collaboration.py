@@ -78,10 +78,8 @@ def test_who_proposes_does_not_matter(
         check_contrast(chosen[0], plain, asked[0], standard.tokens)
 
 
-@pytest.mark.parametrize("config", [VISUAL, THREE], ids=["visual", "three"])
-def test_memory_is_planned_from_the_shapes_that_run(config: CollaborationConfig, models: list[LoadedModel]) -> None:
-    chosen = models if config is THREE else [models[0]] * 2
-    engine = Engine(chosen, config=config)
+def test_memory_is_planned_from_the_shapes_that_run(models: list[LoadedModel]) -> None:
+    engine = Engine(models, config=THREE)
     asked = requests(engine)
     read = engine.batcher.read(asked)
     given = engine.batcher.inputs(read, read[0].sizes)
@@ -94,7 +92,7 @@ def test_memory_is_planned_from_the_shapes_that_run(config: CollaborationConfig,
     one = engine.memory_report(asked[:1])
     assert (report.target_cache, report.draft_cache) == (4 * one.target_cache, 4 * one.draft_cache)
     text = models[0].model.text
-    assert report.draft_cache == 4 * 4 * text.vocab_size * len(chosen) * (len(chosen) - 1) + 4 * 4 * 2
+    assert report.draft_cache == 4 * 4 * text.vocab_size * 3 * 2 + 4 * 4 * 2
     assert str(report).startswith("memory ")
 
 

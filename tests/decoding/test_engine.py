@@ -128,15 +128,6 @@ def test_programs_used_last_outlive_the_others(
     assert outputs(engine.generate([request_of(engine, "Hi", images=1)])) == first
 
 
-def test_engines_of_one_program_share_it(
-    engine: Engine, target: LoadedModel, draft: LoadedModel, compiled: dict[Any, Any]
-) -> None:
-    engine.generate([request_of(engine, "Hi")])
-    other = Engine(target, draft, replace(CONFIG, weights=(0.2, 0.8), batch_size=1))
-    other.generate([request_of(engine, "Ho")])
-    assert len(compiled) == 2
-
-
 def test_only_the_same_tower_is_shared(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
     assert engine.program.shares_tower
     assert "vision_tower" not in engine.params["drafter"]
@@ -213,11 +204,6 @@ def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
     others = tiny.tokenizer()
     others.add_special_tokens({"additional_special_tokens": ["<there>"]})
     Engine(replace(target, tokenizer=words), replace(draft, tokenizer=others), CONFIG)
-
-
-def test_a_tree_wider_than_the_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
-    with pytest.raises(InputError, match="branches 2000 times"):
-        Engine(target, draft, replace(CONFIG, tree="dynamic:2000:3000"))
 
 
 def test_requests_without_anything_to_read(engine: Engine) -> None:

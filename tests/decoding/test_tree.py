@@ -35,12 +35,6 @@ def test_a_branching_tree_keeps_the_first_choices(width: int, depth: int, budget
     assert sorted(paths(branching(width, depth, budget))[1:]) == sorted(expected)
 
 
-def test_chains_part_at_the_root() -> None:
-    assert chains(3, 2).parents == (0, 0, 0, 1, 2, 3)
-    assert len(branching(2, 5).parents) == 62
-    assert len(branching(3, 5).parents) == 64
-
-
 @pytest.mark.parametrize("tree", SHAPES, ids=str)
 def test_what_a_tree_says_of_its_nodes(tree: Tree) -> None:
     found = paths(tree)

@@ -16,7 +16,7 @@ from jaxspec.models.decoder import CausalLM
 from jaxspec.models.inputs import NEWLINE, TEXT, Slots
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.rows import rewrite, stack_rows
-from jaxspec.prompts.views import VIEWS, parse_views, parse_weights, prompt_views
+from jaxspec.prompts.views import VIEWS, parse_views, prompt_views
 
 from tests import tiny
 
@@ -169,17 +169,3 @@ def test_parse_views() -> None:
     ]:
         with pytest.raises(InputError, match=message):
             parse_views(names)
-
-
-def test_parse_weights() -> None:
-    assert parse_weights(None, 4) == (0.25,) * 4
-    assert parse_weights([1, 3], 2) == (0.25, 0.75)
-    assert parse_weights([0, 2], 2) == (0.0, 1.0)
-    assert parse_weights([1e308, 1e308], 2) == (0.5, 0.5)
-    for weights, message in [
-        ([1.0], "1 given for 2 views"),
-        ([0.0, 0.0], "not all 0"),
-        ([float("nan"), 1.0], "nan,1.0 must be at least 0"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            parse_weights(weights, 2)

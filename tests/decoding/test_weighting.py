@@ -149,15 +149,6 @@ def test_tokens_that_the_draft_rules_out_cost_much_and_not_everything(text: str)
         np.testing.assert_allclose(weights, np.broadcast_to(row.weights, (B, 2)), rtol=1e-4, atol=1e-6)
 
 
-def test_ties_of_a_grid_go_to_the_first_point() -> None:
-    """All points match alike, and divergences too: no weight on the first view, all on the last."""
-    p, q = distributions(np.random.default_rng(0), 1)
-    blocks = [(p, np.repeat(q, 3, 0), np.ones((B, J), bool))]
-    for text in ("grid:measure=matches", "grid:measure=matches,steps=3"):
-        weights = weights_after(parse_weighting(text), np.full((B, 3), 1 / 3), blocks)[1]
-        np.testing.assert_array_equal(weights, [[0, 0, 1]] * B)
-
-
 @pytest.mark.parametrize(("views", "steps", "points"), [(1, 10, 1), (2, 10, 11), (3, 10, 66), (4, 10, 286), (4, 2, 10)])
 def test_grid_points(views: int, steps: int, points: int) -> None:
     grid = simplex_grid(views, steps)
@@ -182,14 +173,6 @@ def test_text_forms_are_read_back(text: str) -> None:
     rule = parse_weighting(text)
     assert parse_weighting(str(rule)) == rule
     assert hash(rule) == hash(parse_weighting(text))
-
-
-def test_text_forms() -> None:
-    assert str(parse_weighting("grid")) == "grid"
-    assert str(parse_weighting("mt-release")) == "grid:measure=matches_kl"
-    assert str(parse_weighting("mtcp-paper")) == "inverse_error_softmax"
-    assert str(parse_weighting("adaboost:window=all,constant=2")) == "adaboost:constant=2"
-    assert str(parse_weighting("adaboost:window=16,constant=0.25")) == "adaboost:window=16,constant=0.25"
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,6 @@ def test_results_have_a_folder_of_their_own() -> None:
     ]
 
 
-def test_rows_by_name() -> None:
-    assert [row.name for row in parse_command(Options, "", ["mini", "--rows", "MT*", "M", "M"])[1].rows] == ["MT*", "M"]
-    assert parse_command(Options, "", ["mini", "--rows", "MT static"])[1].rows == MINI.rows[4:5]
-
-
 def test_blocks_are_no_longer_than_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse("mini --gamma 50 --max-new-tokens 7")[1].gamma == 7
     assert "--gamma: 50 is over the 7 new tokens" in capsys.readouterr().err
@@ -115,21 +110,6 @@ def test_rows_that_recorded_answers_cannot_serve_are_left_out_with_a_line(capsys
     assert list(config.left_out) == ["MT*", "MTCP*", "KV head"]
     names = [row.name for row in parse("mini_weightings --target replay:answers.jsonl")[1].rows]
     assert names == ["static", "random", "random:draw=uniform", "grid:measure=matches", "hard_match", "adaboost"]
-
-
-def test_rows_of_a_draft_that_is_not_named_are_left_out_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    _, config, _ = parse("smollm2")
-    wanting = ["text draft", "text draft + KV head", "MT* of both"]
-    assert list(config.left_out) == wanting
-    told = f"rows left out: {', '.join(wanting)}: it needs a draft; give --draft\n"
-    assert capsys.readouterr().err == told
-    _, config, _ = parse("smollm2 --draft d")
-    assert not config.left_out
-
-
-def test_a_set_of_a_presets_own_files_is_asked_alone() -> None:
-    _, config, _ = parse("smollm2 --sets gsm8k_test")
-    assert config.data == ("gsm8k_test=runs/data/prompts/test/gsm8k.jsonl",)
 
 
 CAPTIONED = ["C", "MTCP static", "MTCP*"]

@@ -64,17 +64,6 @@ def test_each_figure_names_the_models_and_hides_nothing(tmp_path: Path, monkeypa
     assert [text.get_text() for text in legend.get_texts()] == ["M", "T", "accepted draft", "the target's own token"]
 
 
-def test_weights_are_shown_where_they_move_most() -> None:
-    pytest.importorskip("matplotlib")
-    _, records = made_up()
-    long = {"pieces": PIECES * 9, "place": [0] * 45, "agree": [None] * 45, "weights": [[0.5, 0.5], [0.6, 0.4]] * 22}
-    for record in records:
-        if record["row"] == "MT*" and record["sample"] != "saga-2":
-            record["trace"] = long
-    axis = figures.weight_trajectory(records).axes[-1]
-    assert axis.get_title("left") == "MT*, saga-2, turn 1"
-
-
 def test_where_every_row_failed_nothing_is_drawn(tmp_path: Path) -> None:
     assert draw_all(CONFIG, [], [], tmp_path) == []
 

@@ -192,16 +192,6 @@ def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest
         train_kv_head(other, tmp_path, data)
 
 
-def test_what_the_target_reads_of_a_row_can_be_kept(tmp_path: Path) -> None:
-    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(6)])}
-    stage = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, steps=4))  # 16 rows of 6
-    recipe = replace(child.HEAD, target=str(path), stages=(stage,))
-    _, plain = train_kv_head(recipe, tmp_path / "plain", data)
-    _, kept = train_kv_head(replace(recipe, keep_readings=True), tmp_path / "kept", data)
-    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=2e-6), kept, plain)
-
-
 def test_each_row_is_read_once() -> None:
     def reading(batch: ConversationBatch) -> Reading:
         hidden = jnp.asarray(batch.tokens)[..., None] * jnp.ones(3)

@@ -91,15 +91,6 @@ def test_prepared_with_their_images(straight: Path, tmp_path: Path) -> None:
         assert len(source[i].images) == int(sample.id) % 3
 
 
-def test_answers_of_other_samples_are_refused(straight: Path) -> None:
-    class Other(Talk):
-        def __getitem__(self, i: int):
-            return replace(super().__getitem__(i), id=f"other {i}")
-
-    with pytest.raises(InputError, match="answers sample '0', and number 0 of talk is 'other 0' now"):
-        next(regenerated(Other(), WORK, straight))
-
-
 def options(path: Path, **changes: Any) -> Options:
     """Write a target and questions, and return what asks it the questions."""
     tiny.save(path / "target", CONFIG, tiny.random_params(CONFIG))

@@ -17,7 +17,6 @@ from jaxspec.errors import Diverged, InputError
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.losses import next_token_loss
 from jaxspec.training.measured import MeasuredStep
-from jaxspec.training.metrics import MetricsLog
 from jaxspec.training.step import init_state, make_optimizer
 from jaxspec.training.trainer import fit
 
@@ -133,17 +132,6 @@ def test_an_iterator_goes_on_where_its_batches_were_used(tmp_path):
     assert resumed.given == list(range(resumed.given[0], 6))
     assert resumed.given[0] in (2, 4)
     np.testing.assert_array_equal(ended["line"]["kernel"], straight["line"]["kernel"])
-
-
-def test_data_that_ends_too_soon_is_refused(tmp_path):
-    class Ends(Counting):
-        def __next__(self):
-            if self.place == 3:
-                raise StopIteration
-            return super().__next__()
-
-    with pytest.raises(InputError, match="data: ended before the last step"):
-        fit(STAGE, params(), loss_fn, Ends(), tmp_path)
 
 
 def test_rates_by_path(tmp_path):
@@ -291,14 +279,6 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()) == ["2"]
 
 
-def test_another_run_is_not_gone_on_with(tmp_path):
-    fit(replace(STAGE, steps=4), params(), loss_fn, batches, tmp_path)
-    with pytest.raises(
-        InputError, match=r"a run with steps 4, and now it is 6, on which .* final_rate 1\).*\(--runs\)"
-    ):
-        fit(STAGE, params(), loss_fn, batches, tmp_path)
-
-
 def test_a_run_of_constant_rates_goes_on_for_more_steps(tmp_path):
     stage = replace(STAGE, final_rate=1.0)
     straight = fit(stage, params(), loss_fn, batches, tmp_path / "straight")
@@ -361,18 +341,3 @@ def test_two_trainings_of_one_directory(tmp_path):
     assert f"{tmp_path}/train.lock: held by process {os.getpid()} on {socket.gethostname()};" in refused[0]
     assert [line["step"] for line in log(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "metrics.jsonl", "train_config.json"}
-
-
-def log_steps(directory, config):
-    with MetricsLog(directory, config, 0) as log:
-        for step in range(9):
-            log.write(step, {"loss": 1.0, "accuracy": 0.5, "rate": 1e-3})
-
-
-def test_a_full_disk_between_checkpoints_is_one_line(tmp_path):
-    """Metrics that cannot be written end the run, and closing their files does not raise anew."""
-    with pytest.raises(InputError) as refused, full_disk(1 << 8):
-        log_steps(tmp_path, STAGE)
-    file = tmp_path / "metrics.jsonl"
-    assert str(refused.value).startswith(f"{file}: cannot be written: File too large; ")
-    assert len(file.read_text()) <= 1 << 8
