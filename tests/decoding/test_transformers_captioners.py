@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from jaxspec.decoding.captioners import TransformersCaptioner, captioner_lack, load_captioner
+from jaxspec.decoding.captioners import TransformersCaptioner, captioner_lack
 from jaxspec.errors import InputError
 from PIL import Image
 
@@ -51,12 +50,6 @@ def test_captions_are_those_of_transformers_alone(name: str, tmp_path: Path) -> 
         assert caption.text == processor.decode(ids[0], skip_special_tokens=True).strip()
 
 
-def test_the_model_must_be_of_its_kind(tmp_path: Path) -> None:
-    path = blip(tmp_path)
-    with pytest.raises(InputError, match=r"is a 'blip', not a florence2; choose from jax:DIR"):
-        load_captioner(f"florence2:{path}").caption(pages())
-
-
 def test_florence2_in_its_legacy_form_is_refused(tmp_path: Path) -> None:
     path = florence2(tmp_path / "Florence-2-base")
     assert captioner_lack(f"florence2:{path}") is None
@@ -73,10 +66,3 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     with pytest.raises(InputError, match="captioner florence2: runs in torch, which is not installed"):
         TransformersCaptioner("florence2", "somewhere")
-
-
-def test_the_task_of_florence2() -> None:
-    tasks = {"": "CAPTION", "DETAILED": "DETAILED_CAPTION", "MORE_DETAILED_CAPTION": "MORE_DETAILED_CAPTION"}
-    for how, task in tasks.items():
-        cached: Any = load_captioner(f"florence2:somewhere:{how}")
-        assert cached.captioner.task == f"<{task}>"

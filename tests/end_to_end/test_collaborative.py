@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from configs.eval.gsm8k import config as preset
 from configs.train.gsm8k import DEBUG
 from eval import collaborative
-from eval.lib.tables import Table, failures
 from eval.lib.together import Pairing
 from train import text
 
@@ -62,35 +60,3 @@ def test_the_script(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[4]["combination"] == "weighted:0.2,0.8"
     records = [json.loads(line) for line in (world / "out" / "records.jsonl").read_text().splitlines()]
     assert [record["quality"] for record in records] == [0.0, 0.0, None, None, 0.0, 0.0]
-
-
-def test_a_stopped_run_goes_on_and_a_pairing_that_fails_costs_only_itself(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What is measured is made up here; models are loaded."""
-    models = tuple(str(world / name / "hf") for name in ("one", "other"))
-    absent = (models[0], str(world / "absent"))
-    pairings = (Pairing("first", models, "weighted"), Pairing("lost", absent, "weighted"), Pairing("last", models, "w"))
-    small = replace(preset, pairings=pairings, limit=2, held_out=3)
-    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: small)
-    monkeypatch.setattr(collaborative, "tables", lambda config, run: [Table("", ["models"], [], failures(run.failed))])
-    measured: list[str] = []
-
-    def rows(self: Any) -> tuple[list[Any], list[Any]]:
-        measured.append(self.pairing.name)
-        if len(measured) == 2:
-            raise KeyboardInterrupt
-        place = {"pairing": self.pairing.name, "dataset": self.dataset, "row": "CoS"}
-        return [place], [place]
-
-    monkeypatch.setattr("eval.lib.pairings._Measurement.rows", rows)
-    command = ["gsm8k", "--data", f"gsm8k={world / 'data.jsonl'}", "--out", str(tmp_path / "out")]
-    with pytest.raises(KeyboardInterrupt):
-        collaborative.main(command)
-    with pytest.raises(SystemExit) as caught:
-        collaborative.main(command)
-    assert caught.value.code == 1
-    assert measured == ["first", "last", "last"]
-    found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [row["pairing"] for row in found["rows"]] == ["first", "last"]
-    assert "lost failed on gsm8k (turn 1): checkpoint" in capsys.readouterr().out

@@ -42,33 +42,6 @@ def test_prompts(prompts: Path) -> None:
     assert second.turns[0][0] == "<image>\nWho?"
 
 
-def test_answers_round_trip(prompts: Path, tmp_path: Path) -> None:
-    sample, _ = read_prompts(prompts)
-    row = answer_row(sample, [Turn("It.", (9,) * 5, 2, 3, 0.5), Turn("So.", (8,) * 4, 3, 0, 0.25)])
-    assert row == {
-        "question_id": "m_1",
-        "topic": "multi-turn",
-        "category": "Games",
-        "choices": [
-            {
-                "index": 0,
-                "turns": ["It.", "So."],
-                "idxs": [2, 3],
-                "new_tokens": [5, 4],
-                "wall_time": [0.5, 0.25],
-                "token_ids": [[9] * 5, [8] * 4],
-                "acceptance_length": [1.5, 0.0],
-            }
-        ],
-    }
-    path = tmp_path / "answers.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    (line,) = local_rows(path)
-    assert answers_of(line) == ("m_1", [("It.", [9] * 5, 5), ("So.", [8] * 4, 4)])
-    plain = answer_row(sample, [Turn("It.", (9,), 4, None, 1.0), Turn("So.", (8,), 3, None, 0.5)])
-    assert "acceptance_length" not in plain["choices"][0]
-
-
 def test_summary(prompts: Path) -> None:
     one, two = read_prompts(prompts)
     answers = {
