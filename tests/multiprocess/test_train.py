@@ -12,14 +12,10 @@ import jax
 import numpy as np
 import pytest
 from jaxspec.cluster import join_cluster
-from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
 from jaxspec.training.config import MeshConfig
-from jaxspec.training.kv_head import train_kv_head
-from jaxspec.training.recipes import Stage
 
-from tests import tiny
-from tests.tiny import Talk, training
+from tests.tiny import training
 from tests.training import child
 from tests.training.child import Child
 
@@ -51,17 +47,6 @@ def test_two_processes(tmp_path: Path) -> None:
     # One process takes over what two have saved.
     finished = training.train(single, tmp_path / "two", lambda step: pytest.fail("asked for data"))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), finished, expected)
-
-
-def test_two_processes_train_a_head(tmp_path: Path) -> None:
-    """Each on its half of the rows, the target split over both: the losses of one device."""
-    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
-    data = prepare("talk", tmp_path, [Talk()[i] for i in range(20)])
-    alone = Stage("head", replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)), (("talk", 1.0),))
-    train_kv_head(replace(child.HEAD, target=str(path), stages=(alone,)), tmp_path / "one", {"talk": data})
-    end(pair("head", tmp_path), 0)
-    two, one = training.losses(tmp_path / "head"), training.losses(tmp_path / "one" / "head")
-    np.testing.assert_allclose(two, one, rtol=1e-4)
 
 
 def end(runs: list[Child], code: int) -> list[str]:

@@ -22,7 +22,7 @@ from jaxspec.checkpoints.orbax import Checkpoints
 from jaxspec.cluster import join_cluster
 from jaxspec.training.config import MeshConfig, TrainConfig
 from jaxspec.training.conversations import ConversationBatch
-from jaxspec.training.kv_head import Anchoring, HeadRecipe, train_kv_head
+from jaxspec.training.kv_head import Anchoring, HeadRecipe
 from jaxspec.training.recipes import Stage
 from jaxspec.training.trainer import fit
 
@@ -116,11 +116,6 @@ def train_lvlm(directory: Path, announce: Callable[[int], None]) -> Any:
     return training.train(LVLM, directory, batch)
 
 
-def train_head(directory: Path, announce: Callable[[int], None]) -> Any:
-    """A KV head of the target and the data that lie in the directory, over the devices of all processes."""
-    return train_kv_head(replace(HEAD, target=str(directory / "target")), directory, {"talk": directory / "talk"})
-
-
 def setup(devices: int = 1) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
@@ -137,7 +132,7 @@ def main(model: str, directory: str, cluster: str = "") -> None:
     Checkpoints.save = announced
     setup(2 if cluster else 1)
     join_cluster(cluster)
-    train = {"line": train_line, "lvlm": train_lvlm, "head": train_head}[model]
+    train = {"line": train_line, "lvlm": train_lvlm}[model]
     train(Path(directory), lambda step: print("batch", step, flush=True))
 
 

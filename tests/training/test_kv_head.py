@@ -29,7 +29,7 @@ from jaxspec.training.kv_head import (
 from jaxspec.training.losses import draft_loss
 
 from tests import tiny
-from tests.tiny import families
+from tests.tiny import families, training
 from tests.training import child
 from tests.training.test_conversations import batches, joined, same
 
@@ -168,6 +168,17 @@ def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monk
     data = prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(4)])
     with pytest.raises(Begun):
         train_kv_head(replace(child.HEAD, target=str(path)), tmp_path, {"talk": data})
+
+
+def test_losses_on_a_mesh_are_those_of_one_device(tmp_path: Path) -> None:
+    """The target is split over both axes, the rows over one."""
+    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(20)])}
+    alone = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
+    for name, stages in (("mesh", child.HEAD.stages), ("one", (alone,))):
+        train_kv_head(replace(child.HEAD, target=str(path), stages=stages), tmp_path / name, data)
+    mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
+    np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
 
 def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
