@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from eval.lib import mmspec_files
-from eval.lib.mmspec_files import Turn, answer_row, summary_csv, summary_rows
+from eval.lib.mmspec_files import Turn, summary_csv, summary_rows
 from eval.lib.replay import answers_of
 from eval.lib.sets import evaluation_set, read_prompts
 from jaxspec.data.rows import local_rows
