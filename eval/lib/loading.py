@@ -28,6 +28,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.prompts.captions import Captioner
+from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.sharding import shardings
 
 
@@ -47,7 +48,7 @@ def measurable(
     lacks: dict[str, str] = {}
     for row in rows:
         why = (target.startswith(REPLAY) and _lacks_for(row)) or ("C" in row.views and no_captions)
-        if not (why or draft or set(row.views) <= {"kv"}):
+        if not (why or draft) and prompt_views(parse_views(row.views)):
             why = "it needs a draft; give --draft"
         if row.tree and width:
             why = "passes over a tree have no fixed width; leave out --width"
@@ -144,7 +145,8 @@ def load_models(
 
 def check_files(config: EvalConfig, head: str | None = None, captioner: str | None = None) -> None:
     """Raise InputError for missing models, heads, captions and data, before anything is loaded."""
-    if not config.draft and any(view != "kv" for row in config.rows for view in row.views):
+    shown = [view for row in config.rows for view in prompt_views(parse_views(row.views))]
+    if not config.draft and shown:
         raise InputError("draft: missing, and some rows need one; give --draft DIR")
     for place in filter(None, (config.target, config.draft)):
         if place.startswith(REPLAY):

@@ -43,7 +43,7 @@ Method = Callable[[Prompt], Timed]
 def ours(
     target: LoadedModel, drafts: Sequence[LoadedModel], gammas: Sequence[int], new: int
 ) -> dict[str, Method]:
-    """Return jaxspec's methods: plain, with the target's KV head, and with the drafts."""
+    """Return jaxspec's methods: plain, lookup, with the target's KV head, and with the drafts."""
 
     def method(engine: Engine) -> Method:
         def run(prompt: Prompt) -> Timed:
@@ -58,9 +58,8 @@ def ours(
 
     config = EngineConfig(new_buckets=(new,), prompt_buckets=(32, 64, 128, 648 + 32))
     methods = {PLAIN: method(Engine(target, None, replace(config, views=())))}
-    ways: list[tuple[str, str, LoadedModel | None]] = (
-        [] if target.head is None else [("KV head", "kv", None)]
-    )
+    ways: list[tuple[str, str, LoadedModel | None]] = [("lookup", "lookup", None)]
+    ways += [] if target.head is None else [("KV head", "kv", None)]
     ways += [
         ("view M", "M", draft) if draft.images else ("text draft", "T", draft) for draft in drafts
     ]

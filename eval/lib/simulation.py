@@ -40,7 +40,7 @@ from jaxspec.models.layers import apply
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import prompt_row, stack_rows, which_image
-from jaxspec.prompts.views import VIEWS
+from jaxspec.prompts.views import VIEWS, parse_views, prompt_views
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
 
@@ -83,7 +83,9 @@ def measure_regret(
     mixing = [
         row
         for row in config.rows
-        if len(row.views) > 1 and "kv" not in row.views and row.tree is None
+        if prompt_views(parse_views(row.views)) == parse_views(row.views)
+        and len(row.views) > 1
+        and row.tree is None
     ]
     if not mixing:
         raise InputError("regret: no row mixes views in a chain; choose another preset or --rows")

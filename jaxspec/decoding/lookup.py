@@ -16,6 +16,7 @@ from flax import struct
 
 from jaxspec.cache import TreeMask
 from jaxspec.models.inputs import TEXT, PromptRows
+from jaxspec.sampling import largest
 from jaxspec.typing import Array, Float, Int
 
 LONGEST = 3
@@ -31,8 +32,8 @@ UNKNOWN = -1
 
 
 class Text(struct.PyTreeNode):
-    """The text of each row, laid out as a key-value cache: the slot of a token is its index, the
-    newest slots may hold a tree, and slots from `length` on hold rubbish."""
+    """The text of each row, laid out as a key-value cache: one token a slot, of which the newest
+    may be a tree. Slots from `length` on have no meaning."""
 
     tokens: Int[Array, "B S"]
     """The prompt, which ends at slot `start`, then new tokens."""
@@ -90,7 +91,7 @@ def _ancestors(tree: TreeMask) -> Int[Array, "#B T suffix"]:
     before = LONGEST - 1
     seen = jnp.pad(tree.seen, ((0, 0), (0, 0), (before, 0)), constant_values=True)
     slots = jnp.where(seen, jnp.arange(seen.shape[-1]), -1)
-    return jax.lax.top_k(slots, LONGEST)[0] - before
+    return largest(slots.astype(jnp.float32), LONGEST)[1] - before
 
 
 def _found(

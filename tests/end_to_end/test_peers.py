@@ -28,6 +28,7 @@ def test_both_libraries_on_one_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     methods = {
         peers.PLAIN,
         "jaxspec speculative, view M, gamma = 5",
+        "jaxspec speculative, lookup, gamma = 5",
         peers.EAGER,
         f"{peers.ASSISTED}, LLaVA draft, constant",
     }
