@@ -15,26 +15,32 @@ Distribution = Mapping[int, float]
 
 
 def lookup(tokens: Sequence[int], gamma: int, longest: int = 3) -> list[int]:
-    """Return the tokens that followed the latest earlier occurrence of the last few tokens.
+    """Return what jaxspec's view `lookup` drafts: each token followed the last few tokens before it
+    at their latest earlier occurrence.
 
     Args:
       tokens: Prompt and answer so far.
       gamma: The most tokens to return.
       longest: Tokens of the suffix to look for first; shorter ones follow, down to one.
 
-    For [5 6 7 8 5 6] and gamma 2 the suffix [5 6] was followed by [7 8].
+    For [5 6 7 8 5 6] and gamma 2 the suffix [5 6] was followed by 7, and [5 6 7] by 8.
     """
-    for size in range(min(longest, len(tokens) - 1), 0, -1):
-        suffix = tokens[-size:]
+    text = list(tokens)
+    while len(text) < len(tokens) + gamma and (found := _follows(text, longest)) is not None:
+        text.append(found)
+    return text[len(tokens) :]
+
+
+def _follows(text: list[int], longest: int) -> int | None:
+    for size in range(min(longest, len(text) - 1), 0, -1):
+        suffix = text[-size:]
         if IMAGE in suffix:
             continue
-        for at in range(len(tokens) - size - 1, -1, -1):
-            if tokens[at + size - 1] == suffix[-1] and tokens[at : at + size] == suffix:
-                found = list(tokens[at + size : at + size + gamma])
-                found = found[: found.index(IMAGE)] if IMAGE in found else found
-                if found:
-                    return found
-    return []
+        for at in range(len(text) - size - 1, -1, -1):
+            end = at + size
+            if text[end - 1] == suffix[-1] and text[at:end] == suffix and text[end] != IMAGE:
+                return text[end]
+    return None
 
 
 @dataclass

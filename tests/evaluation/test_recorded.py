@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
@@ -17,8 +18,10 @@ from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, r
 from eval.lib.recorded_config import RecordedConfig
 from eval.lib.recorded_table import interval
 from jaxspec.command import load_preset
+from jaxspec.decoding.lookup import Text
 from jaxspec.errors import InputError
 from jaxspec.files import ASSETS
+from jaxspec.models.inputs import PromptRows, in_order
 from PIL import Image
 
 SHARED = Path(__file__).resolve().parents[3] / "shared/data"
@@ -32,10 +35,19 @@ SHARED = Path(__file__).resolve().parents[3] / "shared/data"
         ([5, IMAGE, 7, 5], []),  # no draft shows an image
         ([IMAGE, 4, 9, IMAGE], []),  # and none matches one
         ([1, 2, 3], []),
+        ([1, 2, 7, 2, 9, 1], [2, 7]),  # the longer match goes first
+        ([1, 2, 3, 4, 5, 2, 3, 4, 6, 1, 2, 3], [4, 6]),  # [2 3 4] was last followed by 6
     ],
 )
-def test_lookup_copies_what_followed(tokens: Sequence[int], drafted: Sequence[int]) -> None:
+def test_lookup_is_the_view_of_that_name(tokens: Sequence[int], drafted: Sequence[int]) -> None:
     assert lookup(tokens, 2) == drafted
+    prompt = jnp.asarray([tokens[:-1]])
+    rows = PromptRows(prompt, jnp.asarray([prompt.shape[1]]), in_order(prompt == IMAGE))
+    text, said = Text.of(rows, 4), list(tokens[-1:])
+    for _ in drafted:
+        found, text = text.read(jnp.asarray([said[-1:]]), 10)
+        said.append(int(found[0, 0].argmax()))
+    assert said[1:] == drafted
 
 
 def test_a_block_ends_at_the_first_wrong_draft() -> None:
