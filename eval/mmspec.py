@@ -165,8 +165,8 @@ def converse(
 
 def _turn(result: Result, engine: Engine) -> Turn:
     drafts, timed = (
-        engine.program.drafts,
-        not isinstance(engine.lead, RecordedTarget),
+        engine.assembly.program.drafts,
+        not isinstance(engine.assembly.lead, RecordedTarget),
     )
     return Turn(
         text=result.text,

@@ -167,7 +167,7 @@ class _Measurement:
         prompt = first_prompt(engine.encoder, sample, self.pairing.chat_template)
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
-            for form in engine.batcher.assembly.forms:
+            for form in engine.assembly.forms:
                 form.check_context(
                     request,
                     prompt_row(engine.encoder, form.model.images, form.view, request.prompt),
@@ -187,7 +187,7 @@ class _Measurement:
         self, programs: dict[str, Engine], references: References, samples: Sequence[Sample]
     ) -> tuple[list[Record], list[Record]]:
         requests, answers, rates = self.answers(programs, samples, JUDGED)
-        combination = programs["standard"].params["combination"]
+        combination = programs["standard"].assembly.params["combination"]
         likely = {
             "held_out_nats": references.nats(combination),
             "held_out_nats_alone": references.nats_alone(),
@@ -329,7 +329,7 @@ class _Measurement:
             "gammas": list(given.checked(len(pairing.models))[1]),
             "default_proposer": given.default_proposer,
             "chat_template": pairing.chat_template,
-            "views": [form.view.name for form in engine.batcher.assembly.forms],
+            "views": [form.view.name for form in engine.assembly.forms],
             "temperature": pairing.temperature,
             "dtype": self.config.dtype,
             "device": self.config.device,
@@ -351,7 +351,7 @@ def _speeds(rates: Sequence[float], standard: Sequence[float]) -> Record:
 
 def _scoring_widths(engine: Engine) -> list[int]:
     """Return the number of tokens that each model reads in a scoring pass."""
-    _, gammas = engine.config.checked(len(engine.batcher.assembly.forms))
+    _, gammas = engine.config.checked(len(engine.assembly.forms))
     method = engine.config.method
     if method == "alternating":
         return [sum(gammas) - gamma + 1 for gamma in gammas]

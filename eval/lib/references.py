@@ -102,7 +102,9 @@ def _read(
     )
     real = np.arange(most) < length[:, None]
     targets, _ = pad_rows([*answers, *padding], most)
-    members = zip(engine.program.members, engine.params["models"], state.target, strict=True)
+    members = zip(
+        engine.assembly.program.members, engine.assembly.params["models"], state.target, strict=True
+    )
     logits = [
         np.asarray(_score(member, params, fed, cache))[real] for member, params, cache in members
     ]

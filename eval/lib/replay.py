@@ -182,7 +182,7 @@ class RecordedBatcher(Batcher):
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
         batch = bucket(len(requests), BATCH_BUCKETS, "batch")
         answers = self.recorded.table([request.prompt for request in requests], batch)
-        return Held(self.program, self.mesh, {**self.params, "target": answers})
+        return Held(self.program, self.mesh, {**self.assembly.params, "target": answers})
 
 
 class RecordedEngine(Engine):
@@ -195,7 +195,7 @@ class RecordedEngine(Engine):
         )
         super().__post_init__()
         self.batcher = RecordedBatcher(self.batcher.assembly, self.config, self.batcher.captioner)
-        if self.program.drafts and not parse_weighting(self.config.weighting).hard_labels:
+        if self.assembly.program.drafts and not parse_weighting(self.config.weighting).hard_labels:
             raise InputError(
                 f"weighting {self.config.weighting}: learns from probabilities, and recorded "
                 "answers have none"

@@ -159,7 +159,7 @@ def record(
     engine: Engine, requests: Sequence[Request], answers: Sequence[Sequence[int]]
 ) -> Recording:
     """Run one pass of target and draft over each answer, on the caches after prefill."""
-    program = engine.program
+    program = engine.assembly.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
     tokens = np.zeros(state.tokens.shape, np.int32)
@@ -167,7 +167,7 @@ def record(
     for row, answer in enumerate(answers):
         tokens[row, : len(answer)] = answer
         length[row] = len(answer)
-    return _record(program, engine.params, state, jnp.asarray(tokens), jnp.asarray(length))
+    return _record(program, engine.assembly.params, state, jnp.asarray(tokens), jnp.asarray(length))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -271,7 +271,8 @@ def predict_heads(
                 for name, head in heads.items():
                     agrees = map_over_processes(
                         lambda some, head=head: [
-                            head_agreement(plain.lead, head, *one, max(gammas)) for one in some
+                            head_agreement(plain.assembly.lead, head, *one, max(gammas))
+                            for one in some
                         ],
                         answered,
                     )

@@ -174,12 +174,18 @@ class PassTimes:
 
 def time_passes(engine: Engine, requests: list[Request], repeats: int = 20) -> PassTimes:
     """Time draft and target passes on the state after the requests' prefill, in turns."""
-    program = engine.program
+    program = engine.assembly.program
     assert isinstance(program, Speculator)
     state = engine.prefill(requests)
-    target = Passes(program.target.extend, engine.params["target"], state.target, len(state.count))
+    target = Passes(
+        program.target.extend, engine.assembly.params["target"], state.target, len(state.count)
+    )
     draft = Passes(
-        program.drafter.extend, engine.params, state.drafter, len(state.count), place_drafter
+        program.drafter.extend,
+        engine.assembly.params,
+        state.drafter,
+        len(state.count),
+        place_drafter,
     )
     calls = {
         "draft_ms": draft.over(-(-program.drafter.reads // program.drafter.gamma)),
@@ -214,7 +220,7 @@ def time_members(
     state = engine.prefill([request])
     members = [
         Passes(form.model.model.extend, form.model.params, cache, len(cache.length))
-        for form, cache in zip(engine.batcher.assembly.forms, state.target, strict=True)
+        for form, cache in zip(engine.assembly.forms, state.target, strict=True)
     ]
     calls = {
         f"{width} {m}": model.over(width)

@@ -160,7 +160,7 @@ def answer(
         "prefill_ms": result.prefill_ms,
         "decode_tokens_per_second": pace,
         "temperature": request.temperature,
-        "dtype": str(jax.tree.leaves(engine.lead.params)[0].dtype),
+        "dtype": str(jax.tree.leaves(engine.assembly.lead.params)[0].dtype),
         "target_weights": args.target_weights,
         "device": jax.devices()[0].device_kind,
         "batch": result.batch,

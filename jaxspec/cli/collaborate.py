@@ -75,7 +75,7 @@ def run(args: Collaborate) -> None:
             "method": args.method,
             "gammas": config.gammas or (1,) * len(names),
             "default_proposer": args.default_proposer,
-            "views": [form.view.name for form in engine.batcher.assembly.forms],
+            "views": [form.view.name for form in engine.assembly.forms],
             "summary": f"{calls} passes of each model a token",
         }
 

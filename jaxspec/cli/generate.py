@@ -135,7 +135,7 @@ def run(args: Generate) -> None:
     engine = Engine(*loaded, config=config, captioner=captioner)
 
     def describe(result: Result) -> dict[str, Any]:
-        drafts, block = engine.program.drafts, block_fields(config)
+        drafts, block = engine.assembly.program.drafts, block_fields(config)
         stats = acceptance_metrics([result.stats]) | (
             block if drafts else dict.fromkeys(block) | {"gamma": 0}
         )

@@ -1,4 +1,4 @@
-"""CoS: collaborative decoding in which every model proposes in turn (Algorithm 2)."""
+"""Decode collaboratively with CoS: every model proposes in turn (Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -27,55 +27,52 @@ from jaxspec.verification import Verdict
 
 
 class Pending(struct.PyTreeNode):
-    """Proposals that are not yet committed. They lie in `DecodeState.tokens` behind the committed
-    tokens."""
+    """Track proposals not yet committed, which follow the committed tokens in `tokens`."""
 
     turn: Int[Array, " B"]
-    """The model whose turn it is."""
+    """Index of the model whose turn it is."""
     count: Int[Array, " B"]
+    """Number of pending proposals."""
     logits: tuple[Float[Array, "B window V"], ...]
-    """Each model's logits for the token at index i, in slot i mod W, where that model has read so
-    far."""
+    """Each model's logits for the token at index i, in slot i % window, if it has read that far."""
 
 
 @dataclass(frozen=True)
 class Alternating(Collaboration):
-    """CoS: every model proposes in turn. Static; `params` as in `prefill_members`.
+    """Let every model propose in turn (CoS). `params` are those of `prefill_members`.
 
-    The models stand in a ring. In its turn a model reads all that it has not read, which is always
-    the newest committed token and the pending ones. That one pass scores the proposals of the
-    others and gives the distribution of the token after them, from which the model draws its own
-    first proposal: the bonus token of plain speculative decoding is not emitted but pending. When
-    all models have scored the oldest run of proposals, the run is verified against the combined
-    distribution, with the distributions of the model that proposed it as the draft's. If it stands
-    as a whole it is committed, and the model in turn extends its own run. At the first rejection
-    all that is pending is dropped, and the default proposer begins anew (the paper's Algorithm 2,
-    where a proposal after a rejection is an oversight).
+    The models form a ring. In its turn a model reads all tokens that it has not read: the newest
+    committed token and the pending ones. This one pass scores the other models' proposals and gives
+    the distribution of the token after them, from which the model draws its own first proposal. So
+    the bonus token of speculative decoding is not emitted but pending. Once all models have scored
+    the oldest run of proposals, the run is verified against the combined distribution, with its
+    owner's distributions as the draft's. If all of it is accepted it is committed, and the model in
+    turn extends its own run. A rejection drops all pending proposals, and the default proposer
+    starts again (Algorithm 2; its proposal after a rejection is an oversight of the paper).
 
-    What follows from the ring, and is therefore not stored:
-    - the oldest pending run is the next model's, so its owner and its length are static in each
-      model's turn;
-    - a run is verified in the turn before its owner's, and the owner has read all of it but the
-      last token. So at a model's turn its cache holds all committed tokens but the newest one: one
-      count a row serves all models.
+    The ring determines two facts, which need no state:
+    - The oldest pending run belongs to the next model, so its owner and its length are static in
+      each model's turn.
+    - A run is verified in the turn before its owner's, and the owner has read all of it but the
+      last token. So at a model's turn its cache holds all committed tokens but the newest: one
+      count for each row serves all models.
 
-    The output follows the combined distribution exactly, whatever the draft lengths, since a
-    proposal is always conditioned on everything before it, committed and pending. (In the released
-    code the context of an extension lacks what its own verification has just accepted.)
+    The output follows the combined distribution exactly for any draft lengths, because a proposal
+    is conditioned on all tokens before it, committed and pending. (In the released code the context
+    of an extension lacks the tokens that its own verification has just accepted.)
 
-    Rows of a batch may be in different turns. A pass of the loop gives every model one turn, in
-    ring order, for the rows that wait for it, and skips a model for which none waits: a single row
-    never waits, a batch pays each model's pass for all its rows (`CollaborationStats.passes`
-    against `calls`). Rows that wait are parked past the last slot, where cache writes are dropped,
-    so that what a request draws does not depend on its neighbours.
+    Rows of a batch may be in different turns. An iteration of the loop gives every model one turn,
+    in ring order, for the rows in its turn, and skips a model without any. A batch pays each
+    model's pass for all its rows (`CollaborationStats.passes` against `calls`). Rows in another
+    turn are moved past the last slot, where cache writes are dropped, so a request's draws do not
+    depend on its neighbours.
     """
 
     members: tuple[Member, ...]
     gammas: tuple[int, ...]
-    """Draft length of each model, 1 or more."""
+    """Draft length of each model, at least 1."""
     first: int = 0
-    """The default proposer, which begins and begins anew after each rejection; the others follow in
-    ring order."""
+    """Index of the default proposer, which starts, and starts again after each rejection."""
 
     @property
     def spare_slots(self) -> int:
@@ -112,8 +109,7 @@ class Alternating(Collaboration):
     def turn(
         self, model: int, params: Params, options: Sampling, state: DecodeState
     ) -> DecodeState:
-        """Take one model's turn, for the rows that wait for it: score; verify the oldest run if all
-        have; propose."""
+        """Take one model's turn for its rows: score, verify the oldest run if due, propose."""
         owner = (model + 1) % len(self.members)
         run, others = self.gammas[owner], sum(self.gammas) - self.gammas[model]
         pending = state.drafter
@@ -121,7 +117,7 @@ class Alternating(Collaboration):
         verifying = active & (pending.count == others)
 
         with jax.named_scope("score"):
-            newest = jnp.maximum(state.count, 1)[:, None] - 1  # and behind it what is pending
+            newest = jnp.maximum(state.count, 1)[:, None] - 1  # pending proposals follow it
             fed = jnp.take_along_axis(state.tokens, newest + jnp.arange(others + 1), axis=1)
             logits, cache = self._extend(model, params, fed, state.target[model], active, 0)
             state = count_calls(state, model, active.astype(jnp.int32), 1)
@@ -149,11 +145,10 @@ class Alternating(Collaboration):
             falls = verifying & (verdict.count < run)
             wanted = jnp.where(verifying, verdict.count + falls, 0)
 
-        index = (
-            state.count + pending.count
-        )  # of the model's first proposal, whether or not a run is now committed
+        # Index of the model's first proposal, whether or not a run is now committed.
+        index = state.count + pending.count
         ring = pending.logits
-        if len(self.members) > 2:  # else nothing stays pending that the model has scored
+        if len(self.members) > 2:  # with two models no scored proposal stays pending
             kept = jnp.where(verifying, run, 0)[:, None] <= jnp.arange(others)
             kept &= (jnp.arange(others) < pending.count[:, None]) & (active & ~falls)[:, None]
             places = state.count[:, None] + jnp.arange(others)
@@ -191,8 +186,7 @@ class Alternating(Collaboration):
         index: Int[Array, " B"],
         proposing: Bool[Array, " B"],
     ) -> tuple[DecodeState, tuple[Array, ...]]:
-        """Propose the model's own run from `index` on, the first token drawn from `logits`, each
-        next one by a pass."""
+        """Propose a run from `index` on: the first token from `logits`, each next one by a pass."""
         gamma = self.gammas[model]
         rows = jnp.arange(len(index))
 
@@ -206,9 +200,7 @@ class Alternating(Collaboration):
 
         def step(i: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             token, tokens, ring, cache = carry
-            ahead = (
-                index + i - state.count
-            )  # past the newest token: those pending, and this run's so far
+            ahead = index + i - state.count  # pending proposals, this run's included
             logits, cache = self._extend(model, params, token[:, None], cache, proposing, ahead)
             return *put(i, logits[:, 0], tokens, ring), cache
 
@@ -230,8 +222,10 @@ class Alternating(Collaboration):
         active: Bool[Array, " B"],
         ahead: int | Int[Array, " B"],
     ) -> tuple[Float[Array, "B T V"], KVCache]:
-        """Run a pass over tokens `ahead` places past the cache's length, which stays; idle rows
-        write nothing."""
+        """Run a pass over tokens `ahead` places past the cache's length, and keep that length.
+
+        Inactive rows write nothing.
+        """
         placed = cache.replace(length=jnp.where(active, cache.length + ahead, cache.slots))
         logits, written = self.members[model].model.extend(params["models"][model], tokens, placed)
         return logits, written.replace(length=cache.length)
@@ -244,7 +238,7 @@ def _write(
     kept: Bool[Array, "B T"],
     logits: Float[Array, "B T V"],
 ) -> tuple[Array, ...]:
-    """Return the rings, with the model's logits for the tokens at these indices."""
+    """Return the rings with the model's logits written for the tokens at these indices."""
     ring = pending.logits[model]
     slots = jnp.where(kept, index % ring.shape[1], ring.shape[1])
     ring = ring.at[jnp.arange(len(slots))[:, None], slots].set(logits, mode="drop")
@@ -252,5 +246,5 @@ def _write(
 
 
 def _with(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
-    """Return the tuple with another item at a place."""
+    """Return the tuple with one item replaced."""
     return (*items[:at], item, *items[at + 1 :])

@@ -1,8 +1,8 @@
-"""From requests to a prefilled batch: read -> size -> stack -> prefill.
+"""Turn requests into a prefilled batch: read -> size -> stack -> prefill.
 
 A request is *read* into token rows, one for each form in which the program's models see the
-prompt. Its sizes are rounded up to buckets, since each bucket is a compiled program. Requests of
-like sizes are *stacked* into one batch of numpy arrays, and *prefilled* together.
+prompt. Its *sizes* are rounded up to buckets, since each bucket is a compiled program. Requests of
+similar sizes are *stacked* into one batch of numpy arrays and *prefilled* together.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.decoding.memory import Sizes
+from jaxspec.decoding.program import BatchParts
 from jaxspec.decoding.requests import (
     EncodedRequest,
     Request,
@@ -42,41 +43,41 @@ from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
 
 FIRST, FACTOR = 128, 4
-"""Slots for new tokens in the first cache, and the factor by which a full cache grows."""
+"""Slots for new tokens in a first cache, and the growth factor of a full cache."""
 
 
 class Together(NamedTuple):
-    """What all prefills of one running batch have in common."""
+    """The fields that all prefills of one running batch share."""
 
     sizes: Sizes
-    """The bucket."""
+    """Bucket of all requests."""
     held: Held
-    """The program with its parameters."""
+    """Program with its parameters."""
     greedy: bool
-    """Whether no row samples, which selects the loop's program, not prefill's."""
+    """Whether no row samples. It selects the loop's program, not prefill's."""
     prompts: int | None = None
-    """How many of the requests differ in their prompt, where the others are samples of these."""
+    """Number of different prompts, if the requests are samples of the first ones."""
     past: KVCache | None = None
-    """The cache of an earlier turn, whose slots begin the only prompt."""
+    """Cache of an earlier turn, whose slots begin the only prompt."""
 
 
 @dataclass
 class Batcher:
-    """Reads, sizes, stacks and prefills requests for one program."""
+    """Read, size, stack and prefill requests for one program."""
 
     assembly: Assembly
     config: Batching
     captioner: Captioner | None = None
-    """Makes the captions of view C, from all images of a call at once."""
+    """Captioner of view C, called once for all images of a call."""
 
     def __post_init__(self) -> None:
-        self.program, self.params = self.assembly.program, self.assembly.params
+        self.program = self.assembly.program
         self.encoder = prompt_encoder(self.assembly.lead)
         self.mesh = mesh_of(self.assembly.lead.params)
-        self._held: Held | None = None
+        self._held = Held(self.program, self.mesh, self.assembly.params)
 
     def read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
-        """Return the requests with captions, prompts in each form, and sizes."""
+        """Return the requests with captions, token rows for each form, and sizes."""
         read = encode(self.encoder, requests)
         read = each(self._written, read, self._captions(read))
         if not self.grows:
@@ -94,7 +95,7 @@ class Batcher:
         return [list(islice(rest, count)) for count in counts]
 
     def _written(self, request: EncodedRequest, captions: list[Caption]) -> EncodedRequest:
-        """Return the request with its prompt in each form, and its bucket."""
+        """Return the request with its token rows, one for each form, and its sizes."""
         texts, rows = [caption.text for caption in captions], []
         for form in self.assembly.forms:
             images, view = form.model.images, form.view
@@ -127,15 +128,15 @@ class Batcher:
         return sizes._replace(text=text, images=images)
 
     def _shown(self, request: EncodedRequest) -> np.ndarray:
-        """Return which image each slot of the target's row shows, -1 for text."""
+        """Return the index of the image that each slot of the target's row shows, -1 for text."""
         images, reader = request.prompt.images, self.assembly.lead.images
         slots = [reader.slots((x.height, x.width), None, len(images)) for x in images if reader]
         return which_image(request.rows[0], [len(part.sources) for part in slots])
 
     def batches(self, read: Sequence[EncodedRequest]) -> list[list[int]]:
-        """Return which requests run together, or take each other's places.
+        """Return the indices of the requests that share a batch, batch by batch.
 
-        The draft has no say, so that answers at one width do not depend on it.
+        The draft does not count, so that answers at one width do not depend on it.
         """
         most = len(read) if self.config.continuous_batching else self.config.batch_size
         members = len(self.program.members)
@@ -145,25 +146,23 @@ class Batcher:
     def largest(self, requests: Sequence[EncodedRequest]) -> Sizes:
         """Return the bucket that holds all requests."""
         if not requests:
-            raise InputError("requests: none are given; give one or more")
+            raise InputError("requests: []; give one or more")
         length, tiles, *rest = zip(*(request.sizes for request in requests), strict=True)
         return Sizes(max(length), tuple(map(max, zip(*tiles, strict=True))), *map(max, rest))
 
     @property
     def grows(self) -> bool:
-        """Whether caches begin with room for few new tokens."""
+        """Return whether caches start small and grow."""
         config = self.config
         fixed = isinstance(config, EngineConfig) and config.width is not None
         return config.growing_cache and not config.continuous_batching and not fixed
 
     def rooms(self, sizes: Sizes) -> list[int]:
-        """Return the slots for new tokens that caches begin with, and those that they grow to."""
+        """Return the slots for new tokens of the first cache and of each larger one."""
         return rooms(sizes.new, self.program.most_tokens) if self.grows else [sizes.new]
 
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
-        """Return the program with its parameters, which are the same for all requests."""
-        if self._held is None:
-            self._held = Held(self.program, self.mesh, self.params)
+        """Return the program with its parameters, the same ones for all requests."""
         return self._held
 
     def together(
@@ -172,7 +171,7 @@ class Batcher:
         prompts: int | None = None,
         past: KVCache | None = None,
     ) -> Together:
-        """Return what the prefills of these requests have in common."""
+        """Return the fields that all prefills of these requests share."""
         first = requests[: prompts or self.config.batch_size]
         greedy = all_greedy(requests)
         return Together(self.largest(requests), self.held(first), greedy, prompts, past)
@@ -180,17 +179,17 @@ class Batcher:
     def prefill(
         self, together: Together, requests: Sequence[EncodedRequest], room: int, least: int = 1
     ) -> tuple[DecodeState, Sampling, float]:
-        """Prefill requests: the state, their options, and milliseconds.
+        """Prefill requests and return the state, the sampling options and the milliseconds.
 
         Args:
           room: Slots for new tokens.
-          least: Least rows of the batch; those past the requests emit nothing.
+          least: Least number of rows; rows past the requests emit nothing.
         """
         sizes, past = together.sizes, together.past
         batch, options = self.inputs(requests, sizes, least, together.prompts)
         if past is not None:
             batch = self._behind(past, requests[0], sizes.length + room, batch)
-        if self.mesh is not None:  # else the compiler splits options as it likes
+        if self.mesh is not None:  # without a placement the compiler chooses one
             options = jax.device_put(options, replicated(self.mesh))
         state, ms = timed(run_prefill, together.held, batch, options, static=(room,))
         return state, options.replace(greedy=together.greedy), ms
@@ -198,7 +197,7 @@ class Batcher:
     def _behind(
         self, past: KVCache, request: EncodedRequest, slots: int, batch: PromptBatch
     ) -> PromptBatch:
-        """Return the batch without what `past` holds of its only prompt."""
+        """Return the batch with only those slots of its one prompt that `past` does not hold."""
         missing = slots + self.program.spare_slots - past.slots
         rest = request.rows[0][int(np.asarray(past.length)[0]) :]
         if missing > 0:
@@ -217,7 +216,7 @@ class Batcher:
     ) -> tuple[PromptBatch, Sampling]:
         """Return the requests as numpy arrays, padded to the sizes and to `least` rows.
 
-        Of samples of the first `prompts` requests, those alone are read.
+        prompts: Number of requests to read, if the others are samples of these.
         """
         width = bucket(max(len(requests), least), BATCH_BUCKETS, "batch")
         options = sampling_options(requests, self.assembly.lead.config, width)
@@ -238,12 +237,12 @@ class Batcher:
             shown = [self._shown(request) for request in padded]
             head = head_rows(head, shown, sizes.text, sizes.images)
         rows = stack_rows(forms, sizes.length, sizes.views or None)
-        return self.program.inputs(rows, images, weights, head), options
+        return self.program.inputs(BatchParts(rows, images, weights, head)), options
 
     def scored(
         self, request: EncodedRequest, tokens: Sequence[int]
     ) -> tuple[tuple[Prompts, ...], np.ndarray]:
-        """Return the members' prompts with an answer behind them, and where each prompt ends."""
+        """Return each member's prompt followed by the answer, and the prompt's last slot."""
         rows = request.rows[: len(self.program.members)]
         for form, row in zip(self.assembly.forms, rows):
             form.check_context(replace(request, max_new_tokens=len(tokens)), row)
@@ -258,9 +257,9 @@ class Batcher:
 
 
 def rooms(new: int, block: int) -> list[int]:
-    """Return the slots for new tokens, from the first to `new`.
+    """Return growing numbers of slots for new tokens, the last of which is `new`.
 
-    Each but the last is larger than the tokens of a block.
+    All others are larger than the tokens of a block: new = 1,024 gives [128, 512, 1024].
     """
     sizes = [FIRST]
     while sizes[-1] < new:
@@ -269,8 +268,8 @@ def rooms(new: int, block: int) -> list[int]:
 
 
 def rows_per_insert(batch_size: int) -> int:
-    """Return how many finished rows make the loop return for waiting requests.
+    """Return the number of finished rows at which the loop returns to insert waiting requests.
 
-    Few rows waste little; many share one prefill.
+    Fewer rows waste less; more rows share one prefill.
     """
     return max(1, batch_size // 4)

@@ -1,13 +1,13 @@
-"""Collaborative decoding: M models write from one combined distribution.
+"""Decode collaboratively: M models write from one combined distribution.
 
-| program                | how                                                                                 |
-|------------------------|-------------------------------------------------------------------------------------|
-| `OneProposer`, gamma 0 | standard collaborative decoding: all models read each token, the next one is drawn  |
-| `OneProposer`          | one model proposes, all score: the paper's Naive-CoS (Theorem 3.1)                  |
-| `OneProposer`, bonus   | likewise with a bonus token, as in plain speculative decoding                       |
-| `Alternating`          | CoS: each model proposes in turn                                                    |
+| program                | method                                                                  |
+|------------------------|-------------------------------------------------------------------------|
+| `OneProposer`, gamma 0 | standard collaborative decoding: all models read each token             |
+| `OneProposer`          | Naive-CoS: one model proposes, all models score (Theorem 3.1)           |
+| `OneProposer`, bonus   | the same with a bonus token, as in speculative decoding                 |
+| `Alternating`          | CoS: each model proposes in turn                                        |
 
-All draw from one law, the combined distribution, and at temperature 0 they write the same tokens.
+All draw from the combined distribution, and at temperature 0 they write the same tokens.
 
 Reference: Collaborative Decoding via Speculation (arXiv 2502.01662, ICML 2025).
 """
@@ -23,7 +23,7 @@ from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.combination import combined, greedy_token
-from jaxspec.decoding.program import Images, Member, Program
+from jaxspec.decoding.program import BatchParts, Member, Program
 from jaxspec.decoding.speculative import copied
 from jaxspec.decoding.state import (
     DecodeState,
@@ -34,19 +34,17 @@ from jaxspec.decoding.state import (
     init_state,
     step_keys,
 )
-from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling, by_place, distribution
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, match, rejection
 
 VERIFY = 1
-"""Stream of a step's keys for verification. A place's `state.DRAW` serves every proposal for it, of
-which one at most is ever verified."""
+"""Stream of a step's keys for verification. `state.DRAW` draws every proposal for a place, at most
+one of which is ever verified."""
 
 
 class Collaboration(Program):
-    """What collaborative programs share: each model has a cache of its own."""
+    """Share what all collaborative programs need: each model has a cache of its own."""
 
     def weights(self, params: Params) -> tuple[Params, ...]:
         return params["models"]
@@ -54,34 +52,29 @@ class Collaboration(Program):
     def caches(self, state: DecodeState) -> tuple[KVCache, ...]:
         return state.target
 
-    def inputs(
-        self,
-        rows: Sequence[PromptRows],
-        images: Sequence[Images],
-        weights: Float[Array, "B R"] | None = None,
-        head: HeadRows | None = None,
-    ) -> PromptBatch:
-        first, *others = map(Prompts, rows, images)
+    def inputs(self, parts: BatchParts) -> PromptBatch:
+        first, *others = map(Prompts, parts.rows, parts.images)
         return PromptBatch(first.rows, first.images, others=tuple(others))
 
 
 class CollaborationStats(struct.PyTreeNode):
-    """Counts of each row, or of one request, models by identity; the token that prefill gives is in
-    none."""
+    """Count the loop's passes, proposals and tokens, for each row or one request.
+
+    The prefill token is not counted. Models keep their order in the list.
+    """
 
     emitted: Int[Array, " B"]
     verified: Int[Array, " B"]
-    """Runs verified: cycles."""
+    """Number of verified runs: cycles."""
     calls: Int[Array, "B M"]
-    """Forward passes of the loop that the row had a part in."""
+    """Forward passes of the loop in which the row took part."""
     tested: Int[Array, "B M"]
     """Proposals of each model that were accepted or rejected."""
     accepted: Int[Array, "B M"]
     overlap: Float[Array, "B M"]
-    """Sum over tested proposals of sum_x min(d(x), r(x)) = 1 - TV(d, r), the chance of
-    acceptance."""
+    """Sum over tested proposals of the acceptance chance sum_x min(d(x), r(x)) = 1 - TV(d, r)."""
     passes: Int[Array, "B M"]
-    """Forward passes of the loop, whether or not the row had a part in them."""
+    """Forward passes of the loop, whether the row took part or not."""
 
 
 def prefill_members(
@@ -92,11 +85,11 @@ def prefill_members(
     new_slots: int,
     spare: int,
 ) -> DecodeState:
-    """Run every member's prompts; the first new token is drawn from their combination.
+    """Prefill every member and draw the first new token from their combination.
 
     Args:
       params: {"models": a tuple of parameters, "combination": a `Combination`}.
-      spare: slots past the last new token that a pass may write to.
+      spare: Number of cache slots past the last new token that a pass may write.
     """
     logits, caches = [], []
     prompts = (Prompts(batch.target, batch.images), *batch.others)
@@ -121,7 +114,7 @@ def prefill_members(
 def draw_combined(
     params: Params, logits: Float[Array, "M B V"], index: Int[Array, " B"], options: Sampling
 ) -> Int[Array, " B"]:
-    """Return the token at an index, from the combined distribution."""
+    """Draw the token at an index from the combined distribution."""
     combination = params["combination"]
     return draw_next(
         lambda: greedy_token(combination, logits),
@@ -139,10 +132,10 @@ def verify_combined(
     count: Int[Array, " B"],
     options: Sampling,
 ) -> tuple[Verdict, Float[Array, "B J"]]:
-    """Verifies a run that one model proposed against the combination at its places (and, if T = J +
-    1, after it).
+    """Verify one model's run of proposals against the combination.
 
-    Returns the verdict and the chance that each place had to be accepted, sum_x min(d(x), r(x)).
+    With T = J + 1 the logits after the run give a bonus token. Returns the verdict and each
+    place's chance of acceptance, sum_x min(d(x), r(x)).
     """
     if not drafted.shape[1]:
         token = draw_combined(params, logits[:, :, 0], count, options)
@@ -151,9 +144,8 @@ def verify_combined(
     if options.greedy:
         best = jax.vmap(partial(greedy_token, combination), in_axes=-2, out_axes=-1)(logits)
         unread = jnp.zeros((0, *drafted.shape, logits.shape[-1]))
-        return match(best, Draft(drafted, None, unread)), (drafted == best[:, :length]).astype(
-            jnp.float32
-        )
+        chance = (drafted == best[:, :length]).astype(jnp.float32)
+        return match(best, Draft(drafted, None, unread)), chance
     r = by_place(lambda place: combined(combination, place, options))(logits)
     d = by_place(lambda place: distribution(place, options))(logits[proposer, :, :length])
     keys = step_keys(options, count, VERIFY)
@@ -170,12 +162,11 @@ def commit_run(
     wanted: Int[Array, " B"],
     options: Sampling,
 ) -> DecodeState:
-    """Append the first `wanted` of the accepted proposals and the token after them, and count them;
-    see `append`."""
+    """Append and count the first `wanted` of the accepted proposals and the token after them."""
     state, emitted = append(state, drafted, verdict, wanted, options)
     own = jnp.arange(len(state.target)) == proposer
     accepted = jnp.minimum(verdict.count, emitted)
-    # Of the block the first rejection was tested too, if its replacement was emitted.
+    # The first rejected proposal was tested too, if its replacement was emitted.
     tested = accepted + ((verdict.count < emitted) & (verdict.count < drafted.shape[1]))
     chance = jnp.where(jnp.arange(drafted.shape[1]) < tested[:, None], overlap, 0.0).sum(-1)
     stats = state.stats
@@ -192,7 +183,7 @@ def commit_run(
 def count_calls(
     state: DecodeState, model: int, calls: Int[Array, " B"], passes: int | Array
 ) -> DecodeState:
-    """Adds forward passes of a model: of each row, and of the batch."""
+    """Add a model's forward passes to the counts of each row and of the batch."""
     stats = state.stats
     stats = stats.replace(
         calls=stats.calls.at[:, model].add(calls), passes=stats.passes.at[:, model].add(passes)

@@ -1,5 +1,4 @@
-"""Programs compiled once, ahead of time, for each program, shapes, dtypes and placement; and their
-times without it."""
+"""Compile each program once, ahead of time, and time its runs without compilation."""
 
 from __future__ import annotations
 
@@ -19,26 +18,29 @@ from jaxspec.sharding import on_mesh
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What the calls of one program share, and its kind, found once: parameters have hundreds of
-    leaves."""
+    """Hold a program with its parameters, and find their key once for all calls.
+
+    Parameters have hundreds of leaves, which take too long to hash in every call.
+    """
 
     program: Any
     mesh: Mesh | None
     params: Any
-    """Or what else the program reads first."""
+    """Parameters, or another first argument of the step."""
 
     @cached_property
     def kind(self) -> object:
-        """One object for one program on one mesh and all parameters of the same names, shapes,
-        dtypes and places."""
+        """Return one object for each program, mesh, and names, shapes, dtypes and shardings."""
         places = tuple([getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(self.params)])
-        # Not a count of those known: two threads would count alike.
+        # An object, since a counter could race between threads.
         return _KINDS.setdefault((self.program, self.mesh, _shapes(self.params), places), object())
 
 
 def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, ...] = ()) -> Any:
-    """(what the jitted step(program, params, *args, *static) gives, its milliseconds), without
-    those of compiling."""
+    """Run the jitted `step(program, params, *args, *static)` and return its result and its ms.
+
+    The milliseconds do not include compilation.
+    """
     run = executable(step, held, *args, *static)
     begun = time.perf_counter()
     found = jax.block_until_ready(run(held.params, *args))
@@ -46,11 +48,11 @@ def timed(step: Callable[..., Any], held: Held, *args: Any, static: tuple[Any, .
 
 
 MAPPINGS = 50_000
-"""Memory mappings from which on programs are given up: Linux ends a process that asks for more than
-65,530, and on a CPU a program takes some hundreds."""
+"""Most memory mappings before old programs are dropped. Linux ends a process with more than 65,530,
+and a compiled program takes some hundreds on a CPU."""
 
 EXECUTABLES: dict[Any, Any] = {}
-"""Compiled programs by key, those used last at the end."""
+"""Compiled programs by key, the most recently used last."""
 
 _KINDS: dict[Any, object] = {}
 
@@ -58,23 +60,21 @@ _SPENT = [0.0]
 
 
 def compiled_ms() -> float:
-    """Return the milliseconds that this process has spent on compiling, or on reading what it
-    compiled before."""
+    """Return the milliseconds that this process has spent on compiling or loading programs."""
     return _SPENT[0]
 
 
 def executable(step: Any, held: Held, *args: Any) -> Any:
-    """Return `step` compiled for what is held, these shapes and JAX's settings; ahead of time, so
-    that no timing contains it."""
+    """Return `step` compiled for these arguments' shapes and JAX's settings, once for each."""
     key = (step, held.kind, _shapes(args), *jax.config.values.values())
     found = EXECUTABLES.pop(key, None)
     if found is None:
         if _mappings() > MAPPINGS:
             for oldest in list(EXECUTABLES)[: len(EXECUTABLES) // 2]:
                 del EXECUTABLES[oldest]
-            jax.clear_caches()  # which hold them too
+            jax.clear_caches()  # they hold the programs too
             gc.collect()
-        # In 32 bits whatever the process computes in: ids, counts and distributions are no wider.
+        # 32 bits even under x64: ids, counts and distributions need no more.
         begun = time.perf_counter()
         with on_mesh(held.mesh), jax.enable_x64(False):
             found = step.lower(held.program, held.params, *args).compile()
@@ -84,14 +84,13 @@ def executable(step: Any, held: Held, *args: Any) -> Any:
 
 
 def _shapes(args: Any) -> tuple[Any, ...]:
-    """Return what a program is compiled for: structure, shapes and dtypes, and values that are no
-    arrays."""
+    """Return structure, shapes and dtypes of the arrays, and the values of other leaves."""
     leaves, tree = jax.tree.flatten(args)
     return tree, tuple([(x.shape, x.dtype) if hasattr(x, "shape") else x for x in leaves])
 
 
 def _mappings() -> int:
-    """Return the mappings of this process; 0 where the system does not tell."""
+    """Return the number of memory mappings of this process; 0 if the system does not say."""
     try:
         return Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:

@@ -37,25 +37,27 @@ __all__ = ["CollaborationConfig", "Engine", "EngineConfig", "LoadedModel", "Requ
 
 @dataclass
 class Engine:
-    """Decodes requests with a target, and with a draft where one is given.
+    """Decode requests with a target and, if given, a draft.
 
-    Several models in the place of the target decode collaboratively. The output is the target's
-    own, or that of the models' combination. It runs where the (first) target is: on one device, or
-    on the mesh that it was loaded onto, with the draft on each device.
+    A list of models decodes collaboratively. The output follows the target's own distribution, or
+    the models' combined distribution. The engine runs on the device or mesh of the (first) target,
+    with the whole draft on each device.
 
     Raises InputError if the models do not share a tokeniser, or if a view needs an input that its
     model lacks.
+
+    Attributes:
+      target: Target model, or the list of models that decode collaboratively.
+      draft: Draft model.
+      config: `EngineConfig`, or `CollaborationConfig` for a list of models; None: all defaults.
+      captioner: Captioner for view C, called before prefill with all images of a call.
+      encoder: `PromptEncoder` with the target's chat template, which turns questions into prompts.
     """
 
     target: LoadedModel | Sequence[LoadedModel]
-    """The target, or the models that decode collaboratively."""
     draft: LoadedModel | None = None
-    """The model that drafts."""
     config: Any = None
-    """An `EngineConfig`, or for several models a `CollaborationConfig`; None takes the default."""
     captioner: Captioner | None = None
-    """The captioner for view C. It runs before prefill, on all images of a call at once, because
-    the lengths of the captions decide the bucket."""
 
     def __post_init__(self) -> None:
         alone = isinstance(self.target, LoadedModel)
@@ -68,8 +70,8 @@ class Engine:
         if self.config is not None and not isinstance(
             self.config, EngineConfig if alone else CollaborationConfig
         ):
-            kinds = "one target has an EngineConfig, several models a CollaborationConfig"
-            raise InputError(f"config: {type(self.config).__name__}; {kinds}")
+            kind = "an EngineConfig for one target" if alone else "a CollaborationConfig for a list"
+            raise InputError(f"config: {type(self.config).__name__}; give {kind}")
         captioner = None
         if isinstance(self.target, LoadedModel):
             config = self.config or EngineConfig()
@@ -80,17 +82,12 @@ class Engine:
                 captioner = self.captioner
         else:
             if self.draft is not None:
-                raise InputError(
-                    "draft: models that write together propose to each other; leave it out"
-                )
+                raise InputError("draft: collaborating models need none; leave it out")
             self.config = self.config or CollaborationConfig()
             assembly = collaboration(self.target, self.config)
+        self.assembly = assembly
         self.batcher = Batcher(assembly, self.config, captioner)
         self.encoder = self.batcher.encoder
-        """Turns questions into prompts, with the chat template of the target."""
-        self.lead = assembly.lead
-        """The model whose tokens and template prompts are written with: the target."""
-        self.program, self.params = assembly.program, assembly.params
 
     @classmethod
     def from_pretrained(
@@ -103,15 +100,16 @@ class Engine:
         target_weights: Weights | None = None,
         **options: Any,
     ) -> Engine:
-        """Load a target by directory or hub id, and a draft where one is named.
+        """Load the named models and return their engine.
 
         Args:
+          target: Directory or hub id of the target.
           draft: Directory or hub id of a draft model.
           kv_head: Directory of a KV head of the target.
           dtype: Dtype of the computation, see `LoadedModel.load`.
           mesh: Mesh to split the target over.
-          target_weights: `weights` of the target, see `LoadedModel.load`.
-          options: Fields of an `EngineConfig`.
+          target_weights: Format of the target's weights, `weights` of `LoadedModel.load`.
+          options: Fields of `EngineConfig`, such as `gamma=5`.
         """
         config = EngineConfig(**options)
         loaded = LoadedModel.load(target, dtype, mesh=mesh, weights=target_weights)
@@ -127,7 +125,7 @@ class Engine:
     @overload
     def generate(self, requests: Sequence[Request | str]) -> list[Result]: ...
     def generate(self, requests: Request | str | Sequence[Request | str]) -> Any:
-        """Decode requests or questions: a list gives a list of results, in its order."""
+        """Decode one request or question, or a list of them; results keep the list's order."""
         if isinstance(requests, Request | str):
             return self.generate([requests])[0]
         return (
@@ -146,7 +144,7 @@ class Engine:
         return [results[i] for i in range(len(requests))]
 
     def _unreadable(self, requests: Sequence[Request | str]) -> dict[int, Result]:
-        """Return a result with its error for each request that cannot be read, by index."""
+        """Return a result with an error for each unreadable request, by index."""
         found = {}
         for i, request in enumerate(requests):
             try:
@@ -156,10 +154,10 @@ class Engine:
         return found
 
     def stream(self, request: Request | str) -> Iterator[Result]:
-        """Yield the answer while it is written, every few tokens; the last result is whole.
+        """Yield the answer so far every few tokens; the last result is the whole answer.
 
-        Each text begins with the one before. A letter is held back until it is complete, and so is
-        the beginning of a stop string. Closing the iterator stops decoding.
+        Each text extends the one before: an incomplete character, or a text that may become a stop
+        string, is held back. Closing the iterator stops decoding.
         """
         (read,) = self.batcher.read([request])
         text, whole = "", None
@@ -176,10 +174,11 @@ class Engine:
     def _run(
         self, requests: list[EncodedRequest], stride: int | None = None, prompts: int | None = None
     ) -> Iterator[list[Result]]:
-        """Decode a batch of requests, or samples of the first `prompts` of them.
+        """Decode a batch and yield its results.
 
-        Yields their results; with a stride, results so far whenever the longest answer has that
-        many tokens more.
+        Args:
+          stride: Number of tokens between two yields of results so far; None yields once.
+          prompts: Number of different prompts, if the requests are samples of the first ones.
         """
         batch = RunningBatch(self.batcher, requests, prompts)
         while batch.busy:
@@ -190,14 +189,14 @@ class Engine:
             batch.grow()
 
     def samples(self, request: Request | str, count: int) -> list[Result]:
-        """Draw several answers to one prompt, which is read once.
+        """Draw several answers to one prompt, which is prefilled once.
 
-        Sample i is the answer of the request with seed + i.
+        Sample i equals the answer to the request with seed + i.
         """
         check_counts(count=count)
         (read,) = self.batcher.read([request])
         if read.temperature == 0:
-            raise InputError("temperature: 0 gives every sample the same answer; give more than 0")
+            raise InputError("temperature: 0 makes all samples equal; give more than 0")
         most = min(count, BATCH_BUCKETS[-1])
         seeds = [replace(read, seed=(read.seed + i) % 2**32) for i in range(count)]
         results: list[Result] = []
@@ -207,12 +206,12 @@ class Engine:
         return results
 
     def logprobs(self, request: Request | str, tokens: Sequence[int]) -> np.ndarray:
-        """Return the log-probabilities [T] of an answer's tokens, at temperature 1, unfiltered.
+        """Return the log-probabilities [T] of an answer's tokens at temperature 1, unfiltered.
 
-        They are the target's, or those of the combination of several models.
+        They come from the target, or from the combination of collaborating models.
         """
         if not len(tokens):
-            raise InputError("tokens: none are given; give the token ids of an answer")
+            raise InputError("tokens: []; give the token ids of an answer")
         asked = Request(request) if isinstance(request, str) else request
         (read,) = self.batcher.read([replace(asked, max_new_tokens=1)])
         prompts, starts = self.batcher.scored(read, tokens)
@@ -220,20 +219,17 @@ class Engine:
         return np.asarray(timed(run_logprobs, held, prompts, answer, starts)[0])
 
     def check(self, request: Request) -> None:
-        """Raise InputError for a request that is too long, or whose images cannot be read."""
+        """Raise InputError if the request is too long or an image cannot be read."""
         decoded_images(self.batcher.read([request]), 0)
 
     def prefill(self, requests: Sequence[Request | str]) -> DecodeState:
-        """Return the state after prefill of at most `batch_size` requests, as one batch."""
+        """Prefill at most `batch_size` requests as one batch and return the state."""
         read = self.batcher.read(requests)
         together = self.batcher.together(read)
         return self.batcher.prefill(together, read, together.sizes.new)[0]
 
     def warmup(self, requests: Sequence[Request | str]) -> None:
-        """Compile all programs that requests like these need.
-
-        A terminal shows the progress where it takes long.
-        """
+        """Compile all programs that these requests need, with a progress bar on terminals."""
         batcher, most = self.batcher, self.config.batch_size
         read = batcher.read(requests)
         kinds: dict[Any, list[EncodedRequest]] = {}
@@ -247,7 +243,7 @@ class Engine:
         with tqdm(total=steps, unit="program", desc="compiling", delay=1, disable=None) as bar:
             for (together, _, waits), some in kinds.items():
                 room, *larger = batcher.rooms(together.sizes)
-                if waits:  # for the rows that take the places of finished ones
+                if waits:  # the small prefill of rows to insert
                     batcher.prefill(together, some[:1], room, rows_per_insert(most))
                     bar.update()
                 state, options, _ = batcher.prefill(together, some[:most], room)
@@ -260,7 +256,7 @@ class Engine:
                     room = size
 
     def memory_report(self, requests: Sequence[Request | str]) -> MemoryReport:
-        """Return the bytes that the largest batch of these requests will hold on the device."""
+        """Return the bytes that the largest batch of these requests will take on a device."""
         batcher, most = self.batcher, self.config.batch_size
         read = batcher.read(requests)
         sizes = batcher.largest(read)
@@ -268,4 +264,6 @@ class Engine:
         waits = self.config.continuous_batching and len(read) > most
         fresh = bucket(rows_per_insert(most), BATCH_BUCKETS, "batch") if waits else 0
         smaller = max(batcher.rooms(sizes)[:-1], default=0)
-        return plan_memory(self.program, self.params, batch, sizes, fresh, smaller)
+        return plan_memory(
+            self.assembly.program, self.assembly.params, batch, sizes, fresh, smaller
+        )

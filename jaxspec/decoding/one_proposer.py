@@ -1,4 +1,4 @@
-"""Collaborative decoding in which one model proposes and all models score."""
+"""Decode collaboratively: one model proposes, and all models score."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from jaxspec.typing import Array, Params
 
 @dataclass(frozen=True)
 class OneProposer(Collaboration):
-    """One model proposes every run, and all models score it."""
+    """Let one model propose every run, and all models score it."""
 
     members: tuple[Member, ...]
     gamma: int
-    """Proposals of a run; 0 is standard collaborative decoding."""
+    """Proposals in each run; 0 is standard collaborative decoding."""
     proposer: int = 0
     bonus: bool = False
-    """Whether a run that is accepted whole gives one more token. The proposer then reads its last
-    proposal too."""
+    """Whether a fully accepted run adds a token, for which the proposer reads its last proposal."""
 
     @property
     def spare_slots(self) -> int:

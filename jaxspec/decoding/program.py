@@ -1,10 +1,11 @@
-"""The contract between an engine and the program that it runs."""
+"""The protocol of programs: what an engine needs of any way to decode."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxspec.cache import KVCache
 from jaxspec.config import KVHeadConfig
@@ -21,23 +22,36 @@ Images = dict[str, Float[Array, "B U ..."]] | None
 
 @dataclass(frozen=True)
 class Member:
-    """A model and the form in which it reads a prompt. Static: part of the compiled program."""
+    """A model with the form in which it reads prompts. Static: part of the compiled program."""
 
     model: LanguageModel
     pool: Pool | None = None
-    """How the features of an image are pooled; None leaves them as they are."""
+    """Pooling of image features; None keeps all."""
     reads_images: bool = True
-    """Whether the prompt shows images at all."""
+    """Whether the prompt shows images."""
+
+
+class BatchParts(NamedTuple):
+    """Everything that a program may make its `PromptBatch` of."""
+
+    rows: Sequence[PromptRows]
+    """Prompts in each of the program's `forms`."""
+    images: Sequence[Images]
+    """Tiles for each of the program's `towers`."""
+    weights: Float[Array, "B R"] | None = None
+    """Initial weights of the draft's views."""
+    head: HeadRows | None = None
+    """Slots of the target's rows that a KV head reads."""
 
 
 class Program(ABC):
-    """A way to decode as pure functions: `prefill` makes the state, `decode` runs the loop.
+    """Decode with pure functions: `prefill` makes the state, and `decode` runs the loop.
 
     Programs are frozen dataclasses, so that they can be static arguments of compiled functions.
     """
 
     members: tuple[Member, ...]
-    """The models that write: the target, or all that decode collaboratively."""
+    """Models that write: the target, or all collaborating models."""
 
     @abstractmethod
     def weights(self, params: Params) -> tuple[Params, ...]:
@@ -49,58 +63,45 @@ class Program(ABC):
 
     @property
     def forms(self) -> tuple[Member, ...]:
-        """All forms in which a prompt is read: the members', and behind them those of the draft."""
+        """Return the forms in which a prompt is read: the members', then those of the draft."""
         return self.members
 
     @property
     def towers(self) -> tuple[LanguageModel | None, ...]:
-        """The models whose image tiles are read, in the order of `Sizes.tiles`."""
+        """Return the models that read image tiles, in the order of `Sizes.tiles`."""
         return tuple(one.model if one.reads_images else None for one in self.members)
 
     @property
     def drafts(self) -> bool:
-        """Whether a draft of the target proposes blocks."""
+        """Return whether a draft proposes blocks."""
         return False
 
     @property
     def head(self) -> KVHeadConfig | None:
-        """The KV head that reads the target's cache."""
+        """Return the KV head that reads the target's cache, or None."""
         return None
 
     @property
     @abstractmethod
     def spare_slots(self) -> int:
-        """Cache slots past the last new token that a step of the loop may write to."""
+        """Return the number of cache slots past the last new token that a step may write."""
 
     @property
     @abstractmethod
     def most_tokens(self) -> int:
-        """The most tokens that one step of the loop may give a row."""
+        """Return the most tokens that one step may add to a row."""
 
     @abstractmethod
-    def inputs(
-        self,
-        rows: Sequence[PromptRows],
-        images: Sequence[Images],
-        weights: Float[Array, "B R"] | None = None,
-        head: HeadRows | None = None,
-    ) -> PromptBatch:
-        """Return what `prefill` reads.
-
-        Args:
-          rows: The prompts in each of the `forms`.
-          images: Tiles for each of the `towers`.
-          weights: First weights of the draft's views.
-          head: What a KV head reads of the prompts.
-        """
+    def inputs(self, parts: BatchParts) -> PromptBatch:
+        """Return the batch that `prefill` reads."""
 
     @abstractmethod
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> DecodeState:
-        """Run the prompts; the state holds the first new token of each row.
+        """Run the prompts and return a state with each row's first new token.
 
-        `new_slots` bounds the new tokens of a row.
+        new_slots: Most new tokens of a row.
         """
 
     @abstractmethod

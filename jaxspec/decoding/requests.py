@@ -1,5 +1,4 @@
-"""Requests and results, and what the host does with them: checks, batches, prompts as rows,
-options."""
+"""Define requests and results, and check, encode and batch requests on the host."""
 
 from __future__ import annotations
 
@@ -21,48 +20,45 @@ from jaxspec.sampling import Sampling
 
 Made = TypeVar("Made")
 
-LARGEST = 2**31 - 1
-"""The largest int32."""
+LARGEST = 2**31 - 1  # the largest int32
 HOTTEST = 1e30
-"""Highest temperature: logits over it are still numbers in float32."""
+"""Highest temperature that float32 logits can be divided by without underflow."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to decode it."""
+    """Ask one question and say how to decode its answer.
+
+    Attributes:
+      prompt: Question for the chat template, or token ids from an engine's `encoder`.
+      max_new_tokens: Most tokens of the answer.
+      temperature: Sampling temperature; 0 decodes greedily.
+      top_k: Number of likeliest tokens to sample from; 0: all.
+      top_p: Total probability of the likeliest tokens to sample from; 1: all.
+      seed: Seed of sampling, 0 to 2**32 - 1.
+      stop: Strings that end the answer; its text ends before the first one.
+      images: Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each replaces
+        an `<image>` in the question, or precedes its text.
+    """
 
     prompt: Prompt | str
-    """Token ids from an engine's `encoder`, or a question, which the engine puts into the model's
-    chat template."""
     max_new_tokens: int = 128
     temperature: float = 0.0
-    """0 is greedy."""
     top_k: int = 0
-    """0 keeps all tokens."""
     top_p: float = 1.0
-    """1 keeps all tokens."""
     seed: int = 0
     stop: Sequence[str] = ()
-    """Strings that end the answer; its text ends before the first of them."""
     images: Sequence[Any] = ()
-    """Images of a question: file names, PIL images or uint8 arrays [Y, X, 3]. Each takes the place
-    of an `<image>` in the question, or comes before the text."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, Prompt | str):
             kind = type(self.prompt).__name__
-            raise InputError(
-                f"prompt: a {kind}; give a string, or what engine.encoder.prompt(question, images) "
-                f"makes"
-            )
+            raise InputError(f"prompt: a {kind}; give a string or engine.encoder.prompt(question)")
         if not isinstance(self.images, list | tuple):
             kind = type(self.images).__name__
             raise InputError(f"images: a {kind}; give a list of images, as images=[page]")
         if self.images and not isinstance(self.prompt, str):
-            raise InputError(
-                "images: the prompt is token ids, and has images of its own; give them to the "
-                "encoder"
-            )
+            raise InputError("images: the prompt is token ids; give its images to the encoder")
         check_counts(max_new_tokens=self.max_new_tokens)
         if not 0 <= self.temperature <= HOTTEST:
             raise InputError(
@@ -75,60 +71,62 @@ class Request:
         if isinstance(self.stop, str) or not all(
             isinstance(text, str) and text for text in self.stop
         ):
-            raise InputError(f"stop: {self.stop!r}; give a list of strings that are not empty")
+            raise InputError(f"stop: {self.stop!r}; give a list of non-empty strings")
         if not isinstance(self.seed, Integral) or not 0 <= self.seed < 2**32:
             raise InputError(f"seed: {self.seed}; give a whole number from 0 to {2**32 - 1}")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one request gave."""
+    """Hold the answer to one request, with counts and times.
+
+    Attributes:
+      text: Answer, without the stop string.
+      tokens: New tokens, up to EOS or to the token that completes a stop string.
+      stats: Counts of the request: `DecodeStats`, or `CollaborationStats` of several models.
+      prefill_ms: Prefill time of all requests that ran together, without compilation.
+      decode_ms: Loop time of all requests that ran together, without compilation.
+      batch: Number of requests that ran together, inserted ones included.
+      trace: Origin of each new token: its text (`pieces`), its `place` in the block if it was
+        drafted (-1: the target wrote it), whether it was each view's likeliest token (`agree`; None
+        if the views gave no distribution), and the views' `weights`.
+      compile_ms: Compile time, which no other time includes.
+      error: Reason why the request could not be read, with `keep_going`; then `text` is empty.
+      caption_ms: Captioning time of the images; a caption from disk counts its original time.
+    """
 
     text: str
     tokens: tuple[int, ...]
-    """New tokens, EOS included where it was reached, or what makes a string to stop at whole."""
     stats: Any
-    """Counts of the request: `DecodeStats`, or `CollaborationStats` of models that write
-    together."""
     prefill_ms: float
-    """Milliseconds of all requests that ran together; compilation not counted."""
     decode_ms: float
-    """Milliseconds of their whole loop after prefill, compilation not counted."""
     batch: int
-    """How many these requests were: as many as decode at once, and those that took their places."""
     trace: dict[str, list[Any]] | None = None
-    """Tells each new token's text (`pieces`), its `place` in the block if it was drafted (-1: the
-    target wrote it), whether it was each view's likeliest (`agree`; None where the views were not
-    asked), and the views' `weights`."""
     compile_ms: float = 0.0
-    """What compiling for them took; in none of the other times."""
     error: str = ""
-    """Why the request could not be read, with `keep_going`; then there is no text."""
     caption_ms: float = 0.0
-    """What captioning the request's images took, when that was done: captions kept on disk count as
-    much as new ones. Neither in `prefill_ms` nor in `decode_ms`."""
 
 
 @dataclass(frozen=True)
 class EncodedRequest(Request):
-    """A request as it will be decoded: its prompt is token ids and images of known size."""
+    """Extend a request by its token ids, images of known size, rows and bucket."""
 
     prompt: Prompt
     name: str = ""
-    """Which of several it is, for errors."""
+    """Name in error messages, if there are several."""
     rows: tuple[PromptRow, ...] = ()
-    """The prompt in each form that the program's models read."""
+    """Token rows of the prompt, one for each form."""
     sizes: Any = None
-    """`Sizes` of its bucket."""
+    """Bucket, a `Sizes`."""
     caption_ms: float = 0.0
 
 
 def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[EncodedRequest]:
-    """Return requests, or questions, encoded. Images are decoded later, by the batch."""
+    """Encode requests or questions. Images are decoded later, batch by batch."""
     encoded = []
     for index, one in enumerate(requests):
         name = f"request {index}" if len(requests) > 1 else ""
-        with _told_of(name):
+        with _named(name):
             if not isinstance(one, Request | str):
                 kind = type(one).__name__
                 raise InputError(f"requests: a {kind}; give a Request, or a question as a string")
@@ -146,19 +144,19 @@ def encode(encoder: PromptEncoder, requests: Sequence[Request | str]) -> list[En
 
 
 def each(
-    work: Callable[..., Made], requests: Sequence[EncodedRequest], *beside: Sequence[Any]
+    work: Callable[..., Made], requests: Sequence[EncodedRequest], *others: Sequence[Any]
 ) -> list[Made]:
-    """Return what `work` makes of each request, and of what lies beside it; an InputError names the
-    request."""
+    """Map `work` over the requests and other sequences; an InputError names the request."""
     made = []
-    for request, *rest in zip(requests, *beside, strict=True):
-        with _told_of(request.name):
+    for request, *rest in zip(requests, *others, strict=True):
+        with _named(request.name):
             made.append(work(request, *rest))
     return made
 
 
 @contextmanager
-def _told_of(name: str) -> Iterator[None]:
+def _named(name: str) -> Iterator[None]:
+    """Put the name before the text of an InputError."""
     try:
         yield
     except InputError as error:
@@ -168,7 +166,7 @@ def _told_of(name: str) -> Iterator[None]:
 
 
 def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[Image]]:
-    """Return each request's images as RGB, and none for `spare` rows more."""
+    """Return each request's images as RGB, then `spare` empty lists."""
     return (
         each(lambda request: [picture.rgb() for picture in request.prompt.images], requests)
         + [[]] * spare
@@ -176,11 +174,10 @@ def decoded_images(requests: Sequence[EncodedRequest], spare: int) -> list[list[
 
 
 def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
-    """Return which of the requests of these `Sizes` run together: so many at most, the longest
-    first.
+    """Return batches of at most `most` requests, as indices, the longest requests first.
 
-    They are padded to the largest of their batch. So in no size is one over twice as large as
-    another, and of images all have some or none.
+    A batch is padded to its largest sizes. So no size in it is over twice another one, and either
+    all its requests have images or none has.
     """
     batches: list[tuple[list[int], set[Any]]] = []
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True):
@@ -195,7 +192,7 @@ def in_batches(sizes: Sequence[Any], most: int) -> list[list[int]]:
 
 
 def _near(one: Any, other: Any) -> bool:
-    """Return whether no size is over twice as large as the other; as of 0 any is."""
+    """Return whether no size is over twice the other; any size is over twice 0."""
     return all(max(pair) <= 2 * min(pair) for pair in zip(one.flat, other.flat, strict=True))
 
 
@@ -205,8 +202,10 @@ def all_greedy(requests: Sequence[Request]) -> bool:
 
 
 def sampling_options(requests: Sequence[Request], config: ModelConfig, batch: int) -> Sampling:
-    """Return the requests' options as numpy, with rows that emit nothing up to `batch`; the config
-    tells EOS."""
+    """Return the requests' options as numpy arrays, padded to `batch` rows that emit nothing.
+
+    config: Configuration with the ids of EOS.
+    """
 
     def column(values: list[Any], dtype: Any, fill: Any) -> np.ndarray:
         return np.asarray(values + [fill] * (batch - len(values)), dtype)

@@ -1,14 +1,14 @@
-"""A batch while it is decoded: what happens between two runs of the loop.
+"""Decode a batch in several runs of the loop: grow caches and insert rows between them.
 
-*Growth.* A pass reads all slots of a cache, filled or not. So caches begin with room for few new
-tokens, and get four times as many whenever an answer needs them. Each room is a program of its
-own, compiled when the first answer gets there. Tokens do not change, because a row reads only the
+*Growing caches.* A pass reads all slots of a cache, filled or not. So caches start with room for
+128 new tokens and grow fourfold whenever an answer needs more. Each size is a program of its own,
+compiled when the first answer reaches it. Tokens do not change, because a row attends only to the
 slots that it has filled.
 
-*Continuous batching.* A finished row is computed all the same until its batch ends. So while
-requests of the same bucket wait, the loop returns as soon as a few rows are done. The next prompts
-are prefilled as a small batch of their own, and take the free places. What a request draws depends
-on its own key and position alone, whatever its batch.
+*Continuous batching.* A finished row costs computation until its batch ends. So while requests of
+the same bucket wait, the loop returns as soon as a few rows are done. The next prompts are
+prefilled as a small batch and take the free rows. A request's draws depend only on its own key and
+position, not on its batch.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ STRIDE = 8
 
 
 class RunningBatch:
-    """Requests of one bucket, prefilled when it is made.
+    """Decode requests of one bucket; the constructor prefills the first ones.
 
     Args:
-      prompts: How many prompts differ, where the requests are samples of these.
-      past: The cache of an earlier turn, whose slots begin the only prompt.
+      prompts: Number of different prompts, if the requests are samples of the first ones.
+      past: Cache of an earlier turn, whose slots begin the only prompt.
     """
 
     def __init__(
@@ -55,19 +55,21 @@ class RunningBatch:
         self.few = rows_per_insert(most)
         first, self.compiled = range(min(most, len(requests))), compiled_ms()
         self.busy = {row: row for row in first}
-        """The request that each row decodes."""
+        """Index of the request that each row decodes."""
         self.free: list[int] = []
-        """Rows that the last run of the loop has finished."""
+        """Rows that the last run of the loop finished."""
         self.waiting = list(range(len(first), len(requests)))
         begun = [requests[i] for i in first]
         self.state, self.options, self.prefill_ms = batcher.prefill(self.together, begun, self.room)
         self.decode_ms, self.longest = 0.0, 1
         self.so_far: dict[int, dict[str, Any]] = {}
-        """Fields of the results so far, by request."""
+        """Fields of the results so far, by index of the request."""
 
     def decode(self, stride: int | None = None) -> None:
-        """Run the loop until rows are free for others, caches are full, or the longest answer has
-        `stride` tokens more."""
+        """Run the loop until rows are free, caches are full, or `stride` tokens are added.
+
+        stride: Number of tokens that the longest answer gains; None runs on.
+        """
         width = len(self.options.temperature)
         until = min(width - len(self.busy) + self.few, width) if self.waiting else width
         full = self.room - self.block + 1 if self.larger else self.room + 1
@@ -96,7 +98,7 @@ class RunningBatch:
         self.longest = max((int(count[row]) for row in self.busy), default=0)
 
     def results(self) -> list[Result]:
-        """Return the results so far of the requests that have begun, in their order."""
+        """Return the results so far of all requests that have started, in their order."""
         times = {
             "prefill_ms": self.prefill_ms,
             "decode_ms": self.decode_ms,
@@ -109,7 +111,7 @@ class RunningBatch:
         ]
 
     def insert_waiting(self) -> None:
-        """Let waiting requests take the places of finished ones."""
+        """Prefill waiting requests and insert them in the rows of finished ones."""
         for begin in range(0, min(len(self.free), len(self.waiting)), self.few):
             places = self.free[begin : begin + self.few]
             taken, self.waiting = self.waiting[: len(places)], self.waiting[len(places) :]
@@ -125,7 +127,7 @@ class RunningBatch:
                 )
 
     def grow(self) -> None:
-        """Give the caches more slots where an answer has come to their end."""
+        """Enlarge the caches if the longest answer has filled them."""
         if self.larger and self.longest >= self.room - self.block + 1:
             more = self.larger[0] - self.room
             self.state, ms = timed(grow, Held(more, self.batcher.mesh, self.state))
@@ -136,7 +138,7 @@ class RunningBatch:
 def _result(
     decoder: Any, request: EncodedRequest, row: int, tokens: Any, count: Any, stats: Any, trace: Any
 ) -> dict[str, Any]:
-    """Return the fields of a row's `Result` so far, and whether it has reached a stop string."""
+    """Return the fields of a row's `Result` so far, and `stopped`: whether a stop string came."""
     said = tokens[row, : count[row]].tolist()
     text = decoder.decode(said)
     end = _first(text, request.stop)
@@ -155,5 +157,5 @@ def _result(
 
 
 def _first(text: str, stops: Sequence[str]) -> int | None:
-    """Return where the first of the strings begins in the text; None where it has none."""
+    """Return the first index of any of the strings in the text, or None."""
     return min((place for place in map(text.find, stops) if place >= 0), default=None)

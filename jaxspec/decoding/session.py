@@ -1,4 +1,4 @@
-"""A conversation whose turns each read only what is new."""
+"""Hold a conversation in which each turn prefills only its new tokens."""
 
 from __future__ import annotations
 
@@ -19,30 +19,28 @@ from jaxspec.prompts.rows import PromptRow, same_slots
 
 
 class Session:
-    """A conversation with an engine's target, whose cache stays from turn to turn.
+    """Converse with an engine's target, whose cache is kept from turn to turn.
 
     `session.ask("What is this?", images=[photo]).text`, then `session.ask("What colour is
-    it?").text`. Answers are those to the whole prompts. A draft, which is small, reads its views
-    anew in every turn.
+    it?").text`. Answers equal those to the whole prompts. A draft, which is small, prefills its
+    views again in every turn.
 
-    Raises InputError for engines of several models, and of recorded answers.
+    Raises InputError for engines of several models or of recorded answers.
     """
 
     def __init__(self, engine: Engine) -> None:
         if type(engine.target) is not LoadedModel:
-            raise InputError(
-                "session: has one target that is loaded; give several models, or answers, to "
-                "generate"
-            )
+            kind = type(engine.target).__name__
+            raise InputError(f"session: needs one loaded target, not a {kind}; use generate")
         self.engine = engine
         self._prompt: Prompt | None = None
         self._answer: tuple[int, ...] = ()
         self._cache: KVCache | None = None
         self._cached: PromptRow | None = None
-        """What the slots of the cache show."""
+        """Row of tokens and image slots that the cache holds."""
 
     def ask(self, question: str, images: Sequence[Any] = (), **options: Any) -> Result:
-        """Answer the next question; `options` are those of a `Request`."""
+        """Answer the next question; `options` are fields of `Request`."""
         encoder = self.engine.encoder
         if not isinstance(question, str):
             kind = type(question).__name__
@@ -68,12 +66,13 @@ class Session:
         return result
 
     def _past(self, row: PromptRow) -> KVCache | None:
-        """Return the cache, cut to the slots that begin the row; None where the whole row is
-        read."""
+        """Return the cache cut to its common beginning with the row, or None if there is none."""
         if self._cache is None or self._cached is None:
             return None
         kept = same_slots(self._cached, row[:-1])
         fresh = row[kept:]
         if fresh.rotary is not None and fresh.sources is not None and (fresh.sources != TEXT).any():
-            return None  # images shift the positions behind them (M-RoPE), and only whole prompts say by how much
+            return (
+                None  # With M-RoPE new images shift later positions; only a prefill knows how far.
+            )
         return self._cache.replace(length=np.full(1, kept, np.int32))

@@ -1,9 +1,10 @@
-"""The two decode loops: plain, and speculative (draft -> extend -> verify -> commit), each one
-`while_loop`."""
+"""Decode one model plainly or speculatively (draft -> extend -> verify -> commit).
+
+Each program is one `while_loop`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, TreeMask, keep_path
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafter import BlockInputs, Drafter
-from jaxspec.decoding.program import Images, Member, Program
+from jaxspec.decoding.program import BatchParts, Member, Program
 from jaxspec.decoding.state import (
     DecodeState,
     DecodeStats,
@@ -30,18 +31,16 @@ from jaxspec.decoding.state import (
 )
 from jaxspec.decoding.weighting import Weighting
 from jaxspec.models import LanguageModel
-from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows
 from jaxspec.sampling import Sampling, argmax, by_place, distribution, tempered
 from jaxspec.typing import Array, Float, Int, Params
 from jaxspec.verification import Draft, Verdict, along_path, match, verify
 
 WEIGHTS_STREAM = 1 << 20
-"""Stream of a block's keys for weights: no draft is that long."""
+"""Stream of a block's keys for weights. Streams of drafted places are below it."""
 
 
 class TargetProgram(Program):
-    """A program in which one model writes. `params["target"]` holds its parameters."""
+    """Let one model write. `params["target"]` holds its parameters."""
 
     target: LanguageModel
     width: int
@@ -81,7 +80,7 @@ class TargetProgram(Program):
 
 @dataclass(frozen=True)
 class Autoregressive(TargetProgram):
-    """A target on its own."""
+    """Decode with the target alone, one token in each step."""
 
     target: LanguageModel
     width: int = 1
@@ -94,14 +93,8 @@ class Autoregressive(TargetProgram):
     def most_tokens(self) -> int:
         return 1
 
-    def inputs(
-        self,
-        rows: Sequence[PromptRows],
-        images: Sequence[Images],
-        weights: Float[Array, "B R"] | None = None,
-        head: HeadRows | None = None,
-    ) -> PromptBatch:
-        return PromptBatch(rows[0], images[0])
+    def inputs(self, parts: BatchParts) -> PromptBatch:
+        return PromptBatch(parts.rows[0], parts.images[0])
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
@@ -115,7 +108,6 @@ class Autoregressive(TargetProgram):
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Decode one token a step."""
         nothing = jnp.zeros((state.count.shape[0], 0), jnp.int32)
 
         def step(state: DecodeState) -> DecodeState:
@@ -129,32 +121,32 @@ class Autoregressive(TargetProgram):
 
 @dataclass(frozen=True)
 class Speculator(TargetProgram):
-    """A target, its drafter and the weighting of the views.
+    """Decode with a target, a drafter and a weighting of the drafter's views.
 
-    `params` also has "drafter" where there is a draft model, and "head" where there is a KV head.
+    `params` also has "drafter" for a draft model and "head" for a KV head.
     """
 
     target: LanguageModel
     drafter: Drafter
     weighting: Weighting
     shares_tower: bool = False
-    """The draft reads the target's image features, because the two towers are the same."""
+    """Whether the draft reads the target's image features, because both towers are equal."""
     traces: bool = False
-    """Keep where each token came from."""
+    """Whether to record the origin of each token."""
     width: int = 1
 
     @property
     def forms(self) -> tuple[Member, ...]:
-        """The target's prompt, then that of each view."""
+        """Return the target's form, then that of each view."""
         draft = self.drafter.model
         views = [Member(draft, view.pool, view.reads_images) for view in self.drafter.views]
         return (*self.members, *views)
 
     @property
     def towers(self) -> tuple[LanguageModel | None, ...]:
-        """The target, and the draft where it looks at images through a tower of its own."""
-        looks = any(view.reads_images for view in self.drafter.views) and not self.shares_tower
-        return self.target, self.drafter.model if looks else None
+        """Return the target, and the draft if it reads images through its own tower."""
+        own = any(view.reads_images for view in self.drafter.views) and not self.shares_tower
+        return self.target, self.drafter.model if own else None
 
     @property
     def drafts(self) -> bool:
@@ -172,23 +164,18 @@ class Speculator(TargetProgram):
     def most_tokens(self) -> int:
         return self.drafter.gamma + 1
 
-    def inputs(
-        self,
-        rows: Sequence[PromptRows],
-        images: Sequence[Images],
-        weights: Float[Array, "B R"] | None = None,
-        head: HeadRows | None = None,
-    ) -> PromptBatch:
+    def inputs(self, parts: BatchParts) -> PromptBatch:
+        (target, *views), images = parts.rows, parts.images
         own = images[1] if self.towers[1] else None
-        return PromptBatch(rows[0], images[0], tuple(rows[1:]), own, weights, head)
+        return PromptBatch(target, images[0], tuple(views), own, parts.weights, parts.head)
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> DecodeState:
-        """Run the prompts through target and draft; the target gives the first token.
+        """Run the prompts through target and draft, and draw the first token from the target.
 
         The released TABED code drafts that token too, in a block that contains the prompt. Here
-        it belongs to prefill and to no block.
+        it belongs to no block.
         """
         slots = batch.target.tokens.shape[1] + new_slots + self.spare_slots
         kept = None if self.head is None else self.head.target_states
@@ -207,8 +194,6 @@ class Speculator(TargetProgram):
     def decode(
         self, params: Params, state: DecodeState, options: Sampling, pause: Pause | None = None
     ) -> DecodeState:
-        """Decode in blocks of one draft and one target pass until every row is done, or the loop is
-        to pause."""
         return jax.lax.while_loop(
             lambda state: keep_decoding(state, pause),
             lambda state: self.block(params, state, options),
@@ -216,7 +201,7 @@ class Speculator(TargetProgram):
         )
 
     def block(self, params: Params, state: DecodeState, options: Sampling) -> DecodeState:
-        """Run one block for all rows: each accepts as many tokens as its own verdict says."""
+        """Run one block for all rows; each row accepts as many drafts as its own verdict says."""
         gamma = self.drafter.gamma
         last = newest(state)
         weights = self.weighting.weights(
@@ -235,12 +220,12 @@ class Speculator(TargetProgram):
         with jax.named_scope("commit"):
             valid = (jnp.arange(gamma) <= verdict.count[:, None]) & ~state.done[:, None]
             soft, kept = by_place(lambda place: tempered(place, options.temperature))(logits), None
-            if verdict.path is not None:  # from here on, the path that stands is a chain
+            if verdict.path is not None:  # from here on the accepted path is a chain
                 cache = keep_path(cache, state.target.length, verdict.path)
                 draft, nodes, read = along_path(draft, verdict.path)
                 soft = jnp.take_along_axis(soft, nodes[..., None], axis=1)
                 valid, kept = valid & (read[:, :-1] >= 0), read[:, 1:]
-            # Not `p`: filters and greedy rows' one-hots hide how near a view was.
+            # `soft`, not the verified distribution: filters and one-hots hide how close a view is.
             weighting = self.weighting.observe(
                 state.weighting, weights, soft[:, :gamma], draft.view_probs, valid
             )
@@ -257,8 +242,7 @@ class Speculator(TargetProgram):
     def judge(
         self, logits: Float[Array, "B T V"], draft: Draft, state: DecodeState, options: Sampling
     ) -> Verdict:
-        """Return which drafted tokens stand against what the target says after the newest token and
-        after each of them."""
+        """Return the verdict on a draft, given the target's logits after each token it read."""
         if options.greedy:
             return match(argmax(logits), draft)
         p = by_place(lambda place: distribution(place, options))(logits)
@@ -274,7 +258,7 @@ def prefill_target(
     slots: int,
     kept: tuple[int, ...] | None = None,
 ) -> tuple[Float[Array, "B V"], Float[Array, "B U P E"] | None, KVCache]:
-    """Run the prompts: logits of what follows them, the image features, and a cache of `slots`.
+    """Run the prompts; return the next token's logits, the image features and a cache.
 
     kept: Hidden states that the cache keeps, see `KVCache`.
     """
@@ -290,11 +274,9 @@ def prefill_target(
 
 
 def copied(tree: Any, batch: PromptBatch, options: Sampling) -> Any:
-    """Return the tree with n rows for each prompt, where the options are those of n samples of
-    each.
+    """Repeat the rows of a tree n times if the options are for n samples of each prompt.
 
-    Leaves are [B, ...], or view-major [R*B, ...]: with n = 2 the rows a b become a a b b, in every
-    view.
+    Leaves are [B, ...] or view-major [R*B, ...]: n = 2 makes rows a b into a a b b, in each view.
     """
     rows = len(batch.target.length)
     copies = len(options.temperature) // rows
@@ -308,12 +290,12 @@ def copied(tree: Any, batch: PromptBatch, options: Sampling) -> Any:
 
 
 def first_token(logits: Float[Array, "B V"], options: Sampling) -> Int[Array, " B"]:
-    """Return the token after the prompt of each row."""
+    """Draw the first new token of each row."""
     return next_token(logits, jnp.zeros(len(logits), jnp.int32), options)
 
 
 def next_token(
     logits: Float[Array, "B V"], count: Int[Array, " B"], options: Sampling
 ) -> Int[Array, " B"]:
-    """Return one token a row from the model's own distribution."""
+    """Draw one token for each row from the model's own distribution."""
     return draw_next(lambda: argmax(logits), lambda: distribution(logits, options), count, options)

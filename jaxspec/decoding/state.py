@@ -1,5 +1,4 @@
-"""What the decode loops carry, and the one rule by which a verified block becomes committed
-tokens."""
+"""Define the carry of the decode loops, and commit verified blocks to it."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ class Prompts(struct.PyTreeNode):
 
     rows: PromptRows
     images: dict[str, Float[Array, "B U ..."]] | None = None
-    """The tiles of each row's images; None where no row has any."""
+    """Image tiles of each row; None if no row has images."""
 
 
 class PromptBatch(struct.PyTreeNode):
@@ -34,41 +33,42 @@ class PromptBatch(struct.PyTreeNode):
 
     target: PromptRows
     images: dict[str, Float[Array, "B U ..."]] | None
-    """The tiles of each row's images; None where no row has any."""
+    """Image tiles of each row; None if no row has images."""
     views: tuple[PromptRows, ...] = ()
     view_images: dict[str, Float[Array, "B U ..."]] | None = None
-    """Tiles for the draft's own tower; None when it reads the target's features, or none."""
+    """Tiles for the draft's own tower; None if it has none or shares the target's features."""
     weights: Float[Array, "B R"] | None = None
     """Initial weights of the views."""
     head: HeadRows | None = None
-    """What a KV head reads of the target's rows; None without one."""
+    """Slots of the target's rows that a KV head reads."""
     whole: PromptRows | None = None
-    """The target's whole rows, where `target` is only what follows those of `past`."""
+    """Target's whole prompts, if `target` holds only the tokens after `past`."""
     past: KVCache | None = None
-    """The target's cache of an earlier turn, where `target` is only what follows its tokens."""
+    """Target's cache of an earlier turn; then `target` holds only the new tokens."""
     others: tuple[Prompts, ...] = ()
-    """Prompts of the models that write together with the first, which reads `target` and
-    `images`."""
+    """Prompts of collaborating models 2 to M; the first model reads `target` and `images`."""
 
     @property
     def prompt(self) -> PromptRows:
-        """The target's whole prompt."""
+        """Return the target's whole prompts."""
         return self.target if self.whole is None else self.whole
 
 
 class DecodeStats(struct.PyTreeNode):
-    """Counts of each row, or of one request. A step is one target pass; the token that prefill
-    gives is in none."""
+    """Count the loop's steps and tokens, for each row or one request.
+
+    A step is one target pass. The prefill token is not counted.
+    """
 
     steps: Int[Array, " B"]
     emitted: Int[Array, " B"]
-    """Tokens that steps added to the output: accepted drafts and the correction or bonus token."""
+    """Tokens added by steps: accepted drafts, and the correction or bonus token."""
     drafted_at: Int[Array, "B J"]
-    """Steps that proposed a token at this place of the block and had room left to emit it."""
+    """Steps that drafted a token at this place of the block, with room left to emit it."""
     accepted_at: Int[Array, "B J"]
     """Steps whose token at this place was accepted and emitted."""
     histogram: Int[Array, "B J+1"]
-    """Steps by the number of drafted tokens that they accepted."""
+    """Steps by their number of accepted drafts."""
 
     @classmethod
     def zeros(cls, batch: int, gamma: int) -> DecodeStats:
@@ -77,49 +77,50 @@ class DecodeStats(struct.PyTreeNode):
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens a target pass of the loop, alias block efficiency; NaN where prefill gave the only
-        token."""
+        """Return the tokens per target pass, the papers' block efficiency; NaN if no pass ran."""
         return float(self.emitted / self.steps) if self.steps else math.nan
 
 
 class Trace(struct.PyTreeNode):
-    """Where each token of an answer came from, one entry a new token; rubbish behind the last. For
-    figures and pages of an evaluation, off in any other run."""
+    """Record the origin of each new token, for figures and pages of an evaluation.
+
+    Entries past a row's `count` are undefined.
+    """
 
     place: Int[Array, "B C"]
-    """The token's place in its block, from 0, if it was drafted; -1: the target wrote it."""
+    """Place of the token in its block, from 0, if it was drafted; -1: the target wrote it."""
     weights: Float[Array, "B C R"]
-    """The views' weights in its block."""
+    """Weights of the views in its block."""
     agree: Bool[Array, "B C R"]
     """Whether it was the view's likeliest token."""
     asked: Bool[Array, "B C"]
-    """Whether the views were asked at all: not for the token of prefill, nor for the one behind a
-    whole block."""
+    """Whether the views gave a distribution: not for the prefill token or a bonus token."""
 
 
 class DecodeState(struct.PyTreeNode):
-    """The carry of every decode loop. Caches hold all committed tokens but the newest one."""
+    """Carry all that a decode loop changes. Caches hold all committed tokens but the newest."""
 
     tokens: Int[Array, "B C"]
-    """New tokens; from `count` on proposals of models that write together, or rubbish."""
+    """New tokens; from `count` on pending proposals (`Alternating`), or undefined."""
     count: Int[Array, " B"]
-    """New tokens committed."""
+    """Number of committed new tokens."""
     done: Bool[Array, " B"]
     target: Any
-    """The target's `KVCache`; of models that write together a tuple with one each."""
+    """Target's `KVCache`, or a tuple with one for each collaborating model."""
     drafter: Any
-    """What the drafter carries; of alternating proposers their `Pending` proposals."""
+    """`DraftState` of a drafter, or `Pending` proposals (`Alternating`)."""
     weighting: Any
+    """State of the weighting: `Scores` of an adaptive rule, or the weights."""
     stats: Any
-    """`DecodeStats`, or `CollaborationStats` of models that write together."""
+    """`DecodeStats`, or `CollaborationStats` of collaborating models."""
     trace: Trace | None = None
-    """Where each token came from, in programs that keep it."""
+    """Origin of each token, if the program traces."""
 
 
 def map_caches(
     change: Callable[[KVCache], Any], tree: Any, rest: Callable[[Array], Any] = lambda leaf: leaf
 ) -> Any:
-    """Return the tree with its caches changed, and its other leaves by `rest`."""
+    """Map `change` over the caches of a tree, and `rest` over its other leaves."""
 
     def changed(part: Any) -> Any:
         return change(part) if isinstance(part, KVCache) else rest(part)
@@ -128,13 +129,12 @@ def map_caches(
 
 
 def whole(tree: Any) -> Any:
-    """Have the tree whole on every device of a mesh."""
+    """Replicate the tree on every device of a mesh."""
     return jax.tree.map(constrain, tree)
 
 
 def split(tree: Any) -> Any:
-    """Have its caches split on a mesh as the heads are that write them, and their rows; all else
-    whole."""
+    """Shard the caches of a tree over heads and rows of a mesh, and replicate the rest."""
 
     def split_cache(cache: KVCache) -> KVCache:
         k, v = (
@@ -146,20 +146,17 @@ def split(tree: Any) -> Any:
 
 
 def place(state: DecodeState) -> DecodeState:
-    """Split the caches of the target and of its KV head on a mesh as heads are; all else is whole
-    on every device."""
+    """Shard the caches of the target and its KV head over a mesh, and replicate the rest."""
     rest = whole(state.replace(target=None, drafter=None))
     return rest.replace(target=split(state.target), drafter=place_drafter(state.drafter))
 
 
 def place_drafter(drafter: Any) -> Any:
-    """Have the cache of its KV head split on a mesh, where it has one, and all else whole."""
+    """Shard the cache of a KV head over a mesh, if there is one, and replicate the rest."""
     head = getattr(drafter, "head", None)
-    return (
-        whole(drafter)
-        if head is None
-        else whole(drafter.replace(head=None)).replace(head=split(head))
-    )
+    if head is None:
+        return whole(drafter)
+    return whole(drafter.replace(head=None)).replace(head=split(head))
 
 
 def init_state(
@@ -171,8 +168,10 @@ def init_state(
     drafter: Any = None,
     weighting: Any = None,
 ) -> DecodeState:
-    """Return the state after prefill: one new token, drawn by the target. Rows that may emit
-    nothing start out done."""
+    """Return the state after prefill, with one new token, drawn by the target.
+
+    Rows whose limit is at most one token start out done.
+    """
     ended = jnp.any(first[:, None] == options.eos, axis=1)
     return DecodeState(
         tokens=jnp.zeros((len(first), slots), jnp.int32).at[:, 0].set(first),
@@ -186,41 +185,45 @@ def init_state(
 
 
 def rewound(after: Any, before: Any) -> Any:
-    """Return a state, or caches, with all but floats as before: where its rows were; what was
-    written since is not read."""
+    """Return `after` with the lengths and other integers of `before`.
+
+    The floats stay: entries written past a row's length are never read.
+    """
     return jax.tree.map(
         lambda new, old: new if jnp.issubdtype(old.dtype, jnp.floating) else old, after, before
     )
 
 
 def newest(state: DecodeState) -> Int[Array, " B"]:
-    """Return the last committed token of each row: the one that the target has not read yet."""
+    """Return each row's last committed token, which the target has not read yet."""
     return jnp.take_along_axis(state.tokens, jnp.maximum(state.count, 1)[:, None] - 1, axis=1)[:, 0]
 
 
 DRAW = 0
-"""Stream of a step's keys with which a model's own next token is drawn."""
+"""Stream of a step's keys that draws a model's own next token."""
 
 
 class Pause(struct.PyTreeNode):
-    """When a loop returns before all rows are done."""
+    """Conditions on which a loop returns before all rows are done."""
 
     rows: Int[Array, ""]
-    """So many are done."""
+    """Pause once this many rows are done."""
     count: Int[Array, ""]
-    """A row that is not done has so many tokens."""
+    """Pause once an unfinished row has this many tokens."""
 
 
 def keep_decoding(state: DecodeState, pause: Pause | None = None) -> Array:
-    """Return whether a loop goes on."""
+    """Return whether the loop continues."""
     if pause is None:
         return ~jnp.all(state.done)
     return (jnp.sum(state.done) < pause.rows) & jnp.all(state.done | (state.count < pause.count))
 
 
 def step_keys(options: Sampling, count: Int[Array, " B"], stream: int | Array) -> Array:
-    """Keys of one step: a function of the row's key and its position alone, whatever the batch or
-    the slot in it."""
+    """Return one step's keys, a function of the row's key, its position and the stream.
+
+    They do not depend on the batch, nor on the row's index in it.
+    """
     fold = jax.vmap(jax.random.fold_in)
     return fold(fold(options.keys, count), jnp.full_like(count, stream))
 
@@ -231,9 +234,9 @@ def draw_next(
     count: Int[Array, " B"],
     options: Sampling,
 ) -> Int[Array, " B"]:
-    """Return one token a row, drawn from `probs()`, which is one-hot at `best()` for greedy rows.
+    """Draw one token for each row from `probs()`, which is one-hot at `best()` for greedy rows.
 
-    Where the program is of greedy rows alone nothing is drawn and no distribution made.
+    A greedy program takes `best()` and computes no distribution.
     """
     if options.greedy:
         return best()
@@ -243,8 +246,10 @@ def draw_next(
 def cut(
     block: Int[Array, "B T"], wanted: Int[Array, " B"], room: Int[Array, " B"], options: Sampling
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """Return how many of the first `wanted` tokens a row emits: none past its room or behind an
-    EOS; and whether one is."""
+    """Return how many of the first `wanted` tokens a row emits, and whether EOS is among them.
+
+    A row emits no token past its room or after an EOS.
+    """
     places = jnp.arange(block.shape[1])
     emitted = jnp.minimum(wanted, room)
     ends = jnp.any(block[..., None] == options.eos, axis=-1) & (places < emitted[:, None])
@@ -259,12 +264,11 @@ def append(
     wanted: Int[Array, " B"],
     options: Sampling,
 ) -> tuple[DecodeState, Int[Array, " B"]]:
-    """Append the first `wanted` of the accepted drafts and the next token, cut behind the first EOS
-    or at the limit.
+    """Append the first `wanted` of the accepted drafts and next token, up to EOS or the limit.
 
-    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `wanted` 3 takes all that
-    stands. Returns the state with tokens, count, done and the lengths of the target's caches
-    advanced, and what each row emitted.
+    With 2 of 3 drafts accepted the block is [d0, d1, next, -], and `wanted` 3 takes all that is
+    verified. Returns the state with its tokens, count, done and lengths of the target's caches
+    advanced, and the number of tokens that each row emitted.
     """
     places = jnp.arange(drafted.shape[1] + 1)
     padded = jnp.pad(drafted, ((0, 0), (0, 1)))
@@ -286,11 +290,11 @@ def append(
 def commit(
     state: DecodeState, drafted: Int[Array, "B J"], verdict: Verdict, options: Sampling
 ) -> tuple[DecodeState, Int[Array, " B"]]:
-    """Append what stands of a block to every row that is not done, and count it; see `append`."""
+    """Append the verified tokens of a block to every unfinished row and count them."""
     live, room = ~state.done, (options.max_new_tokens - state.count)[:, None]
     state, emitted = append(state, drafted, verdict, jnp.where(live, verdict.count + 1, 0), options)
     accepted = jnp.minimum(verdict.count, emitted)[:, None]
-    width, stats = drafted.shape[1], state.stats  # of this block; others may be longer
+    width, stats = drafted.shape[1], state.stats  # the width of this block; others may be longer
     places = jnp.arange(width + 1)
     stats = DecodeStats(
         steps=stats.steps + live,
@@ -303,7 +307,7 @@ def commit(
 
 
 def init_trace(weights: Float[Array, "B R"], slots: int) -> Trace:
-    """Return the trace after prefill, whose token is the target's."""
+    """Return the trace after prefill, whose token the target wrote."""
     batch, views = weights.shape
     return Trace(
         place=jnp.full((batch, slots), -1, jnp.int32),
@@ -322,11 +326,12 @@ def extend_trace(
     weights: Float[Array, "B R"],
     asked: Bool[Array, "B J"],
 ) -> Trace:
-    """Return the trace with a block that began when rows had `count` tokens; `tokens` are those
-    after it.
+    """Return the trace extended by one block.
 
-    `asked` are the places of the block that were verified and whose distributions the draft has
-    given.
+    Args:
+      count: Number of tokens before the block.
+      tokens: Tokens after the block.
+      asked: Whether a place of the block was verified and the draft gave its distribution.
     """
     places = jnp.arange(draft.tokens.shape[1] + 1)
     slots = count[:, None] + places
@@ -345,8 +350,7 @@ def extend_trace(
 
 
 def trace_record(trace: Trace, row: int, count: int, pieces: list[str]) -> dict[str, list]:
-    """Return one row of a trace of numpy arrays as the records hold it; `agree` is None where views
-    were not asked."""
+    """Return one row of a trace as lists; `agree` is None where the views gave no distribution."""
     place, weights, agree, asked = (np.asarray(leaf)[row, :count] for leaf in (
         trace.place, trace.weights, trace.agree, trace.asked
     ))  # fmt: skip

@@ -1,5 +1,4 @@
-"""The compiled steps of an engine: prefill, the loop, and what changes a state between two runs of
-it."""
+"""Compiled steps of an engine: prefill, the loop, and changes of a state between two loops."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from jaxspec.typing import Array, Float, Int, Params
 def run_prefill(
     program: Program, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
 ) -> DecodeState:
-    """Return the state after prefill, on a mesh placed as the loop keeps it."""
+    """Prefill the batch and place the state as the loop keeps it on a mesh."""
     return place(program.prefill(params, batch, options, new_slots))
 
 
@@ -40,7 +39,7 @@ def run_decode(
     options: Sampling,
     pause: Pause | None = None,
 ) -> DecodeState:
-    """Return the state in which the loop ends or pauses."""
+    """Run the loop until it ends or pauses."""
     return place(program.decode(params, state, options, pause))
 
 
@@ -52,11 +51,11 @@ def run_logprobs(
     answer: Int[Array, "1 T"],
     starts: Int[Array, " forms"],
 ) -> Float[Array, " T"]:
-    """Return the log-probabilities of the answer that ends each of the prompts.
+    """Return the log-probabilities of the answer's tokens at temperature 1.
 
     Args:
-      prompts: One row for each member of the program.
-      starts: Where each has the token before the answer.
+      prompts: Prompt and answer in one row, for each member of the program.
+      starts: Slot of the last prompt token in each row.
     """
     weights, combination = program.weights(params), params.get("combination")
     inputs = zip(program.members, weights, prompts, starts, strict=True)
@@ -71,7 +70,7 @@ def run_logprobs(
 def _logits(
     member: Member, params: Params, prompt: Prompts, start: Int[Array, ""], count: int
 ) -> Float[Array, "T V"]:
-    """Return the logits of one model at `start` and the places behind it."""
+    """Return one model's logits at `count` slots from `start` on."""
     model, rows = member.model, prompt.rows
     features = None if prompt.images is None else model.encode(params, prompt.images)
     embeds = model.embed(params, rows, features, member.pool)
@@ -82,7 +81,6 @@ def _logits(
 @partial(jax.jit, static_argnames=("slots",))
 def grow(slots: int, state: DecodeState) -> DecodeState:
     """Return the state with `slots` more slots for new tokens in every row."""
-
     target, drafter = map_caches(partial(larger_cache, slots), (state.target, state.drafter))
     if (text := getattr(drafter, "text", None)) is not None:
         text = text.replace(tokens=_longer(text.tokens, 1, slots))
@@ -97,10 +95,10 @@ def grow(slots: int, state: DecodeState) -> DecodeState:
 
 @partial(jax.jit, static_argnames=("slots",))
 def larger_cache(slots: int, cache: KVCache) -> KVCache:
-    """Return the cache with `slots` more slots behind those that it has."""
+    """Return the cache with `slots` more slots at its end."""
     k, v = (tuple(_longer(leaf, 2, slots) for leaf in leaves) for leaves in (cache.k, cache.v))
     bias = cache.bias if cache.bias is None else _longer(cache.bias, 1, slots)
-    # A row that has read nothing uses its last slot, see `hidden_before`.
+    # An empty row uses its last slot, see `hidden_before`.
     hidden = cache.hidden if cache.hidden is None else _longer(cache.hidden, 2, slots, kept=1)
     return split(cache.replace(k=k, v=v, bias=bias, hidden=hidden))
 
@@ -120,9 +118,9 @@ def insert_rows(
     its_options: Sampling,
     rows: Int[Array, " fresh"],
 ) -> tuple[DecodeState, Sampling]:
-    """Return the state and options with row i of the fresh ones in row `rows[i]`.
+    """Return the state and options with row i of the fresh ones inserted at row `rows[i]`.
 
-    rows: Places of the fresh rows; B or more drops a row.
+    rows: Destinations of the fresh rows; B or more drops a row.
     """
     batch = len(state.count)
 

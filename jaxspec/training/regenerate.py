@@ -172,7 +172,7 @@ def _answer(engine: Engine, samples: dict[int, Sample], work: Regeneration) -> l
 
     All samples' first turns are decoded together, then all second ones.
     """
-    eos = text_config(engine.lead.config).eos_token_id
+    eos = text_config(engine.assembly.lead.config).eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos or ())
     rows: dict[int, dict[str, Any]] = {
         i: {"sample": i, "id": sample.id, "turns": [], "cut": None, "refused": None}

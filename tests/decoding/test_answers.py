@@ -82,7 +82,7 @@ def test_samples_are_those_of_their_seeds(
     alone = engine.generate([replace(asked, seed=7 + i) for i in range(3)])
     assert [result.tokens for result in drawn] == [result.tokens for result in alone]
     assert len({result.tokens for result in drawn}) == 3
-    with pytest.raises(InputError, match="temperature: 0 gives every sample the same"):
+    with pytest.raises(InputError, match="temperature: 0 makes all samples equal"):
         engine.samples(Request("What?", NEW), 2)
 
 
@@ -173,16 +173,16 @@ def test_wrong_arguments_are_one_line(target: LoadedModel, draft: LoadedModel, h
     assert Engine(headed, draft).config.views == ("M", "kv")
     wrong: list[tuple[str, Callable[[], Any]]] = [
         ("views: M,T show a draft the prompt, and there is no draft", lambda: Engine(target, config=CONFIG)),
-        ("config: CollaborationConfig; one target has an EngineConfig", lambda: Engine(target, config=together)),
-        ("config: EngineConfig; one target", lambda: Engine([target, draft], config=CONFIG)),
-        ("draft: models that write together propose to each other", lambda: Engine([target, target], draft)),
-        ("session: has one target", lambda: Session(Engine([target, draft]))),
+        ("config: CollaborationConfig; give an EngineConfig for one target", lambda: Engine(target, config=together)),
+        ("config: EngineConfig; give a CollaborationConfig", lambda: Engine([target, draft], config=CONFIG)),
+        ("draft: collaborating models need none", lambda: Engine([target, target], draft)),
+        ("session: needs one loaded target, not a list", lambda: Session(Engine([target, draft]))),
         ("count", lambda: engine.samples(Request("What?", NEW, 1.0), 0)),
         ("draft: EngineConfig; give a LoadedModel", lambda: Engine(target, EngineConfig())),  # type: ignore[arg-type]
         ("requests: a dict; give a Request", lambda: engine.generate([{"prompt": "Hi"}])),  # type: ignore[list-item]
         ("images: a ndarray; give a list", lambda: Request("Hi", images=page)),  # type: ignore[arg-type]
         ("image photo.jpg: no such file", lambda: engine.generate(Request("Hi", images=["photo.jpg"]))),
-        ("tokens: none are given", lambda: engine.logprobs("Hi", [])),
+        ("tokens: []; give the token ids", lambda: engine.logprobs("Hi", [])),
     ]
     for message, call in wrong:
         with pytest.raises(InputError, match=re.escape(message)):

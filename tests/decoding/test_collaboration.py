@@ -83,11 +83,11 @@ def test_memory_is_planned_from_the_shapes_that_run(models: list[LoadedModel]) -
     asked = requests(engine)
     read = engine.batcher.read(asked)
     given = engine.batcher.inputs(read, read[0].sizes)
-    planned = abstract_inputs(engine.program, 4, read[0].sizes)
+    planned = abstract_inputs(engine.assembly.program, 4, read[0].sizes)
     assert jax.tree.map(jnp.shape, planned[0]) == jax.tree.map(jnp.shape, given[0])
 
     report = engine.memory_report(asked)
-    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(engine.params["models"])}
+    arrays = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(engine.assembly.params["models"])}
     assert report.target_weights == sum(arrays.values())
     one = engine.memory_report(asked[:1])
     assert (report.target_cache, report.draft_cache) == (4 * one.target_cache, 4 * one.draft_cache)

@@ -41,7 +41,7 @@ def test_one_process_holds_replicas(target: LoadedModel, draft: LoadedModel) -> 
     first, second = Engine(target, draft, CONFIG), Engine(moved(target, jax.devices()[1]), draft, CONFIG)
     assert tokens(first) == tokens(second) == tokens(first)
     state = second.prefill(REQUESTS[:1])
-    assert {leaf.device for leaf in jax.tree.leaves((state, second.params))} == {jax.devices()[1]}
+    assert {leaf.device for leaf in jax.tree.leaves((state, second.assembly.params))} == {jax.devices()[1]}
 
 
 def test_a_mesh_of_one_device_is_that_device(target: LoadedModel, draft: LoadedModel) -> None:

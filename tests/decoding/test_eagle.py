@@ -56,7 +56,7 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
     (read,) = engine.batcher.read([request])
     _, options = engine.batcher.inputs([read], read.sizes)
     options = options.replace(eos=jnp.asarray([-1]))
-    spec, params = engine.program, engine.params
+    spec, params = engine.assembly.program, engine.assembly.params
     head, row = target.head, text_params(target.config, target.params)
     assert head is not None
     config = head.config.to_dict()

@@ -129,8 +129,8 @@ def test_programs_used_last_outlive_the_others(
 
 
 def test_only_the_same_tower_is_shared(engine: Engine, target: LoadedModel, draft: LoadedModel) -> None:
-    assert engine.program.shares_tower
-    assert "vision_tower" not in engine.params["drafter"]
+    assert engine.assembly.program.shares_tower
+    assert "vision_tower" not in engine.assembly.params["drafter"]
     processor = tiny.image_processor()
     processor.image_mean = [0.5] * 3
     half = replace(target, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), target.params))
@@ -141,7 +141,7 @@ def test_only_the_same_tower_is_shared(engine: Engine, target: LoadedModel, draf
         (half, other, False),
         (target, replace(draft, image_processor=processor), False),
     ]:
-        assert Engine(seeing, drafting, CONFIG).program.shares_tower == shared
+        assert Engine(seeing, drafting, CONFIG).assembly.program.shares_tower == shared
 
 
 def test_memory_is_reported_before_it_is_taken(engine: Engine) -> None:
@@ -209,7 +209,7 @@ def test_one_id_for_two_words(target: LoadedModel, draft: LoadedModel) -> None:
 def test_requests_without_anything_to_read(engine: Engine) -> None:
     with pytest.raises(InputError, match="prompt: has no tokens"):
         engine.generate([Request(Prompt(np.zeros(0, np.int32)))])
-    with pytest.raises(InputError, match="requests: none"):
+    with pytest.raises(InputError, match=r"requests: \[\]; give one or more"):
         engine.memory_report([])
     assert engine.generate([]) == []
 

@@ -87,7 +87,7 @@ def test_a_kv_head_is_split_as_its_target_is(pair, options):
     asked = Request(engines[0].encoder.prompt("What is this?", [page]), NEW)
     expected, result = (engine.generate(asked) for engine in engines)
     assert (result.tokens, result.stats.steps) == (expected.tokens, expected.stats.steps)
-    own = engines[1].params["head"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
+    own = engines[1].assembly.params["head"]["layers_0"]["mlp"]["gate_proj"]["kernel"]
     keys = engines[1].prefill([asked]).drafter.head.k[0]
     assert own.addressable_shards[0].data.shape == (32, 24)
     assert keys.addressable_shards[0].data.shape[1] == keys.shape[1] // 2
@@ -100,7 +100,7 @@ def test_a_block_sends_what_the_targets_layers_do_and_the_logits(pair):
     )
     batch = RunningBatch(engine.batcher, engine.batcher.read([Request(engine.encoder.prompt("Hi", []), NEW)]))
     block = ProgramText(executable(run_decode, batch.together.held, batch.state, batch.options).as_text()).block()
-    assert block.collectives == {"extend": 2 * engine.lead.model.text.num_hidden_layers + 1}
+    assert block.collectives == {"extend": 2 * engine.assembly.lead.model.text.num_hidden_layers + 1}
 
 
 @pytest.mark.parametrize(("model", "heads"), [(2, 1), (4, 2)])
