@@ -65,8 +65,7 @@ class EngineConfig(Batching):
     """Choose how a target decodes: with which views and draft blocks, and in which batches.
 
     Attributes:
-      views: Views that the draft reads, then kv for a KV head, then lookup; None: M and kv, if
-        loaded; (): no draft.
+      views: Draft's views, then kv, then lookup; None: M and kv, if loaded; (): no draft.
       weights: First block's weights, one for each view; None: uniform.
       weighting: Rule by which weights learn, as `parse_weighting` reads it: `grid:window=16`.
       gamma: Draft length: drafted tokens in each block, or on a tree's longest path.
