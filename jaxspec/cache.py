@@ -4,7 +4,7 @@ Rows are padded on the right, so the slot of a token is its index in the row, an
 may read exactly the slots 0..p. Slots at or past a row's length hold rubbish that no query can see
 before it is overwritten: rolling a row back is setting its length, nothing is ever cleared.
 
-A token tree stands in the newest slots, one node a slot, parents before children, its root first. A
+A token tree is in the newest slots, one node a slot, parents before children, its root first. A
 node's position is its depth below the root, and of the tree it may read its ancestors and itself
 alone. Once a path is chosen, its nodes are moved together and the row is a plain sequence again.
 """

@@ -1,8 +1,9 @@
-"""Accept rules: which drafted tokens stand, and which token follows them.
+"""Accept rules: which drafted tokens are accepted, and which token follows them.
 
-Leviathan et al. 2023, Algorithm 1: the draft token x, drawn from q, stands with probability min(1,
-p(x)/q(x)); the first that falls is replaced by a draw from the residual norm(max(0, p - q)). The
-outcome is distributed exactly as p. With one-hot p and q (temperature 0) this is greedy matching.
+Leviathan et al. 2023, Algorithm 1: the draft token x, drawn from q, is accepted with probability
+min(1, p(x)/q(x)); the first rejected one is replaced by a draw from the residual
+norm(max(0, p - q)). The outcome is distributed exactly as p. With one-hot p and q (temperature 0)
+this is greedy matching.
 
 In a tree the siblings that followed x are tried before that draw (SpecInfer, Miao et al. 2024): the
 residual is the law p of what is still to be emitted, and the next sibling was drawn from q without
@@ -45,11 +46,11 @@ class Draft(struct.PyTreeNode):
     """
 
     tokens: Int[Array, "B J"]
-    """-1 where nothing was drafted, and `probs` are 0: so it does not stand, and the token after
-    the others is drawn from what the target says."""
+    """-1 where nothing was drafted. There `probs` are 0, so the place is rejected, and the token
+    after the others is drawn from the target's distribution."""
     probs: Float[Array, "B J V"] | None
     """The very distributions that the tokens were drawn from (for an ensemble, the mixture). None:
-    they were not drawn, and a token x stands with probability p(x), as if drawn from the
+    they were not drawn, and a token x is accepted with probability p(x), as if drawn from the
     distribution that is 1 at x."""
     view_probs: Float[Array, "R B J V"]
     """Each view's own distribution at temperature; what a weighting learns from."""
@@ -74,12 +75,12 @@ def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
             draft.tokens == best[:, : draft.tokens.shape[1]], axis=1, dtype=jnp.int32
         ).sum(axis=1)
         return Verdict(count, _pick(best, jnp.minimum(count, best.shape[1] - 1)))
-    path, node, stands = [], jnp.zeros(best.shape[0], jnp.int32), True
+    path, node, accepted = [], jnp.zeros(best.shape[0], jnp.int32), True
     for _ in range(tree.depth):
         fits = (tree.parents == node[:, None]) & (draft.tokens == _pick(best, node)[:, None])
-        stands &= jnp.any(fits, axis=1)
-        node = jnp.where(stands, argmax(fits) + 1, node)
-        path.append(jnp.where(stands, node, 0))
+        accepted &= jnp.any(fits, axis=1)
+        node = jnp.where(accepted, argmax(fits) + 1, node)
+        path.append(jnp.where(accepted, node, 0))
     walked = jnp.stack(path, axis=1)
     return Verdict((walked > 0).sum(axis=1), _pick(best, node), walked)
 
@@ -109,8 +110,8 @@ def rejection(
     q_x = jnp.take_along_axis(q, chosen, axis=-1)[..., 0]
     u = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(accept_keys)
     # What q gives no mass, or none that is a number, was not drawn from it.
-    stands = jnp.cumprod((q_x > 0) & (u * q_x < p_x), axis=1, dtype=jnp.int32)
-    count = stands.sum(axis=1)
+    accepted = jnp.cumprod((q_x > 0) & (u * q_x < p_x), axis=1, dtype=jnp.int32)
+    count = accepted.sum(axis=1)
     at = count[:, None, None]
 
     def drawn() -> Array:
@@ -155,14 +156,14 @@ def tree_rejection(
 ) -> Verdict:
     """Verify a tree against the target's distributions at its nodes, walking down from the root.
 
-    If the root has the children 1 and 2, with the tokens a and b, node 1 stands with probability
-    p(a)/q(a). If it falls, p becomes norm(max(0, p - q)), q loses a, and node 2 stands with
-    probability p(b)/q(b) of these. If that falls as well, the next token is drawn from what p has
-    become; if it stands, its own children are tried, against the target's and the draft's
-    distributions behind b.
+    If the root has the children 1 and 2, with the tokens a and b, node 1 is accepted with
+    probability p(a)/q(a). If it is rejected, p becomes norm(max(0, p - q)), q loses a, and node 2
+    is accepted with probability p(b)/q(b) of these. If that is rejected too, the next token is
+    drawn from the new p; if it is accepted, its own children are tried, against the target's and
+    the draft's distributions after b.
 
     A child that is no draw from q, because nothing of q was left or `draft.probs` is None, counts
-    as drawn from the distribution that is 1 at it. At temperature 0 so do all but the first, and
+    as drawn from the distribution that is 1 at it. At temperature 0 so do all except the first, and
     the walk follows the target's argmax as far as the tree does.
     """
     tree = draft.tree
@@ -185,22 +186,22 @@ def tree_rejection(
         here = jax.nn.one_hot(token, p.shape[-1], dtype=p.dtype)
         mass = walk.q.sum(-1, keepdims=True)
         q = jnp.where(mass > 0, walk.q / jnp.where(mass > 0, mass, 1.0), here)
-        stands = exists & (_pick(u, child - 1) * _pick(q, token) < _pick(walk.p, token))
-        falls = exists & ~stands
-        left = residual(walk.p, q, bonus=~falls)
-        left = jnp.where(falls[:, None], left / left.sum(-1, keepdims=True), left)
+        accepted = exists & (_pick(u, child - 1) * _pick(q, token) < _pick(walk.p, token))
+        rejected = exists & ~accepted
+        left = residual(walk.p, q, bonus=~rejected)
+        left = jnp.where(rejected[:, None], left / left.sum(-1, keepdims=True), left)
         place = jnp.arange(tree.depth) == walk.count[:, None]
         return _Walk(
-            node=jnp.where(stands, child, walk.node),
+            node=jnp.where(accepted, child, walk.node),
             tried=jnp.where(exists, child, walk.tried),
-            p=jnp.where(stands[:, None], _pick(p, child), left),
+            p=jnp.where(accepted[:, None], _pick(p, child), left),
             q=jnp.where(
-                stands[:, None],
+                accepted[:, None],
                 draft_at(child),
-                jnp.where(falls[:, None], walk.q * (1 - here), walk.q),
+                jnp.where(rejected[:, None], walk.q * (1 - here), walk.q),
             ),
-            count=walk.count + stands,
-            path=jnp.where(place & stands[:, None], child[:, None], walk.path),
+            count=walk.count + accepted,
+            path=jnp.where(place & accepted[:, None], child[:, None], walk.path),
         )
 
     root = jnp.zeros(p.shape[0], jnp.int32)

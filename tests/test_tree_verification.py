@@ -228,8 +228,8 @@ def test_the_law_rejects_other_draws(grow: DraftTree) -> None:
         pytest.param("walk.q * (1 - here)", "walk.q", id="q keeps what fell"),
         pytest.param("left / left.sum(-1, keepdims=True)", "left", id="p not renormalised"),
         pytest.param("residual(walk.p, q,", "residual(walk.p, walk.q,", id="residual of another q"),
-        pytest.param("bonus=~falls", "bonus=jnp.ones_like(falls)", id="no residual"),
-        pytest.param("jnp.where(stands[:, None], _pick(p, child), left)", "left", id="p of the root everywhere"),
+        pytest.param("bonus=~rejected", "bonus=jnp.ones_like(rejected)", id="no residual"),
+        pytest.param("jnp.where(accepted[:, None], _pick(p, child), left)", "left", id="p of the root everywhere"),
     ],
 )
 def test_the_law_rejects_mutants(old: str, new: str) -> None:
