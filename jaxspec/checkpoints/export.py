@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.checkpoints.directories import check_destination, read_json, read_raw_config
+from jaxspec.checkpoints.eagle import Engine
 from jaxspec.checkpoints.huggingface import SaveOptions, load, save
 from jaxspec.checkpoints.kv_head import is_kv_head, load_kv_head, save_kv_head
 from jaxspec.checkpoints.locating import locate
@@ -38,6 +40,8 @@ class Target:
 
     name: str
     vocab_size: int
+    architectures: tuple[str, ...] = ()
+    """Its classes in transformers."""
 
 
 def export(
@@ -47,13 +51,14 @@ def export(
     target: Target | None = None,
     text_only: bool = False,
     draft_vocabulary: int | None = None,
+    engine: Engine | None = None,
     options: SaveOptions | None = None,
 ) -> ModelConfig | KVHeadConfig:
     """Rewrite a checkpoint for transformers 4.57 and 5 and return its configuration.
 
     Tokeniser, processor, chat template, generation settings and a model card are written too.
     Entries of config.json that this library does not read are kept. A KV head is written for this
-    library alone.
+    library alone, and an EAGLE-3 head for engines that serve models.
 
     Args:
       target: Pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
@@ -61,6 +66,7 @@ def export(
       draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this
         library alone; by default a KV head keeps all, and any other draft is `widened`, the only
         form that transformers reads.
+      engine: What to write an EAGLE-3 head for; `target` is then the model that it serves.
       options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
 
     Raises:
@@ -70,12 +76,9 @@ def export(
     path, options = locate(source), options or SaveOptions()
     check_destination(destination, options.overwrite, path)
     if is_kv_head(path):
-        if target is not None or text_only:
-            raise InputError(
-                f"{path}: a KV head has no vocabulary or tower of its own; "
-                "leave vocab-of and text-only out"
-            )
-        return _export_head(path, destination, draft_vocabulary, options)
+        return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
+    if engine is not None:
+        raise InputError(f"{path}: not an EAGLE-3 head, which alone is written for {engine}")
     found = load(path)
     model = Exported(path, found.config, found.params)
     raw = read_raw_config(path)
@@ -94,9 +97,31 @@ def export(
 
 
 def _export_head(
-    source: Path, destination: str | Path, draft_vocabulary: int | None, options: SaveOptions
+    source: Path,
+    destination: str | Path,
+    target: Target | None,
+    text_only: bool,
+    draft_vocabulary: int | None,
+    engine: Engine | None,
+    options: SaveOptions,
 ) -> KVHeadConfig:
     config, params = load_kv_head(source)
+    if not config.fused and engine is not None:
+        raise InputError(f"{source}: a KV head, which {engine} cannot serve; train an EAGLE-3 head")
+    if text_only or (target is not None and not config.fused):
+        raise InputError(
+            f"{source}: a KV head has no vocabulary or tower of its own; "
+            "leave vocab-of and text-only out"
+        )
+    if target is not None:
+        config = replace(config, target_name=target.name)
+    if draft_vocabulary is not None and config.fused:
+        raise InputError(
+            f"{source}: an EAGLE-3 head, whose draft vocabulary is in order of ids, not of use; "
+            "leave draft-vocabulary out, or train with another one"
+        )
+    if engine == "speculators" and not config.target_name:
+        raise InputError(f"{source}: does not name its target, which {engine} needs; give vocab-of")
     if draft_vocabulary is not None:
         text = config.text_config
         words = _first_words(source, text.draft_vocabulary, draft_vocabulary)
@@ -110,8 +135,29 @@ def _export_head(
             path, config, params, model_name(destination), source
         ),
         overwrite=options.overwrite,
+        engine=engine or "vllm",
+        architectures=list(target.architectures) if target else None,
     )
+    if engine is not None:
+        _check_written(destination, config, params, options)
     return config
+
+
+def _check_written(
+    path: str | Path, config: KVHeadConfig, params: Params, options: SaveOptions
+) -> None:
+    """Raise InputError unless the files of a head hold its numbers."""
+    found, written = load_kv_head(path)
+    words = config.text_config.draft_vocabulary
+    order = np.argsort(words or range(config.text_config.vocab_size))
+    kernel = params["lm_head"]["kernel"][:, order]
+    expected = jax.tree.map(
+        lambda leaf: leaf.astype(options.dtype or leaf.dtype),
+        {**params, "lm_head": {"kernel": kernel}},
+    )
+    same = jax.tree.map(np.array_equal, written, expected)
+    if not jax.tree.all(same) or found.text_config.draft_vocabulary != tuple(sorted(words)):
+        raise InputError(f"{path}: does not hold what was written; write it on another disk")
 
 
 def _text_model(model: Exported, raw: dict[str, Any]) -> tuple[Exported, dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""KV heads as files: `config.json` and `model.safetensors`, a format of this library's own.
+"""Draft heads as files: `config.json` and `model.safetensors`.
 
-`config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder that the head's
+EAGLE-3 heads have the layout of public ones, see `checkpoints/eagle.py`. KV heads have a format of
+this library's own. `config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder that the head's
 layers are (`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how
 images are pooled, and the target: where it was found (`target_name`) and the hash of its
 configuration. All layers of the head read the rotated keys and values of the target's last layer.
@@ -30,21 +31,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.checkpoints.directories import SINGLE, read_raw_config, write_json, written_whole
+from jaxspec.checkpoints.directories import (
+    SINGLE,
+    quantised,
+    read_raw_config,
+    write_json,
+    written_whole,
+)
+from jaxspec.checkpoints.eagle import Engine, eagle_config, eagle_tensors, in_own_names, with_words
 from jaxspec.checkpoints.fitting import refuse, slots_in, tensor_name, unfit
-from jaxspec.checkpoints.tensor_files import StoredTensor, check_finite, list_file, write_tensors
+from jaxspec.checkpoints.locating import locate
+from jaxspec.checkpoints.tensor_files import (
+    StoredTensor,
+    list_directory,
+    write_tensors,
+)
 from jaxspec.config import KVHeadConfig
+from jaxspec.config.eagle import is_eagle
 from jaxspec.errors import InputError
 from jaxspec.models.kv_head import abstract_head
 from jaxspec.typing import Params
 
 
 def is_kv_head(path: str | Path) -> bool:
-    """Return whether a local directory holds a KV head."""
+    """Return whether a local directory holds a KV head or an EAGLE-3 head."""
     path = Path(path).expanduser()
-    return (path / "config.json").is_file() and read_raw_config(path).get(
-        "model_type"
-    ) == KVHeadConfig.model_type
+    if not (path / "config.json").is_file():
+        return False
+    raw = read_raw_config(path)
+    return raw.get("model_type") == KVHeadConfig.model_type or is_eagle(raw)
 
 
 def named_tensors(params: Params) -> dict[str, np.ndarray]:
@@ -66,47 +81,65 @@ def save_kv_head(
     *,
     write_more: Callable[[Path], None] | None = None,
     overwrite: bool = False,
+    engine: Engine = "vllm",
+    architectures: list[str] | None = None,
 ) -> None:
-    """Write the directory whole: beside `path`, and renamed; None keeps each tensor's dtype.
+    """Write the directory whole: in a folder next to `path`, and renamed.
 
-    `write_more` writes more files, and InputError is raised, as in `huggingface.save`.
+    Args:
+      dtype: Dtype of the tensors; None keeps each one's.
+      write_more: Writes more files, as in `huggingface.save`, which also raises the same errors.
+      engine: What an EAGLE-3 head is written for.
+      architectures: The target's classes in transformers, which speculators' layout names.
     """
+    tensors = {
+        name: tensor.astype(dtype or tensor.dtype) for name, tensor in named_tensors(params).items()
+    }
+    raw = config.to_dict()
+    if config.fused:
+        stored = str(tensors["fc.weight"].dtype)
+        tensors = eagle_tensors(config, tensors, engine)
+        raw = eagle_config(config, stored, engine, architectures)
     with written_whole(path, overwrite) as fresh:
-        write_json(fresh / "config.json", config.to_dict())
-        tensors = {
-            name: tensor.astype(dtype or tensor.dtype)
-            for name, tensor in named_tensors(params).items()
-        }
+        write_json(fresh / "config.json", raw)
         write_tensors(fresh / SINGLE, tensors)
         if write_more is not None:
             write_more(fresh)
 
 
-def list_kv_head(path: Path, config: KVHeadConfig) -> tuple[dict[str, StoredTensor], list[str]]:
-    """Return the tensors of a head's file, unread, and how they do not fit its configuration."""
-    stored = {tensor.name: tensor for tensor in list_file(path / SINGLE)}
-    return stored, unfit(config.text_config, lambda: slots_in(abstract_head(config))[0], stored)
+def list_kv_head(path: Path) -> tuple[KVHeadConfig, dict[str, StoredTensor], list[str]]:
+    """Return a head's configuration, its tensors, unread, and what is wrong with them.
+
+    Raises InputError for a configuration that this library cannot read.
+    """
+    raw = read_raw_config(path)
+    config, problems = KVHeadConfig.from_dict(raw), quantised(path, raw)
+    stored = {tensor.name: tensor for tensor in list_directory(path, problems)}
+    if problems:
+        return config, stored, problems
+    if config.fused:
+        config, stored = with_words(config, stored), in_own_names(stored)
+    problems += unfit(config.text_config, lambda: slots_in(abstract_head(config))[0], stored)
+    return config, stored, problems
 
 
 def load_kv_head(path: str | Path, dtype: Any | None = None) -> tuple[KVHeadConfig, Params]:
-    """Return the head in a directory; InputError where anything does not fit.
+    """Return the head in a directory or of a hub id; InputError where anything does not fit.
 
     Args:
       dtype: Dtype of its parameters; None keeps the file's.
     """
-    path = Path(path).expanduser()
+    path = locate(path)
     if not is_kv_head(path):
         raise InputError(
-            f"KV head {str(path)!r}: no such directory, or another model's; give a head's directory"
+            f"KV head {str(path)!r}: the directory of another model; give a head's directory"
         )
-    config = KVHeadConfig.from_dict(read_raw_config(path))
-    stored, wrong = list_kv_head(path, config)
+    config, stored, wrong = list_kv_head(path)
     if wrong:
         refuse(path, wrong)
     slots, tree = slots_in(abstract_head(config))
     leaves = []
     for name, slot in slots.items():
         tensor = stored[name].read()
-        check_finite(stored[name], tensor)
         leaves.append(jnp.asarray(tensor.transpose(np.argsort(slot.order)), dtype or tensor.dtype))
     return config, jax.tree.unflatten(tree, leaves)

@@ -85,16 +85,21 @@ def write_model_card(path: Path, name: str, model: Exported) -> None:
 def write_head_card(
     path: Path, config: KVHeadConfig, params: Params, name: str, source: Path
 ) -> None:
-    """Write what a KV head is, for which target, and how to draft with it."""
+    """Write what a head is, for which target, and how to draft with it."""
     text = config.text_config
+    kinds = (
+        "KV head: a draft that reads its target's key-value cache",
+        "EAGLE-3 head: a draft that reads hidden states of its target",
+    )
     facts = {
-        "family": "KV head: a draft that reads its target's key-value cache",
+        "family": kinds[config.fused],
         "parameters": _count(params),
         "decoder": f"{text.num_hidden_layers} layer{'s' * (text.num_hidden_layers > 1)} "
         f"of width {text.hidden_size}",
         "trained for": f"blocks of {config.gamma} drafted tokens",
         "made from": f"`{model_name(source)}`",
-        "draft for": f"`{config.target_name}` (configuration {config.target_hash})",
+        "draft for": f"`{config.target_name}`"
+        + (f" (configuration {config.target_hash})" if config.target_hash else ""),
     }
     if text.draft_vocabulary:
         facts["drafts"] = f"{len(text.draft_vocabulary):,} of {text.vocab_size:,} tokens"

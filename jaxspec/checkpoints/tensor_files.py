@@ -37,6 +37,8 @@ FLOATS = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Supported dtypes of stored parameters; quantised models have others."""
+_DTYPES = FLOATS | dict.fromkeys(("I64", "int64"), np.dtype(np.int64))
+"""Dtypes that can be read; torch's files and safetensors name integers in their own ways."""
 _CHUNK = 1 << 19
 """Numbers that are checked at a time, so that they stay in the processor's cache."""
 
@@ -66,9 +68,10 @@ class StoredTensor:
         Raises InputError where the file ends early, and for NaN and infinity.
         """
         with reading(f"{self.file}: ends before its tensors do", "fetch it again"):
-            mapped = np.memmap(self.file, FLOATS[self.dtype], "r", self.offset, self.shape)
+            mapped = np.memmap(self.file, _DTYPES[self.dtype], "r", self.offset, self.shape)
             out = np.array(mapped if box is None else mapped[tuple(box)])
-        check_finite(self, out)
+        if self.dtype in FLOATS:
+            check_finite(self, out)
         return out
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import tyro
 
 from jaxspec.checkpoints import directories
+from jaxspec.checkpoints.eagle import Engine, serve_command
 from jaxspec.checkpoints.export import Target, export
 from jaxspec.checkpoints.gguf_files import convert
 from jaxspec.checkpoints.huggingface import SaveOptions
@@ -19,7 +20,7 @@ from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
 from jaxspec.cli.ask import progress
-from jaxspec.config import text_config
+from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.errors import InputError, printable
 from jaxspec.loading import check_words
 from jaxspec.runtime import human_bytes, setup_runtime
@@ -29,13 +30,15 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 
 @dataclass(frozen=True)
 class Export:
-    """Write a checkpoint, or a KV head, with a model card as a Hugging Face directory.
-    transformers 4.57 and 5 load it, except a KV head."""
+    """Write a checkpoint, or a head, with a model card as a Hugging Face directory.
+    transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 heads."""
 
     source: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
     destination: Annotated[Path, tyro.conf.Positional]
     """Directory to write."""
+    engine: Annotated[Engine | None, tyro.conf.arg(name="for")] = None
+    """Engine that an EAGLE-3 head is written for; the command that serves it is printed."""
     overwrite: bool = False
     """Replace a checkpoint that is there, in one step; what else lies in its directory stays."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -44,7 +47,7 @@ class Export:
     """Largest file of weights, such as 500MB or 2GiB."""
     vocab_of: str | None = None
     """Directory or hub id of a target. The vocabulary is padded to its size, with rows that are
-    never likeliest."""
+    never likeliest. For an EAGLE-3 head, the target that the head is served with."""
     text_only: bool = False
     """Write the decoder of an LVLM alone, as a language model of its own."""
     draft_vocabulary: int | None = None
@@ -82,7 +85,7 @@ def run_import(args: Import) -> None:
 
 def run(args: Export) -> None:
     """Write the directory, and print a line about it."""
-    size = _bytes(args.max_shard_size)
+    most = _bytes(args.max_shard_size)
     setup_runtime()
     source = locate(args.source, args.revision)
     target = None
@@ -90,7 +93,9 @@ def run(args: Export) -> None:
         path = locate(args.vocab_of)
         if not is_kv_head(source):  # which `export` refuses
             check_words(load_tokenizer(path), load_tokenizer(source))
-        target = Target(model_name(path), text_config(directories.read_config(path)).vocab_size)
+        classes = directories.read_raw_config(path).get("architectures") or ()
+        size = text_config(directories.read_config(path)).vocab_size
+        target = Target(model_name(path), size, tuple(classes))
     progress(f"exporting {source}")
     config = export(
         source,
@@ -98,23 +103,24 @@ def run(args: Export) -> None:
         target=target,
         text_only=args.text_only,
         draft_vocabulary=args.draft_vocabulary,
+        engine=args.engine,
         options=SaveOptions(
             dtype=jnp.dtype(args.dtype) if args.dtype else None,
-            max_shard_bytes=size,
+            max_shard_bytes=most,
             overwrite=args.overwrite,
         ),
     )
     _tell(args.destination, config)
+    if args.engine is not None:
+        assert isinstance(config, KVHeadConfig)
+        print(printable(serve_command(config, str(args.destination), args.engine)))
 
 
 def _tell(path: Path, config: Any) -> None:
     files = list(path.glob("*.safetensors"))
     held = human_bytes(sum(file.stat().st_size for file in files))
-    print(
-        printable(
-            f"{path}: {config.model_type}, {held} in {len(files)} file{'s' * (len(files) > 1)}"
-        )
-    )
+    kind = "EAGLE-3 head" if getattr(config, "fused", False) else config.model_type
+    print(printable(f"{path}: {kind}, {held} in {len(files)} file{'s' * (len(files) > 1)}"))
 
 
 def _bytes(size: str) -> int:

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxspec.checkpoints import directories
 from jaxspec.checkpoints.fitting import survey
 from jaxspec.checkpoints.kv_head import is_kv_head, list_kv_head
 from jaxspec.checkpoints.locating import locate
@@ -147,14 +146,14 @@ def _inspect_head(path: Path) -> Inspection:
     config: KVHeadConfig | None = None
     tensors: dict[str, StoredTensor] = {}
     try:
-        config = KVHeadConfig.from_dict(directories.read_raw_config(path))
-        tensors, problems = list_kv_head(path, config)
+        config, tensors, problems = list_kv_head(path)
     except InputError as error:
         problems = [str(error)]
+    kind = "EAGLE-3 head" if config and config.fused else "KV head"
     return Inspection(
         path=str(path),
-        family=f"KV head for {config.target_name!r}" if config else "KV head",
-        model_type=KVHeadConfig.model_type,
+        family=f"{kind} for {config.target_name or 'an unnamed target'!r}" if config else kind,
+        model_type=kind if config and config.fused else KVHeadConfig.model_type,
         context=config and config.text_config.max_position_embeddings,
         vocabulary=config and config.text_config.vocab_size,
         draft_vocabulary=config and len(config.text_config.draft_vocabulary),

@@ -122,8 +122,10 @@ def test_weights_of_a_head_are_numbers(tmp_path: Path) -> None:
 
 
 def test_other_directories_are_no_heads(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give a head's directory"):
+    with pytest.raises(InputError, match="nowhere': no such directory; give one, or a hub id"):
         load_kv_head(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="the directory of another model; give a head's directory"):
+        load_kv_head(tmp_path)
     with pytest.raises(InputError, match="did you mean 'linear'"):
         KVHeadConfig.of_target(TARGET.config, pooling="linaer")
     with pytest.raises(InputError, match="0 slots for the 4 tokens"):
