@@ -251,7 +251,8 @@ class TransformersCaptioner:
             name = _fingerprint(path)
         else:
             with self._reading():
-                name = f"{self.source} {Path(str(cached_file(self.source, 'config.json'))).parent.name}"  # the commit
+                commit = Path(str(cached_file(self.source, "config.json"))).parent.name
+                name = f"{self.source} {commit}"
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
     def check(self) -> None:

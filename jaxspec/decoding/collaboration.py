@@ -1,11 +1,11 @@
 """Decode collaboratively: M models write from one combined distribution.
 
-| program                | method                                                                  |
-|------------------------|-------------------------------------------------------------------------|
-| `OneProposer`, gamma 0 | standard collaborative decoding: all models read each token             |
-| `OneProposer`          | Naive-CoS: one model proposes, all models score (Theorem 3.1)           |
-| `OneProposer`, bonus   | the same with a bonus token, as in speculative decoding                 |
-| `Alternating`          | CoS: each model proposes in turn                                        |
+| program                | method                                                        |
+|------------------------|---------------------------------------------------------------|
+| `OneProposer`, gamma 0 | standard collaborative decoding: all models read each token   |
+| `OneProposer`          | Naive-CoS: one model proposes, all models score (Theorem 3.1) |
+| `OneProposer`, bonus   | the same with a bonus token, as in speculative decoding       |
+| `Alternating`          | CoS: each model proposes in turn                              |
 
 All draw from the combined distribution, and at temperature 0 they write the same tokens.
 

@@ -1,29 +1,28 @@
-"""Combinations: the one distribution that several models write from together.
+"""Combine several models' logits to the one distribution that they write from.
 
-| text                                    | drawn from, with l_m the logits of model m and T the temperature        |
-|-----------------------------------------|-------------------------------------------------------------------------|
-| `weighted:0.6,0.4`                      | sum_m w_m softmax(l_m / T), any number of models, weights that sum to 1 |
-| `contrastive:mu=0.1`                    | softmax((l_0 - mu l_1) / T): 0 is the expert, 1 the amateur (CoS)       |
-| `contrastive:beta=0.5,plausibility=0.1` | softmax(((1 + beta) l_0 - beta l_1) / T) (O'Brien and Lewis 2023), of   |
-|                                         | the tokens with p_0(x) >= 0.1 max p_0 only (Li et al. 2023)             |
-| `logits:1.5,-0.5`                       | softmax(sum_m a_m l_m / T): decoding-time realignment (Liu et al. 2024) |
+| text                   | distribution, with l_m the logits of model m and T the temperature  |
+|------------------------|---------------------------------------------------------------------|
+| `weighted:0.6,0.4`     | sum_m w_m softmax(l_m / T): any number of models, weights sum to 1  |
+| `contrastive:mu=0.1`   | softmax((l_0 - mu l_1) / T): 0 is the expert, 1 the amateur (CoS)   |
+| `contrastive:beta=0.5` | softmax(((1 + beta) l_0 - beta l_1) / T) (O'Brien and Lewis 2023)   |
+| `...,plausibility=0.1` | the same of tokens with p_0(x) >= 0.1 max p_0 only (Li et al. 2023) |
+| `logits:1.5,-0.5`      | softmax(sum_m a_m l_m / T): realignment (Liu et al. 2024)           |
 
-A coefficient belongs to a model, by its place in the list, and never to the role that it plays at
-the moment. The temperature enters as above; top-k and top-p narrow the *combined* distribution.
-(The released CoS code narrows each model's before it averages.) All is float32. The plausible
-tokens are those of model 0 at temperature 1.
+A coefficient belongs to a model by its place in the list, whatever the model's current role. The
+temperature enters as above; top-k and top-p filter the *combined* distribution (the released CoS
+code filters each model's before averaging). All is float32. Model 0 at temperature 1 decides which
+tokens are plausible.
 
-At temperature 0 the combined distribution is one-hot: at the argmax of the combined logits, or, for
-`weighted`, at the argmax of sum_m w_m softmax(l_m), as in the released code.
-`weighted:0.6,0.4,greedy=vote` is the other reading: each model's argmax gets its weight of votes;
-among tokens with equally many, the first rule decides.
+At temperature 0 the combined distribution is one-hot at the argmax of the combined logits or, for
+`weighted`, of sum_m w_m softmax(l_m), as in the released code. `weighted:0.6,0.4,greedy=vote` is
+the other reading: each model's argmax gets its weight as votes, and the first rule breaks ties.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ GreedyRule = Literal["mean", "vote"]
 
 
 class Combination(Protocol):
-    """A pytree, so that its numbers are traced: another weight compiles nothing."""
+    """Combine distributions. A pytree: its numbers are traced, so a new weight compiles nothing."""
 
     def soft(
         self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
@@ -47,25 +46,25 @@ class Combination(Protocol):
         ...
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
-        """Return the token of temperature 0, given `soft` at temperature 1."""
+        """Return the token at temperature 0, given `soft` at temperature 1."""
         ...
 
 
 def combined(
     combination: Combination, logits: Float[Array, "M B V"], options: Sampling
 ) -> Float[Array, "B V"]:
-    """Return the distribution that the models draw the next token from together."""
+    """Return the distribution that the models together draw the next token from."""
     soft = combination.soft(logits, options.temperature)
     return filtered(soft, options, combination.best(logits, soft))
 
 
 def greedy_token(combination: Combination, logits: Float[Array, "M B V"]) -> Int[Array, " B"]:
-    """Return what `combined` puts all mass on at temperature 0."""
+    """Return the token that `combined` takes at temperature 0."""
     return combination.best(logits, combination.soft(logits, jnp.ones(logits.shape[1])))
 
 
 class Weighted(struct.PyTreeNode):
-    """sum_m w_m softmax(l_m / T)."""
+    """Average probabilities: sum_m w_m softmax(l_m / T)."""
 
     weights: Float[Array, " M"]
     greedy: GreedyRule = struct.field(pytree_node=False, default="mean")
@@ -79,13 +78,13 @@ class Weighted(struct.PyTreeNode):
         if self.greedy == "vote":
             ballots = jax.nn.one_hot(argmax(logits), logits.shape[-1])
             votes = _sum(self.weights, ballots)
-            # As many votes but for rounding: 0.2 + 0.3 against 0.5.
+            # Equal up to rounding: 0.2 + 0.3 against 0.5.
             soft = jnp.where(votes > votes.max(-1, keepdims=True) - 1e-6, soft, -1.0)
         return argmax(soft)
 
 
 class Linear(struct.PyTreeNode):
-    """softmax(sum_m a_m l_m / T), of the tokens x with p_0(x) >= plausibility * max p_0."""
+    """Add logits: softmax(sum_m a_m l_m / T) of tokens with p_0(x) >= plausibility * max p_0."""
 
     coefficients: Float[Array, " M"]
     plausibility: Float[Array, ""]
@@ -97,9 +96,7 @@ class Linear(struct.PyTreeNode):
         return tempered(self._logits(logits), temperature)
 
     def best(self, logits: Float[Array, "M B V"], soft: Float[Array, "B V"]) -> Int[Array, " B"]:
-        return argmax(
-            self._logits(logits)
-        )  # not of `soft`, where small differences may round to none
+        return argmax(self._logits(logits))  # in `soft` small differences may round away
 
     def _logits(self, logits: Float[Array, "M B V"]) -> Float[Array, "B V"]:
         logits = logits.astype(jnp.float32)
@@ -109,12 +106,11 @@ class Linear(struct.PyTreeNode):
 
 
 class Custom(struct.PyTreeNode):
-    """A function of one's own, traced: [M,B,V] -> [B,V]."""
+    """Apply your own traced function [M,B,V] -> [B,V]."""
 
     function: Callable[[Array], Array] = struct.field(pytree_node=False)
     of: Literal["probs", "logits"] = struct.field(pytree_node=False, default="probs")
-    """`probs`: of softmax(l_m / T); what it returns is scaled to sum to 1. `logits`: of the l_m,
-    before temperature and softmax."""
+    """Argument: `probs`, softmax(l_m / T), with the result scaled to sum 1; or `logits`, l_m."""
 
     def soft(
         self, logits: Float[Array, "M B V"], temperature: Float[Array, " B"]
@@ -132,7 +128,7 @@ KINDS = ("weighted", "contrastive", "logits")
 
 
 def parse_combination(text: str, models: int) -> Combination:
-    """Return the combination of so many models that a text names, as in the table above.
+    """Return the combination that a text names (see the table above) for this many models.
 
     Raises InputError for unknown kinds and options, and for numbers that do not fit.
     """
@@ -153,8 +149,7 @@ def parse_combination(text: str, models: int) -> Combination:
         raise InputError(f"combination {text!r}: give mu or beta by name, as contrastive:mu=0.1")
     if models != 2:
         raise InputError(
-            f"combination {text!r}: takes an expert and an amateur, and here are {models} models; "
-            f"give 2"
+            f"combination {text!r}: takes an expert and an amateur, not {models} models; give 2"
         )
     amateur = _number(text, options.get("beta", options.get("mu", "0.1")))
     expert = 1 + amateur if "beta" in options else 1.0
@@ -162,15 +157,15 @@ def parse_combination(text: str, models: int) -> Combination:
 
 
 def weighted(weights: list[float], models: int, greedy: str = "mean") -> Weighted:
-    """Return checked weights, one a model."""
+    """Return the weighted combination, or raise InputError for wrong weights."""
     shown = ",".join(f"{w:g}" for w in weights)
     if len(weights) != models:
         raise InputError(
-            f"weights: {shown} are {len(weights)} for {models} models; give one a model"
+            f"weights: {shown} are {len(weights)} for {models} models; give one for each"
         )
     if min(weights) < 0 or not abs(sum(weights) - 1) <= 1e-6:
         raise InputError(
-            f"weights: {shown} sum to {sum(weights):g}; give numbers from 0 on that sum to 1"
+            f"weights: {shown} sum to {sum(weights):g}; give non-negative numbers that sum to 1"
         )
     if greedy not in get_args(GreedyRule):
         raise InputError(
@@ -180,21 +175,22 @@ def weighted(weights: list[float], models: int, greedy: str = "mean") -> Weighte
 
 
 def linear(text: str, coefficients: list[float], models: int, plausibility: float = 0.0) -> Linear:
-    """Return checked coefficients, one a model; `text` is what a complaint cites."""
+    """Return the linear combination, or raise InputError, which cites `text`."""
     if len(coefficients) != models:
         raise InputError(
-            f"combination {text!r}: {len(coefficients)} numbers for {models} models; give one a "
-            f"model"
+            f"combination {text!r}: {len(coefficients)} numbers for {models} models; "
+            "give one for each"
         )
     if not 0 <= plausibility <= 1:
         raise InputError(
             f"combination {text!r}: plausibility {plausibility:g}; give 0 (all tokens) to 1"
         )
-    return Linear(np.asarray(coefficients, np.float32), np.float32(plausibility))  # type: ignore[arg-type]
+    numbers: Any = np.asarray(coefficients, np.float32)
+    return Linear(numbers, np.float32(plausibility))  # type: ignore[arg-type]
 
 
 def _sum(weights: Float[Array, " M"], of: Float[Array, "M B V"]) -> Float[Array, "B V"]:
-    """Not an einsum, which accelerators would round to fewer bits."""
+    """Return the weighted sum, without an einsum, which accelerators round to fewer bits."""
     return (of * weights[:, None, None]).sum(0)
 
 
@@ -208,7 +204,7 @@ def _number(text: str, part: str) -> float:
     try:
         value = float(part)
     except ValueError:
-        raise InputError(f"combination {text!r}: {part!r} is no number") from None
+        raise InputError(f"combination {text!r}: {part!r} is not a number; give one") from None
     if not math.isfinite(value):
-        raise InputError(f"combination {text!r}: {part!r} is no finite number")
+        raise InputError(f"combination {text!r}: {part!r} is not finite; give a finite number")
     return value

@@ -1,9 +1,8 @@
-"""What all drafters share: the views that a draft model reads as one batch, and the head.
+"""Draft from a mixture of views: those of a draft model, and a head on the target.
 
 IbED: one small model reads R views of every prompt as one batch of R*B rows. The views'
 distributions are mixed, and all views are fed the same drawn tokens. A head reads the target's own
-cache: its keys and values (AASD), or hidden states (EAGLE-3). It is one more view, the last, or the
-only one.
+cache: its keys and values (AASD) or hidden states (EAGLE-3). It is one more view, or the only one.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ ContextPolicy = Literal["extrapolate", "drop_view", "error"]
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """What a block is drafted from, apart from the draft's own state."""
+    """Hold all inputs of one block's draft but the draft's own state."""
 
     params: Params
-    """{"target", "drafter", "head"}: the last two where there is one."""
+    """{"target", "drafter", "head"}; the last two only if there is one."""
     tokens: Int[Array, "B C"]
-    """New tokens; those from `count` on have no meaning."""
+    """New tokens; entries from `count` on are undefined."""
     count: Int[Array, " B"]
-    """New tokens committed."""
+    """Number of committed new tokens."""
     weights: Float[Array, "B R"]
-    """The views' weights."""
+    """Weights of the views."""
     options: Sampling
     target: KVCache | None = None
-    """The target's cache of all committed tokens but the newest; EAGLE-3 heads read it."""
+    """Target's cache of all committed tokens but the newest, which EAGLE-3 heads read."""
 
     def newest(self, count: int | Array, width: int) -> Int[Array, "B T"]:
         """Return `width` new tokens, of which the first `count` are the newest committed ones."""
@@ -63,57 +62,58 @@ class BlockInputs:
 
 
 class DraftState(struct.PyTreeNode):
-    """What a draft remembers from block to block."""
+    """Carry a draft's caches from block to block.
+
+    Between blocks a row of `cache` is two tokens short of the committed ones: after full acceptance
+    the draft has not read its own last proposal, so every block reads the two newest tokens again.
+    """
 
     cache: KVCache | None
-    """The draft model's cache, view-major: row r*B + b is view r of request b. None without one.
-
-    Between blocks a row's length is two short of the committed tokens. After full acceptance the
-    draft has not read its own last proposal, so every block reads the two newest tokens again."""
+    """Draft model's cache, view-major: row r*B + b is view r of request b; None without a model."""
     last: Int[Array, " R*B"] | None
     """Last token of each row's prompt, which the first block reads again."""
     head: KVCache | None = None
-    """A head's cache, B rows. A KV head's has the target's keys and values of all committed tokens
-    except the newest, followed, within a block, by the head's own. An EAGLE-3 head's has its own,
-    between blocks those that it computed from the target's hidden states."""
+    """Head's cache, B rows. A KV head's holds the target's keys and values of all committed tokens
+    but the newest and, within a block, the head's own. An EAGLE-3 head's holds its own, which
+    between blocks come from the target's hidden states."""
     text: Text | None = None
-    """What lookup searches: prompt and answer as of the block before."""
+    """Prompt and answer before this block, which lookup searches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafter(ABC):
-    """Drafts from a mixture of views. Static: part of the compiled program."""
+    """Draft from a mixture of views. Static: part of the compiled program."""
 
     model: LanguageModel
-    """The draft model; any model where there are no `views`."""
+    """Draft model; any model if there are no `views`."""
     views: tuple[View, ...]
-    """The views of the draft model; empty without one."""
+    """Views of the draft model; empty without one."""
     gamma: int
-    """J: drafted tokens on the longest path."""
+    """Draft length J: number of drafted tokens on the longest path."""
     vocabulary: int
-    """V of the target, to which the draft's logits are fitted."""
+    """Target's V, to which the draft's logits are fitted."""
     context: ContextPolicy = "extrapolate"
     """Policy for a view whose row would pass the draft's trained positions. `extrapolate` drafts
-    on, as the papers did. `drop_view` gives it weight 0 (the shortest row stays if none fits).
+    on, as the papers did. `drop_view` gives it weight 0, but keeps the shortest row if none fits.
     `error` makes the engine refuse the request."""
     head: KVHeadConfig | None = None
-    """A KV head, the view behind those. It reads as far as its target does."""
+    """Head on the target, the view after `views`, whose context is the target's."""
     lookup: bool = False
     """Whether lookup is one more view, the last."""
 
     @property
     @abstractmethod
     def nodes(self) -> int:
-        """Tokens drafted in a block."""
+        """Return the number of tokens drafted in a block."""
 
     @property
     @abstractmethod
     def reads(self) -> int:
-        """Tokens that the draft reads in a block: the newest committed one and drafted parents."""
+        """Return the number of tokens that the draft reads: the newest and the drafted parents."""
 
     @property
     def width(self) -> int:
-        """R: the number of distributions in the mixture."""
+        """Return R, the number of distributions in the mixture."""
         return len(self.views) + (self.head is not None) + self.lookup
 
     def prefill(
@@ -126,10 +126,11 @@ class Drafter(ABC):
     ) -> DraftState:
         """Run every view of every prompt, and pack the target's cache for a KV head.
 
-        params: {"target", "drafter", "head"}: the last two where there is one.
-        features: The target's image features, if the towers are the same.
-        target: The target's cache after its prefill.
-        room: Slots behind the prompt.
+        Args:
+          params: {"target", "drafter", "head"}; the last two only if there is one.
+          features: Target's image features, if the towers are equal.
+          target: Target's cache after its prefill.
+          room: Number of slots after the prompt.
         """
         state = DraftState(None, None)
         if self.views:
@@ -285,10 +286,11 @@ class Drafter(ABC):
         state: DraftState,
         mask: TreeMask | None = None,
     ) -> tuple[Float[Array, "R B T V"], DraftState]:
-        """Return the logits after each of `tokens`, fitted to the target's vocabulary; of lookup the
-        probabilities of what it found.
+        """Return the logits after each of `tokens`, fitted to the target's vocabulary.
 
-        fed: The draft model's tokens, which end in `tokens`. The other views read `tokens` alone.
+        Lookup gives the probabilities of its matches instead of logits.
+
+        fed: Draft model's tokens, which end in `tokens`. The other views read only `tokens`.
         """
         parts, width = [], tokens.shape[1]
         if state.cache is not None:

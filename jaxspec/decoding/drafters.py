@@ -1,8 +1,7 @@
-"""The kinds of drafters: a chain, a tree of a static shape, and a tree that each row chooses.
+"""Draft a chain, a tree of a static shape, or a tree that each row chooses.
 
-All nodes of a tree level are read in one pass. The draft's cache holds the nodes in the order in
-which it read them: the root, then those nodes of each level that get children. The last level is
-never read.
+All nodes of a tree level are read in one pass. The draft's cache holds the nodes in reading order:
+the root, then the nodes with children, level by level. The last level is never read.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from jaxspec.verification import Draft
 
 @dataclass(frozen=True, kw_only=True)
 class ChainDrafter(Drafter):
-    """Drafts a chain of `gamma` tokens."""
+    """Draft a chain of `gamma` tokens."""
 
     @property
     def nodes(self) -> int:
@@ -46,7 +45,7 @@ class ChainDrafter(Drafter):
             both = self._distributions(inputs, logits)
             mixed, view_probs = (probs[..., 0, :] for probs in both)
             best = argmax(mixed)
-            if options.greedy:  # `match` does not ask which distribution a token was drawn from
+            if options.greedy:  # `match` needs no distribution
                 return best, mixed, view_probs
             probs = filtered(mixed, options, best)
             return draw(inputs.keys(place), probs, options.temperature == 0), probs, view_probs
@@ -70,7 +69,7 @@ class ChainDrafter(Drafter):
 
 @dataclass(frozen=True, kw_only=True)
 class _Grown(Drafter):
-    """A drafter of trees."""
+    """Draft a tree of the kind `tree`."""
 
     tree: TreeSpec
 
@@ -83,7 +82,7 @@ class _Grown(Drafter):
     ) -> tuple[Float[Array, "R B T V"], DraftState]:
         """Read T nodes of one level.
 
-        seen: [B or 1, T, nodes read so far, these included]: the nodes that each may read.
+        seen: Whether each node attends to each node read so far, [B or 1, T, nodes].
         """
         mask = TreeMask(jnp.full((1, tokens.shape[1]), depth), seen)
         return self.extend(params, tokens, state, mask)
@@ -91,10 +90,10 @@ class _Grown(Drafter):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeDrafter(_Grown):
-    """Drafts a tree of a static shape.
+    """Draft a tree of a static shape.
 
-    The children of a node are drawn from its mixture without replacement. At temperature 0 they
-    are its likeliest tokens.
+    A node's children are drawn from its mixture without replacement; at temperature 0 they are its
+    likeliest tokens.
     """
 
     @property
@@ -139,10 +138,9 @@ class TreeDrafter(_Grown):
     def _siblings(
         self, inputs: BlockInputs, mixed: Float[Array, "B T V"], read: np.ndarray, most: int
     ) -> tuple[Int[Array, "B T siblings"], Float[Array, "B T V"]]:
-        """Return `most` children of T nodes, and the distributions they were drawn from.
+        """Return `most` children of T nodes, and the distributions that they were drawn from.
 
-        In a program for greedy rows alone the children are the likeliest, and `match` ignores the
-        distributions.
+        In a greedy program the children are the likeliest tokens, and the distributions are unused.
         """
         options = inputs.options
         if options.greedy:
@@ -157,14 +155,13 @@ class TreeDrafter(_Grown):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicTreeDrafter(_Grown):
-    """Drafts a tree whose shape each row chooses by joint draft probability (EAGLE-2, Li et al.
-    2024).
+    """Draft a tree that each row shapes by joint draft probability (EAGLE-2, Li et al. 2024).
 
     The `width` likeliest nodes of each level get their `width` likeliest children. The likeliest
     of all nodes, up to the budget, are proposed. A child is never likelier than its parent, so
-    these form a tree. The tokens are choices, not draws, at any temperature: keeping the likelier
-    of *drawn* siblings is not lossless, because the tokens that stay are no longer distributed as
-    the draft's.
+    these form a tree. The tokens are chosen, not drawn, at any temperature: keeping the likelier of
+    *drawn* siblings is not lossless, because the kept tokens no longer follow the draft's
+    distribution.
     """
 
     @property
@@ -175,13 +172,11 @@ class DynamicTreeDrafter(_Grown):
         self, inputs: BlockInputs, logits: Float[Array, "R B 1 V"], state: DraftState
     ) -> tuple[Draft, DraftState]:
         width, batch = self.tree.width, inputs.count.shape[0]
-        # The nodes of the level that was read last, and the logarithms of their joint
-        # probabilities.
+        # Nodes of the level read last, and the logarithms of their joint probabilities.
         read, value = jnp.zeros((batch, 1), jnp.int32), jnp.zeros((batch, 1))
-        # For each level that was read: its nodes, and their parents in reading order.
+        # Nodes of each level read so far, and their parents in reading order.
         expanded, above = [read], []
-        # For each level: tokens, parents and joint probabilities of its nodes; views'
-        # distributions.
+        # Tokens, parents and joint probabilities of each level's nodes; views' distributions.
         levels, views = [], []
         for depth in range(self.gamma):
             if depth:
@@ -195,7 +190,7 @@ class DynamicTreeDrafter(_Grown):
             mixed, view_probs = self._distributions(inputs, logits)
             views.append(view_probs)
             chance, choice = largest(mixed, width)
-            # Where a mixture rounds to over 1, a child would come before its parent.
+            # A mixture that rounds to over 1 would rank a child before its parent.
             joint = value[..., None] + jnp.log(jnp.minimum(chance, 1.0))
             parents = jnp.repeat(read, width, axis=1)
             levels.append((choice.reshape(batch, -1), parents, joint.reshape(batch, -1)))
@@ -215,7 +210,7 @@ def make_drafter(
     head: KVHeadConfig | None = None,
     lookup: bool = False,
 ) -> Drafter:
-    """Return the drafter of a tree, or of a chain where `tree` is None."""
+    """Return a drafter of the tree, or of a chain if `tree` is None."""
     shared: dict[str, Any] = {"model": model, "views": views, "gamma": gamma}
     shared |= {"vocabulary": vocabulary, "context": context, "head": head, "lookup": lookup}
     if tree is None:

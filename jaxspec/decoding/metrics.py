@@ -1,11 +1,10 @@
-"""Acceptance metrics, pooled over all blocks of all rows; but for `tokens_per_pass` in vLLM's
-names.
+"""Compute acceptance metrics, pooled over all blocks of all rows.
 
-`tokens_per_pass` (the papers' block efficiency or tau, vLLM's `mean_acceptance_length`) counts the
-correction or bonus token of each of the loop's target passes, and not the token that prefill gives.
-A block cut short by EOS or the row's limit counts what it emitted; no rate counts places of the
-block without room. The places of a tree are its depths: a block counts as having drafted at a depth
-however many nodes it had there, none included.
+`tokens_per_pass` is the papers' block efficiency or tau, and vLLM's `mean_acceptance_length`; the
+other names are vLLM's. It counts the correction or bonus token of each target pass of the loop, but
+not the prefill token. A block cut short by EOS or the row's limit counts its emitted tokens; no
+rate counts places of the block without room. The places of a tree are its depths: every block
+counts as drafted at each depth, however many nodes it had there.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from jaxspec.decoding.tree import parse_tree
 
 
 def block_fields(config: EngineConfig) -> dict[str, Any]:
-    """Return the fields of a record that say how a block is drafted. `tree_nodes` are the tokens
-    drafted in one."""
+    """Return the fields of a record that describe blocks; `tree_nodes` are a block's drafts."""
     spec = None if config.tree is None else parse_tree(config.tree, config.gamma)
     return {
         "drafter": "tree" if spec else "chain",
@@ -35,7 +33,7 @@ def block_fields(config: EngineConfig) -> dict[str, Any]:
 
 
 def acceptance_metrics(rows: Sequence[DecodeStats]) -> dict[str, Any]:
-    """Return the acceptance fields of a record. Rates without a single trial are None."""
+    """Return the acceptance fields of a record; rates without trials are None."""
     steps, emitted = (int(sum(getattr(row, name) for row in rows)) for name in ("steps", "emitted"))
     drafted = np.sum([row.drafted_at for row in rows], axis=0)
     accepted = np.sum([row.accepted_at for row in rows], axis=0)
@@ -57,12 +55,11 @@ def acceptance_metrics(rows: Sequence[DecodeStats]) -> dict[str, Any]:
 
 
 def collaboration_metrics(rows: Sequence[CollaborationStats]) -> dict[str, Any]:
-    """Return the fields of a record of collaborative decoding; lists are of models. Rates without a
-    trial are None.
+    """Return the fields of a record of collaborative decoding; rates without trials are None.
 
-    `alpha` is the mean chance that a model's tested proposals had, of which `acceptance_rate` is
-    what became of them. `tokens_per_cycle` are those of one verification, or of one step of
-    standard decoding.
+    Lists have one entry for each model. `alpha` is the mean acceptance chance of a model's tested
+    proposals, and `acceptance_rate` the share that was accepted. `tokens_per_cycle` counts the
+    tokens of one verification, or of one step of standard decoding.
     """
     totals: dict[str, Any] = {
         name: np.sum([getattr(row, name) for row in rows], axis=0)

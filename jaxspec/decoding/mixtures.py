@@ -1,6 +1,6 @@
-"""How well mixtures of the views tell the target: what a weighting learns from, token by token.
+"""Measure how well mixtures of the views predict the target at each place of a block.
 
-A mixture is sum_r w_r q_r, q_r being view r's distribution. All distributions are at the row's
+A mixture is sum_r w_r q_r, with q_r the distribution of view r. All distributions are at the row's
 temperature, unfiltered, in float32.
 """
 
@@ -17,26 +17,23 @@ from jaxspec.sampling import argmax
 from jaxspec.typing import Array, Float
 
 Measure = Literal["kl", "tvd", "misses"]
-"""What a mixture q_w = sum_r w_r q_r costs at one place: KL(p || q_w) in nats; the L1 distance
-between p and q_w (the released code's, twice the total variation); or 1 where the likeliest tokens
-of p and q_w differ, else 0."""
+"""Cost of a mixture q_w = sum_r w_r q_r at one place: KL(p || q_w) in nats; the L1 distance between
+p and q_w (as in the released code, twice the total variation); or 1 if the likeliest tokens of p
+and q_w differ, else 0."""
 
 Measures = tuple[Measure, ...]
 
 TINY = 1e-30
-"""Probabilities are raised to it before their logarithm: a token that the draft rules out costs 69
-nats, not inf."""
+"""Least probability before a logarithm: a token that the draft excludes costs 69 nats, not inf."""
 
 CHUNK = 11
-"""Mixtures compared at a time: bounds the memory, and keeps an elementwise pass over them in a
-CPU's cache."""
+"""Mixtures compared at once, which bounds the memory and keeps them in a CPU's cache."""
 
 
 def simplex_grid(views: int, steps: int) -> Float[np.ndarray, "points R"]:
-    """Return all weights that are multiples of 1/steps, the first view's ascending, then the
-    second's, and so on.
+    """Return all weights that are multiples of 1/steps, in ascending order of the first view's.
 
-    For two views and two steps: [[0, 1], [0.5, 0.5], [1, 0]].
+    Two views and two steps give [[0, 1], [0.5, 0.5], [1, 0]].
     """
     cuts = np.asarray(list(combinations_with_replacement(range(steps + 1), views - 1)))
     return np.diff(cuts, prepend=0, append=steps).astype(np.float32) / steps
@@ -45,7 +42,7 @@ def simplex_grid(views: int, steps: int) -> Float[np.ndarray, "points R"]:
 def costs(
     measures: Measures, p: Float[Array, "B J V"], q: Float[Array, "*points B J V"]
 ) -> Float[Array, "*points B J measures"]:
-    """Return what the distributions `q` cost at each place, by each measure."""
+    """Return the cost of the distributions `q` at each place, by each measure."""
     best = argmax(p)
     log_p = jnp.log(jnp.maximum(p, TINY))
 
@@ -64,7 +61,7 @@ def costs(
 def view_costs(
     measures: Measures, p: Float[Array, "B J V"], view_probs: Float[Array, "R B J V"]
 ) -> Float[Array, "B J measures R"]:
-    """Return what each view alone costs."""
+    """Return the cost of each view alone."""
     return jnp.moveaxis(costs(measures, p, view_probs), 0, -1)
 
 
@@ -74,7 +71,7 @@ def mixture_costs(
     view_probs: Float[Array, "R B J V"],
     weights: Float[Array, "points R"],
 ) -> Float[Array, "B J measures points"]:
-    """Return what the mixture of each of the weights costs."""
+    """Return the cost of the mixture at each of the points."""
     found = jax.lax.map(
         lambda w: costs(measures, p, mixture(view_probs, w)), weights, batch_size=CHUNK
     )
@@ -84,7 +81,7 @@ def mixture_costs(
 def mixture(
     view_probs: Float[Array, "R B J V"], weights: Float[Array, "R ..."]
 ) -> Float[Array, "B J V"]:
-    """Return sum_r w_r q_r; unrolled, so that XLA fuses it with what is made of it."""
+    """Return sum_r w_r q_r, unrolled so that XLA fuses it with its consumers."""
     mixed = weights[0] * view_probs[0]
     for w, q in zip(weights[1:], view_probs[1:], strict=True):
         mixed = mixed + w * q
@@ -92,7 +89,9 @@ def mixture(
 
 
 def total(values: Float[Array, "... V"]) -> Float[Array, " ..."]:
-    """Return the sum over the vocabulary, as a product with ones: XLA's CPU code for it and what
-    goes into it is two to ten times as fast as for a plain sum, or for a product of the summands'
-    factors (`results/cpu_passes/`)."""
+    """Return the sum over the vocabulary, as a product with ones.
+
+    XLA's CPU code for it, fused with its inputs, is two to ten times as fast as for a plain sum
+    (`results/cpu_passes/`).
+    """
     return jnp.matmul(values, jnp.ones(values.shape[-1]), precision="highest")

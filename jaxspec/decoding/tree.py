@@ -1,15 +1,15 @@
-"""Shapes of token trees: which drafted token follows which.
+"""Define the shapes of token trees: which drafted token follows which.
 
-A drafted tree hangs from the newest committed token, its node 0; nodes 1, 2, ... are drafted. Nodes
-stand in level order, children of one node beside each other in order of rank: rank 0 is the first
-that was drawn, which at temperature 0 is the likeliest.
+Node 0 of a tree is the newest committed token; nodes 1, 2, ... are drafted. Nodes are in level
+order, and the children of one node are neighbours in order of rank: rank 0 is the child drawn
+first, which at temperature 0 is the likeliest.
 
-| text              | shape                                                                                      |
-|-------------------|--------------------------------------------------------------------------------------------|
-| `2`, `2:32`       | every node has 2 children, cut to 64 (32) nodes                                            |
-| `chains:2`        | 2 chains that part at the root                                                             |
-| `dynamic:4:24`    | chosen anew for every row and block: of all that 4 children of the 4 likeliest nodes of a  |
-|                   | level give, the 24 (64) nodes of the highest joint draft probability (EAGLE-2, Li et al. 2024) |
+| text           | shape                                                                          |
+|----------------|--------------------------------------------------------------------------------|
+| `2`, `2:32`    | every node has 2 children, cut to 64 (32) nodes                                |
+| `chains:2`     | 2 chains that part at the root                                                 |
+| `dynamic:4:24` | for each row and block the 24 (default 64) nodes of highest joint probability, |
+|                | if the 4 likeliest nodes of a level get 4 children (EAGLE-2, Li et al. 2024)   |
 """
 
 from __future__ import annotations
@@ -29,39 +29,37 @@ from jaxspec.typing import Array, Bool, Float, Int
 from jaxspec.verification import TokenTree
 
 BUDGET = 64
-"""Drafted nodes at most, where the text names no other number."""
+"""Default limit of drafted nodes."""
 
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What kind of tree a drafter grows; its depth is the drafter's gamma. Static: part of the
-    compiled program."""
+    """Specify a kind of tree, whose depth is the drafter's gamma. Static: compiled in."""
 
     kind: Literal["branching", "chains", "dynamic"]
     width: int
-    """Children of a node; at the root alone for `chains`."""
+    """Number of children of a node; for `chains`, of the root."""
     budget: int = BUDGET
-    """Drafted nodes at most; `chains` needs all of its own."""
+    """Most drafted nodes; `chains` ignores it."""
 
     def nodes(self, depth: int) -> int:
-        """Return the drafted nodes of a tree of this depth."""
+        """Return the number of drafted nodes of a tree of this depth."""
         if self.kind == "dynamic":
             return min(self.budget, self.width + (depth - 1) * self.width**2)
         return len(static_tree(self, depth).parents)
 
 
 def parse_tree(text: str, depth: int) -> TreeSpec:
-    """Return the tree that `text` asks for (see the module), which must have room for a path of
-    `depth` nodes."""
+    """Return the tree that `text` names (see the module).
+
+    Raises InputError if its budget is too small for a path of `depth` nodes.
+    """
     first, *parts = text.split(":")
     named = first in ("chains", "dynamic")
     kind, numbers = (first, parts) if named else ("branching", [first, *parts])
     most = 1 if kind == "chains" else 2
     if not 1 <= len(numbers) <= most or not all(part.isdecimal() and int(part) for part in numbers):
-        raise InputError(
-            f"tree: {text!r}; give a width as 2, a node budget too as 2:32, chains:2 or "
-            f"dynamic:4:24"
-        )
+        raise InputError(f"tree: {text!r}; give one as 2, 2:32, chains:2 or dynamic:4:24")
     spec = TreeSpec(kind, *map(int, numbers))
     if kind != "chains" and spec.budget < depth:
         raise InputError(
@@ -73,14 +71,14 @@ def parse_tree(text: str, depth: int) -> TreeSpec:
 
 @dataclass(frozen=True)
 class Tree:
-    """A static shape."""
+    """Describe a static shape by its nodes' parents."""
 
     parents: tuple[int, ...]
-    """Parents of the nodes 1, 2, ..."""
+    """Parent of each of the nodes 1, 2, ..."""
 
     @cached_property
     def seen(self) -> np.ndarray:
-        """Ancestors and self of every node, bool [nodes+1, nodes+1]."""
+        """Return the ancestors and self of every node, bool [nodes+1, nodes+1]."""
         seen = np.eye(len(self.parents) + 1, dtype=bool)
         for node, parent in enumerate(self.parents, start=1):
             seen[node] |= seen[parent]
@@ -88,29 +86,28 @@ class Tree:
 
     @cached_property
     def depth(self) -> np.ndarray:
-        """Steps below the root, int [nodes+1]."""
+        """Return each node's depth below the root, int [nodes+1]."""
         return self.seen.sum(1) - 1
 
     @cached_property
     def rank(self) -> np.ndarray:
-        """Elder siblings, int [nodes+1]."""
+        """Return each node's number of earlier siblings, int [nodes+1]."""
         before = [self.parents[:node].count(parent) for node, parent in enumerate(self.parents)]
         return np.asarray([0, *before])
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """Nodes with children, in order: those that the draft reads."""
+        """Return the nodes with children, in order: the nodes that the draft reads."""
         return np.unique(self.parents)
 
     @cached_property
     def tries(self) -> int:
-        """The most nodes that verification can try: all children of the nodes on one path."""
+        """Return the most nodes that verification can try: all children along one path."""
         children = np.bincount(self.parents, minlength=len(self.seen))
         return int((self.seen @ children).max())
 
     def token_tree(self, batch: int) -> TokenTree:
-        """Return the tree as each row of a batch proposes it; the draft reads the inner nodes, in
-        order."""
+        """Return the tree for each row of a batch; the draft reads the inner nodes, in order."""
         expanded = np.full(len(self.seen), -1)
         expanded[self.inner] = np.arange(len(self.inner))
         parents, expanded = (
@@ -124,19 +121,17 @@ class Tree:
 def static_tree(spec: TreeSpec, depth: int) -> Tree:
     """Return the tree of a static kind."""
     assert spec.kind != "dynamic"
-    return (
-        branching(spec.width, depth, spec.budget)
-        if spec.kind == "branching"
-        else chains(spec.width, depth)
-    )
+    if spec.kind == "chains":
+        return chains(spec.width, depth)
+    return branching(spec.width, depth, spec.budget)
 
 
 def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
-    """Return the tree of `width` children of every node, cut to `budget` nodes.
+    """Return the tree with `width` children of every node, cut to `budget` nodes.
 
-    A node is known by the ranks on the path to it. Those with the smallest sum of ranks stay, of
-    equal ones the shallower, then the lexicographically first: the chain of all first choices, then
-    every path with one second choice, and so on.
+    A node is named by the ranks on its path. The nodes with the smallest sum of ranks stay; ties go
+    to the shallower node, then to the lexicographically first. So the chain of all first choices
+    comes first, then every path with one second choice, and so on.
     """
     kept: list[tuple[int, ...]] = []
     heap: list[tuple[int, int, tuple[int, ...]]] = [(rank, 1, (rank,)) for rank in range(width)]
@@ -150,12 +145,12 @@ def branching(width: int, depth: int, budget: int = BUDGET) -> Tree:
 
 
 def chains(width: int, depth: int) -> Tree:
-    """Return the tree of `width` chains of `depth` nodes that part at the root."""
+    """Return the tree of `width` chains with `depth` nodes each."""
     return _tree([(rank, *[0] * below) for rank in range(width) for below in range(depth)])
 
 
 def _tree(paths: list[tuple[int, ...]]) -> Tree:
-    """Return the tree of these nodes, each given by the ranks on its path."""
+    """Return the tree of these nodes, each named by the ranks on its path."""
     paths = sorted([(), *paths], key=lambda ranks: (len(ranks), ranks))
     number = {ranks: node for node, ranks in enumerate(paths)}
     return Tree(tuple(number[ranks[:-1]] for ranks in paths[1:]))
@@ -164,8 +159,8 @@ def _tree(paths: list[tuple[int, ...]]) -> Tree:
 def ancestors(parents: Int[Array, "B nodes"], depth: int) -> Bool[Array, "B nodes+1 nodes+1"]:
     """Return the ancestors and self of every node of trees of at most this depth.
 
-    `parents` are those of the nodes from 1 on: [0, 0, 1] is a root with the children 1 and 2, and 3
-    below 1, which gives the rows 1000, 1100, 1010, 1101.
+    `parents` lists the parents of nodes 1, 2, ...: [0, 0, 1] is a root with the children 1 and 2,
+    and 3 below 1, which gives the rows 1000, 1100, 1010, 1101.
     """
     parents = jnp.pad(parents, ((0, 0), (1, 0)))
     order = jnp.arange(parents.shape[1])
@@ -185,11 +180,12 @@ def likeliest_nodes(
     joint: Float[Array, "B pool"],
     read: Int[Array, "B expanded"],
 ) -> tuple[Int[Array, "B nodes"], TokenTree]:
-    """Return the likeliest of the nodes 1, 2, ... of a pool, as a tree; of equal ones the first, so
-    parents come along.
+    """Return the likeliest of the nodes 1, 2, ... of a pool, as a tree.
 
-    If 2 of the nodes 1, 2, 3 with parents 0, 0, 2 stay, and these are 2 and 3, they become 1 and 2,
-    with parents 0, 1. `read` are the nodes that the draft has read, in order.
+    Ties go to the first node, so a node's parent is always kept. If nodes 2 and 3 of the nodes 1,
+    2, 3 with parents 0, 0, 2 are kept, they become 1 and 2, with parents 0, 1.
+
+    read: Nodes that the draft has read, in order.
     """
     batch, size = tokens.shape
     rows, count = jnp.arange(batch)[:, None], spec.nodes(depth)

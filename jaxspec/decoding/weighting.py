@@ -1,24 +1,22 @@
-"""How the views of a draft are weighted, and how the weights learn from what the target has
-verified.
+"""Weight the views of a draft, and learn the weights from verified tokens.
 
 A rule is a frozen dataclass, static in the compiled program. Its state holds scores, never
-distributions: after each block every verified place (the accepted drafts and the corrected one, not
-the bonus) adds one score a candidate, and the weights of the next block follow from the scores of
-the last `window` places of the same row alone. Before the first block has been verified they are
-the given initial weights.
+distributions. After each block every verified place (the accepted drafts and the corrected one, not
+the bonus token) adds one score for each candidate. The next block's weights follow from the scores
+of the row's last `window` places. Before any verified place they are the initial weights.
 
-| rule                    | weights of the next block                                      | from                      |
-|-------------------------|----------------------------------------------------------------|---------------------------|
-| `static`                | the initial ones                                               | IbED                      |
-| `random`                | drawn anew                                                     | TABED, IbED               |
-| `grid`                  | the point of a simplex grid whose mixture cost least           | TABED's MT*, code's MTCP* |
-| `inverse_error_power`   | E^(-1/tau), normalised; E is what the view alone cost          | TABED's code              |
-| `inverse_error_softmax` | softmax(1 / (tau E))                                           | TABED's paper: MTCP*      |
-| `hard_match`            | how often the view's likeliest token was the target's          | TABED                     |
-| `adaboost`              | log-odds of the same                                           | TABED                     |
+| rule                    | weights of the next block                         | source       |
+|-------------------------|---------------------------------------------------|--------------|
+| `static`                | the initial weights                               | IbED         |
+| `random`                | drawn anew                                        | TABED, IbED  |
+| `grid`                  | point of a simplex grid with the cheapest mixture | TABED: MT*   |
+| `inverse_error_power`   | E^(-1/tau), normalised; E is the view's own cost  | TABED's code |
+| `inverse_error_softmax` | softmax(1 / (tau E))                              | TABED: MTCP* |
+| `hard_match`            | share of places whose best token was the target's | TABED        |
+| `adaboost`              | log-odds of the same                              | TABED        |
 
-In text a rule is its name and what differs from its defaults, as `grid:window=16,measure=tvd`:
-`str` writes it, `parse_weighting` reads it.
+A rule is written as its name and the fields that differ from their defaults, as in
+`grid:window=16,measure=tvd`: `str` writes it, `parse_weighting` reads it.
 """
 
 from __future__ import annotations
@@ -38,47 +36,32 @@ from jaxspec.errors import InputError, nearest
 from jaxspec.typing import Array, Bool, Float, Int
 
 ERROR_FLOOR = 1e-11
-"""Least accumulated error of a view: the inverse of a perfect one is 1e11, as in the released
-code."""
-
-CERTAIN = 1e5
-"""AdaBoost's log-odds of a view that was always right, as in the released code."""
-
+"""Least accumulated error of a view, as in the released code: a perfect view has weight 1e11."""
+CERTAIN = 1e5  # AdaBoost's log-odds of a view that was always right, as in the released code
 LARGEST = 1e6
-"""The largest of a rule's numbers, and the inverse of the least: of others float32 would make
-weights that are none."""
-
-RANGES = {
-    **{"window": (1, LARGEST), "steps": (1, LARGEST)},
-    **{"tau": (0, LARGEST), "constant": (-LARGEST, LARGEST)},
-}
+"""Largest value of a field, and inverse of the smallest. Larger values overflow float32."""
+COUNT = (1, LARGEST)
+RANGES = {"window": COUNT, "steps": COUNT, "tau": (0, LARGEST), "constant": (-LARGEST, LARGEST)}
 """Least and largest values of fields."""
-
-ALL = "all"
-"""How None is written in text."""
+ALL = "all"  # text form of None
 
 
 def _mend(
     value: Any, kinds: tuple[Any, ...], least: float = -math.inf, most: float = math.inf
 ) -> str:
-    """Return what to give instead of a value that is of no such kind or out of range; nothing where
-    it fits."""
+    """Return the mend for a value of the wrong kind or out of range, or nothing if it fits."""
     if isinstance(kinds[0], str):
         return "" if value in kinds else f" is unknown; {nearest(str(value), kinds)}"
     if type(value) not in (*kinds, *([int] if float in kinds else [])):
         return "; give a number or all" if type(None) in kinds else "; give a number"
     if value is None or (least <= value <= most and not 0 < abs(value) < 1 / LARGEST):
         return ""
-    return (
-        f"; give {least:g} or more, up to {most:g}"
-        if most == LARGEST
-        else f"; give from {least:g} to {most:g}"
-    )
+    return f"; give {least:g} or more, up to {most:g}"
 
 
 @dataclass(frozen=True)
 class Weighting(ABC):
-    """A rule. All its arrays are per row: no row's weights depend on another row."""
+    """Choose the weights of each row's next block. No row's weights depend on another row."""
 
     name: ClassVar[str]
 
@@ -99,18 +82,19 @@ class Weighting(ABC):
 
     @property
     def hard_labels(self) -> bool:
-        """Whether the target's likeliest tokens are all that the rule looks at: it can learn from
-        recorded answers."""
+        """Return whether the rule reads only the target's likeliest tokens, as answers record."""
         return False
 
     @abstractmethod
     def init(self, weights: Float[Array, "B R"]) -> Any:
-        """Return the state before the first block, with the initial weights."""
+        """Return the state before the first block, given the initial weights."""
 
     @abstractmethod
     def weights(self, state: Any, keys: Array) -> Float[Array, "B R"]:
-        """Return the next block's weights, on the simplex. `keys` [B] are the rows' own, new in
-        each block."""
+        """Return the next block's weights, on the simplex.
+
+        keys: Each row's own keys [B], new for each block.
+        """
 
     @abstractmethod
     def observe(
@@ -121,16 +105,18 @@ class Weighting(ABC):
         view_probs: Float[Array, "R B J V"],
         valid: Bool[Array, "B J"],
     ) -> Any:
-        """Learn from a block that was drafted with these weights.
+        """Return the state after a verified block.
 
-        `p` and `view_probs` are the target's and the views' softmax at the row's temperature (0
-        counts as 1), unfiltered; `valid` marks the places that were verified in context.
+        Args:
+          weights: Weights that the block was drafted with.
+          p, view_probs: Target's and views' softmax at the row's temperature (1 for 0), unfiltered.
+          valid: Whether each place was verified in context.
         """
 
 
 @dataclass(frozen=True)
 class Static(Weighting):
-    """IbED: the initial weights, for good."""
+    """Keep the initial weights (IbED)."""
 
     name = "static"
 
@@ -152,16 +138,14 @@ class Static(Weighting):
 
 @dataclass(frozen=True)
 class Random(Static):
-    """Weights drawn anew for each block, the first included, from the row's own keys; initial
-    weights play no part.
+    """Draw new weights for each block from the row's own keys, whatever the initial weights.
 
-    `dirichlet` draws evenly from the simplex, as the papers say; `uniform` divides numbers from
+    `dirichlet` draws evenly from the simplex, as the papers say. `uniform` divides numbers from
     U(0, 1) by their sum, as the released code does, which favours the middle.
     """
 
-    draw: Literal["dirichlet", "uniform"] = "dirichlet"
-
     name = "random"
+    draw: Literal["dirichlet", "uniform"] = "dirichlet"
 
     def weights(self, state: Float[Array, "B R"], keys: Array) -> Float[Array, "B R"]:
         # Exponential variates over their sum are Dirichlet(1, ..., 1).
@@ -171,26 +155,23 @@ class Random(Static):
 
 
 class Scores(struct.PyTreeNode):
-    """What an adaptive rule remembers of each row: O(points), times the window where there is
-    one."""
+    """Hold the state of an adaptive rule: O(points) for each row and place of the window."""
 
     initial: Float[Array, "B R"]
     weights: Float[Array, "B R"]
     """Weights of the next block."""
     count: Int[Array, " B"]
-    """Verified places so far."""
+    """Number of verified places so far."""
     ring: Float[Array, "B window measures points"]
-    """Scores of the places in the window; their running sum, in one slot, when the window is
-    all."""
+    """Scores of the window's places; without a window their running sum, in one slot."""
 
 
 @dataclass(frozen=True)
 class Adaptive(Weighting):
-    """A rule that learns; subclasses say what a place scores and what weights the scores of a
-    window give."""
+    """Learn weights from scores. Subclasses score a place, and choose weights from the sums."""
 
     window: int | None = None
-    """Verified places that count, the newest ones; None is all."""
+    """Number of newest verified places that count; None: all."""
 
     @abstractmethod
     def score(
@@ -199,22 +180,27 @@ class Adaptive(Weighting):
         view_probs: Float[Array, "R B J V"],
         weights: Float[Array, "B R"],
     ) -> Float[Array, "B J measures points"]:
-        """Return the scores of each place, of views or of mixtures; the block was drafted with
-        `weights`."""
+        """Return the scores of views or mixtures at each place of a block.
+
+        weights: Weights that the block was drafted with.
+        """
 
     @abstractmethod
     def choose(
         self, scores: Array, places: Array, initial: Array, vocabulary: int
     ) -> Float[Array, "B R"]:
-        """Return weights from the window's summed scores [B, measures, points] and the number of
-        its places [B]."""
+        """Return the next weights.
+
+        Args:
+          scores: Sums of the window's scores, [B, measures, points].
+          places: Number of the window's places, [B].
+        """
 
     def init(self, weights: Float[Array, "B R"]) -> Scores:
         batch, views = weights.shape
-        p, view_probs = (
-            jax.ShapeDtypeStruct((*n, batch, 1, 1), jnp.float32) for n in ((), (views,))
-        )
-        shape = jax.eval_shape(self.score, p, view_probs, weights).shape[2:]
+        p = jax.ShapeDtypeStruct((batch, 1, 1), jnp.float32)
+        each = jax.ShapeDtypeStruct((views, batch, 1, 1), jnp.float32)
+        shape = jax.eval_shape(self.score, p, each, weights).shape[2:]
         ring = jnp.zeros((batch, self.window or 1, *shape))
         return Scores(weights, weights, jnp.zeros(batch, jnp.int32), ring)
 
@@ -222,12 +208,7 @@ class Adaptive(Weighting):
         return state.weights
 
     def observe(
-        self,
-        state: Scores,
-        weights: Float[Array, "B R"],
-        p: Float[Array, "B J V"],
-        view_probs: Float[Array, "R B J V"],
-        valid: Bool[Array, "B J"],
+        self, state: Scores, weights: Array, p: Array, view_probs: Array, valid: Array
     ) -> Scores:
         scores = self.score(p, view_probs, weights)
         added = valid.sum(1)
@@ -236,49 +217,42 @@ class Adaptive(Weighting):
             ring = state.ring + jnp.where(valid[..., None, None], scores, 0.0).sum(1, keepdims=True)
             places = count
         else:
-            # Window 4, 5 places so far, valid [1, 1, 0]: ranks are 1, 2, 2, and the two go to slots
-            # 5 % 4 and 6 % 4. What does not stay goes to slot 4, which there is not.
+            # Window 4, 5 places so far, valid [1, 1, 0]: ranks are 1, 2, 2, and the scores go to
+            # slots 5 % 4, 6 % 4 and the out-of-range slot 4, so the last write is dropped.
             rank = jnp.cumsum(valid, axis=1)
             stays = valid & (rank > added[:, None] - self.window)
             slot = jnp.where(stays, (state.count[:, None] + rank - 1) % self.window, self.window)
             ring = state.ring.at[jnp.arange(len(added))[:, None], slot].set(scores, mode="drop")
             places = jnp.minimum(count, self.window)
         chosen = self.choose(ring.sum(1), places, state.initial, p.shape[-1])
-        return Scores(
-            state.initial, jnp.where(count[:, None] > 0, chosen, state.initial), count, ring
-        )
+        chosen = jnp.where(count[:, None] > 0, chosen, state.initial)
+        return Scores(state.initial, chosen, count, ring)
 
 
 @dataclass(frozen=True)
 class Grid(Adaptive):
-    """TABED's w-grid: the weights, multiples of 1/steps, whose mixture would have done best.
+    """Choose the multiples of 1/steps whose mixture would have done best (TABED's w-grid).
 
-    `kl` and `tvd` take the least summed divergence, `matches` the most places where the mixture's
-    likeliest token is the target's, `matches_kl` and `matches_tvd` among those the least
-    divergence. What is still tied goes to the first point of the grid: the least weight on the
-    first view, then on the second.
+    `kl` and `tvd` minimise the summed divergence. `matches` maximises the places where the
+    mixture's likeliest token is the target's; `matches_kl` and `matches_tvd` break its ties by
+    divergence. Other ties go to the first point of the grid: the least weight on the first view,
+    then on the second.
     """
 
+    name = "grid"
     measure: Literal["kl", "tvd", "matches", "matches_kl", "matches_tvd"] = "kl"
     steps: int = 10
-
-    name = "grid"
 
     @property
     def hard_labels(self) -> bool:
         return self.measure == "matches"
 
-    def score(
-        self, p: Array, view_probs: Array, weights: Array
-    ) -> Float[Array, "B J measures points"]:
+    def score(self, p: Array, view_probs: Array, weights: Array) -> Array:
         measures: Any = tuple(self.measure.replace("matches", "misses").split("_"))
-        return mixture_costs(
-            measures, p, view_probs, jnp.asarray(simplex_grid(len(view_probs), self.steps))
-        )
+        points = jnp.asarray(simplex_grid(len(view_probs), self.steps))
+        return mixture_costs(measures, p, view_probs, points)
 
-    def choose(
-        self, scores: Array, places: Array, initial: Array, vocabulary: int
-    ) -> Float[Array, "B R"]:
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
         cost = scores[:, 0]
         if scores.shape[1] > 1:
             cost = jnp.where(cost <= cost.min(-1, keepdims=True), scores[:, 1], jnp.inf)
@@ -287,24 +261,20 @@ class Grid(Adaptive):
 
 @dataclass(frozen=True)
 class InverseErrorPower(Adaptive):
-    """TABED's released reading of its formula for many views: w_r proportional to E_r^(-1/tau), E_r
-    what view r alone cost.
+    """Weight view r in proportion to E_r^(-1/tau), with E_r its own cost (TABED's released code).
 
-    At tau 1 weights are inverse to errors; tau 0 takes the best view. The released scripts run it
-    beside the grid.
+    At tau 1 weights are inverse to errors; tau 0 takes the best view. The released scripts run this
+    rule next to the grid.
     """
 
+    name = "inverse_error_power"
     measure: Literal["kl", "tvd"] = "kl"
     tau: float = 1.0
-
-    name = "inverse_error_power"
 
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
         return view_costs((self.measure,), p, view_probs)
 
-    def choose(
-        self, scores: Array, places: Array, initial: Array, vocabulary: int
-    ) -> Float[Array, "B R"]:
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
         error = jnp.maximum(scores[:, 0], ERROR_FLOOR)
         if self.tau == 0:
             return jax.nn.one_hot(jnp.argmin(error, axis=-1), initial.shape[1])
@@ -316,10 +286,10 @@ class InverseErrorPower(Adaptive):
 
 @dataclass(frozen=True)
 class InverseErrorSoftmax(InverseErrorPower):
-    """The formula that TABED prints, taken literally: softmax(1 / (tau E)).
+    """Weight the views by softmax(1 / (tau E)), the formula that TABED prints.
 
-    It all but takes the best view while errors are small, and forgets them as they grow. The
-    measure's scale matters here: `tvd` is the L1 distance.
+    It nearly takes the best view while errors are small, and tends to uniform weights as they grow.
+    The scale of the measure matters here: `tvd` is the L1 distance.
     """
 
     name = "inverse_error_softmax"
@@ -330,8 +300,10 @@ class InverseErrorSoftmax(InverseErrorPower):
 
 @dataclass(frozen=True)
 class HardMatch(Adaptive):
-    """w_r proportional to the places where view r's likeliest token was the target's; initial where
-    none was."""
+    """Weight view r in proportion to the places where its likeliest token was the target's.
+
+    The initial weights hold while no view has a match.
+    """
 
     name = "hard_match"
 
@@ -342,29 +314,23 @@ class HardMatch(Adaptive):
     def score(self, p: Array, view_probs: Array, weights: Array) -> Float[Array, "B J measures R"]:
         return 1 - view_costs(("misses",), p, view_probs)
 
-    def choose(
-        self, scores: Array, places: Array, initial: Array, vocabulary: int
-    ) -> Float[Array, "B R"]:
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
         return _normalised(scores[:, 0], initial)
 
 
 @dataclass(frozen=True)
 class AdaBoost(HardMatch):
-    """SAMME's log-odds: w_r proportional to ln(a_r / (1 - a_r)) + constant * ln(V - 1), a_r its
-    share of matches.
+    """Weight view r by SAMME's log-odds, ln(a_r / (1 - a_r)) + constant * ln(V - 1).
 
-    Views worse than chance get weight 0 (in the released code a negative one, of which no mixture
-    is made). At constant 1 the second term (10.4 at 32064 tokens) outweighs the first, and weights
-    are near uniform.
+    a_r is its share of matches. Views worse than chance get weight 0; the released code gives them
+    a negative weight, which makes no mixture. At constant 1 the second term (10.4 at 32064 tokens)
+    outweighs the first, and weights are nearly uniform.
     """
 
+    name = "adaboost"
     constant: float = 1.0
 
-    name = "adaboost"
-
-    def choose(
-        self, scores: Array, places: Array, initial: Array, vocabulary: int
-    ) -> Float[Array, "B R"]:
+    def choose(self, scores: Array, places: Array, initial: Array, vocabulary: int) -> Array:
         hits, misses = scores[:, 0], places[:, None] - scores[:, 0]
         odds = jnp.log(jnp.maximum(hits, 1)) - jnp.log(jnp.maximum(misses, 1))
         value = odds + self.constant * jnp.log(float(max(vocabulary - 1, 1)))
@@ -372,18 +338,8 @@ class AdaBoost(HardMatch):
         return _normalised(jnp.maximum(value, 0), initial)
 
 
-RULES: dict[str, type[Weighting]] = {
-    rule.name: rule
-    for rule in (
-        Static,
-        Random,
-        Grid,
-        InverseErrorPower,
-        InverseErrorSoftmax,
-        HardMatch,
-        AdaBoost,
-    )
-}
+_RULES = (Static, Random, Grid, InverseErrorPower, InverseErrorSoftmax, HardMatch, AdaBoost)
+RULES: dict[str, type[Weighting]] = {rule.name: rule for rule in _RULES}
 
 PRESETS = {
     "mt-paper": Grid(measure="kl"),
@@ -393,16 +349,15 @@ PRESETS = {
 }
 """TABED's rules, each for any number of views.
 
-`mt-paper` and `mtcp-paper` are MT* (views M, T) and MTCP* (M, T, C, P) as the paper's appendix B.2
-writes them; it names the grid of MT* but no measure, which is read as KL, its measure elsewhere.
-`mt-release` and `mtcp-release` are the same kinds of rule in the form of the released code. Its
-scripts run every mixture, MT* and MTCP* alike, by that grid, by that inverse KL and by inverse L1
-(`inverse_error_power:measure=tvd`); no file of it says which was printed."""
+`mt-paper` and `mtcp-paper` are MT* (views M, T) and MTCP* (M, T, C, P) of the paper's appendix B.2.
+It names no measure for the grid of MT*; we take KL, its measure elsewhere. `mt-release` and
+`mtcp-release` are the same rules as the released code writes them. Its scripts run every mixture by
+this grid, by inverse KL and by inverse L1 (`inverse_error_power:measure=tvd`), and do not say which
+one was printed."""
 
 
 def parse_weighting(text: str) -> Weighting:
-    """Return the rule that a text names: `adaboost`, `grid:window=16,measure=tvd`, or a preset such
-    as `mt-paper`.
+    """Return the rule that a text names: `grid:window=16,measure=tvd`, or a preset as `mt-paper`.
 
     Raises InputError for an unknown name, field or value, with the nearest one.
     """
@@ -417,14 +372,14 @@ def parse_weighting(text: str) -> Weighting:
     for part in filter(None, options.split(",")):
         field, _, value = part.partition("=")
         if field not in known:
-            mend = nearest(field, known) if known else "it has no fields"
+            mend = nearest(field, known) if known else "the rule has no fields"
             raise InputError(f"weighting {name}: field {field!r} is unknown; {mend}")
         given[field] = _read(value)
     return rule(**given)
 
 
 def _read(text: str) -> Any:
-    """Return a field's value from its text: `ALL`, a number, or a choice."""
+    """Return the value of a field's text: None for `ALL`, a number, or a choice."""
     if text == ALL:
         return None
     for number in (int, float):
@@ -434,11 +389,11 @@ def _read(text: str) -> Any:
 
 
 def _write(value: Any) -> str:
-    """Return what `_read` reads as this value."""
+    """Return the text that `_read` reads as this value."""
     return ALL if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _normalised(values: Float[Array, "B R"], initial: Float[Array, "B R"]) -> Float[Array, "B R"]:
-    """Return values, 0 or more, divided by their sum; the initial weights where that is 0."""
+    """Return non-negative values divided by their sum, or the initial weights if that is 0."""
     total = values.sum(-1, keepdims=True)
     return jnp.where(total > 0, values / jnp.where(total > 0, total, 1.0), initial)

@@ -130,7 +130,7 @@ def test_models_that_cannot_write_together(models: list[LoadedModel]) -> None:
     [
         ({"combination": "weighted:0.6,0.5"}, "sum to 1.1"),
         ({"combination": "wieghted"}, "did you mean 'weighted'"),
-        ({"combination": "logits:nan,1"}, "no finite number"),
+        ({"combination": "logits:nan,1"}, "is not finite"),
         ({"gammas": (1,)}, "1 are 1 for 2 models"),
         ({"default_proposer": 2}, "default_proposer: 2 of 2 models"),
         ({"views": ("M", "M")}, "cannot be shown M, it is a text model"),
@@ -144,7 +144,7 @@ def test_refusals(fields: dict[str, Any], words: str, models: list[LoadedModel])
 
 
 def test_three_models_have_no_amateur(models: list[LoadedModel]) -> None:
-    with pytest.raises(InputError, match="here are 3 models; give 2"):
+    with pytest.raises(InputError, match="not 3 models; give 2"):
         Engine(models, config=replace(CONFIG, combination="contrastive"))
     with pytest.raises(InputError, match="1 model; give at least 2"):
         Engine(models[:1])
