@@ -63,6 +63,17 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
 
 
 @contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Raise InputError for a failing import within: what needs it, and the extra that has it."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(
+            f"{what}: {error.name} is not installed; pip install -e '.[{extra}]'"
+        ) from error
+
+
+@contextmanager
 def located(place: object) -> Iterator[None]:
     """Put the place in front of an InputError's line, unless the line names it."""
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxspec.checkpoints.directories import without_torch
 from jaxspec.checkpoints.gguf_files import SMOLLM2, converted, smollm2
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, reading
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "README.md")
 """Patterns of a checkpoint's files besides its weights."""
@@ -41,21 +41,19 @@ def locate(
             f"checkpoint {str(path_or_id)!r}: no such directory; give one, or a hub id owner/name"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+    from huggingface_hub.errors import GatedRepoError
 
-    try:
-        patterns = [*SMALL, "model*.safetensors"] if wanted is None else [*wanted]
-        found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
-        if wanted is None and not any(found.glob("model*.safetensors")) and not without_torch():
-            snapshot_download(path_or_id, revision=revision, allow_patterns=["pytorch_model*.bin"])
-        return found
-    except GatedRepoError as error:
-        raise InputError(
-            f"checkpoint {path_or_id!r}: the model is gated; ask for access at "
-            f"https://huggingface.co/{path_or_id}, then run `hf auth login` on every machine"
-        ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise InputError(
-            f"checkpoint {path_or_id!r}: no such directory, and not to be had from the hub "
-            f"({type(error).__name__}); check name, revision and network, or give a local directory"
-        ) from error
+    what = f"checkpoint {path_or_id!r}: no such directory, and not to be had from the hub"
+    with reading(what, "check name, revision and network, or give a local directory"):
+        try:
+            patterns = [*SMALL, "model*.safetensors"] if wanted is None else [*wanted]
+            found = Path(snapshot_download(path_or_id, revision=revision, allow_patterns=patterns))
+            if wanted is None and not any(found.glob("model*.safetensors")) and not without_torch():
+                patterns = ["pytorch_model*.bin"]
+                snapshot_download(path_or_id, revision=revision, allow_patterns=patterns)
+            return found
+        except GatedRepoError as error:
+            raise InputError(
+                f"checkpoint {path_or_id!r}: the model is gated; ask for access at "
+                f"https://huggingface.co/{path_or_id}, then run `hf auth login` on every machine"
+            ) from error

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.tfds_records import TFDS, tfds_records
-from jaxspec.errors import InputError, first_line, reading
+from jaxspec.errors import InputError, first_line, needing, reading
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz")
 BATCH = 8
@@ -109,12 +109,8 @@ def parquet_rows(
     only: tuple[str, str] | None,
 ) -> Iterator[DataRow | InputError]:
     """Yield the rows of an open parquet file, without row groups that hold no wanted row."""
-    try:
+    with needing("parquet", "benchmarks"):
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise InputError(
-            "parquet: pyarrow is not installed; pip install -e '.[benchmarks]'"
-        ) from error
     with reading(f"data {name}: cannot be read as parquet", "fetch it again"):
         file = ParquetFile(handle)
         wanted = [column for column in file.schema_arrow.names if columns.fullmatch(column)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.data.images import as_png
-from jaxspec.errors import InputError, nearest, reading
+from jaxspec.errors import InputError, nearest, needing, reading
 
 TFDS = "tfds:"
 _PREPARED = {"images", "sizes", "turns"}
@@ -21,12 +21,8 @@ def tfds_records(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Records of `train.prepare` get the columns of your own sets (`jaxspec/data/samples.py`).
     """
-    try:
+    with needing(f"data {place}", "train"):
         import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise InputError(
-            f"data {place}: TFDS is not installed; pip install -e '.[train]'"
-        ) from error
     name, split = _NAME_AND_SPLIT.fullmatch(place.removeprefix(TFDS)).groups("")  # type: ignore
     versions = (sorted(Path(name).glob(f"{part}features.json")) for part in ("", "*.*.*/"))
     folders = [file.parent for files in versions for file in files]

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.errors import InputError
+from jaxspec.errors import InputError, needing
 from jaxspec.files import write_text, writing
 from jaxspec.training.config import TrainConfig
 
@@ -72,18 +72,14 @@ def _kept(path: Path, start: int) -> str:
 
 
 def _tensorboard(directory: Path, start: int) -> Any:
-    try:
+    with needing("tensorboard", "tensorboard"):
         from tensorboardX import SummaryWriter
-    except ImportError:
-        raise InputError("tensorboard: not installed; pip install -e '.[tensorboard]'") from None
     return SummaryWriter(str(directory), purge_step=start + 1)
 
 
 def _wandb(directory: Path, config: TrainConfig) -> Any:
-    try:
+    with needing("wandb", "wandb"):
         import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError("wandb: not installed; pip install -e '.[wandb]'") from None
     name = directory.absolute().as_posix().strip("/").replace("/", "-")
     return wandb.init(
         project=config.wandb,

@@ -259,7 +259,7 @@ def test_no_such_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot"), r".* from the hub \(LocalEntry"),
+        (LocalEntryNotFoundError("Cannot find\nan appropriate cached snapshot"), r".* from the hub \(Cannot find"),
         (
             GatedRepoError("403 Client Error", response=SimpleNamespace(headers={}, request=None)),  # type: ignore[arg-type]
             "the model is gated; ask for access at https://huggingface.co/some/model, then run `hf auth login`",

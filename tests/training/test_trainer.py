@@ -156,7 +156,7 @@ def test_rates_by_path(tmp_path):
     [
         ({"frozen": ("tower",)}, "frozen: 'tower' matches no parameter; the paths begin with frozen, line"),
         ({"rates": (("head", 2.0),)}, "rates: 'head' matches no parameter; the paths begin with line"),
-        ({"tensorboard": True}, "tensorboard: not installed"),
+        ({"tensorboard": True}, "tensorboard: tensorboardX is not installed"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message, tmp_path, monkeypatch):
