@@ -83,16 +83,8 @@ class Benchmark:
 
 def _interleaved(name: str, task: str, title: str, synthetic: str) -> Benchmark:
     """Return a task of LLaVA-NeXT-Interleave-Bench, whose rows have questions with placeholders."""
-    return Benchmark(
-        name,
-        title,
-        "lmms-lab/LLaVA-NeXT-Interleave-Bench",
-        "test",
-        "in_domain",
-        synthetic,
-        images=r"image_\d+",
-        only=("sub_task", task),
-    )
+    place = ("lmms-lab/LLaVA-NeXT-Interleave-Bench", "test", "in_domain", synthetic)
+    return Benchmark(name, title, *place, images=r"image_\d+", only=("sub_task", task))
 
 
 def _asked(
@@ -240,16 +232,8 @@ def _rows(known: Benchmark, split: str, path: Path | None) -> Iterator[DataRow]:
     """Yield the rows of a split, at least one, in the columns that matter."""
     filtered = known.only[0] if known.only else ""
     shared = known.shots.by if known.shots else ""
-    columns = (
-        *known.question,
-        *known.answer,
-        known.images,
-        known.options,
-        *known.labels,
-        filtered,
-        shared,
-    )
-    wanted = re.compile("|".join(filter(None, columns)))
+    columns = [*known.question, *known.answer, *known.labels, known.images, known.options]
+    wanted = re.compile("|".join(filter(None, [*columns, filtered, shared])))
     if path is None:
         rows = hub_rows(known.hub, known.config, split, wanted, known.only)
     else:
@@ -308,14 +292,10 @@ def _read(known: Benchmark, number: int, row: DataRow) -> Sample:
     accepted = answers
     if known.final:
         accepted = [answer.rpartition(known.final)[2].strip() for answer in answers]
-    return Sample(
-        f"{known.name}-{number:03d}",
-        known.name,
-        images,
-        ((question, reference),),
-        accepted=tuple(dict.fromkeys(accepted)) if known.short else (),
-        labels=tuple((column, text_of(row, (column,))) for column in known.labels),
-    )
+    accepted = tuple(dict.fromkeys(accepted)) if known.short else ()
+    labels = tuple((column, text_of(row, (column,))) for column in known.labels)
+    name, turns = f"{known.name}-{number:03d}", ((question, reference),)
+    return Sample(name, known.name, images, turns, accepted=accepted, labels=labels)
 
 
 def _texts(value: Any) -> list[str]:

@@ -86,18 +86,11 @@ class Prepared(Sequence[Sample]):
         name, turns = record["id"].decode(), record["turns"]
         sizes = [(int(height), int(width)) for height, width in record["sizes"]]
         place = f"{self.path} {name}"
-        return Sample(
-            name,
-            self.path.name,
-            tuple(
-                StoredImage(image, place, size)
-                for image, size in zip(images_of(self._records, index, record), sizes)
-            ),
-            tuple(
-                (question.decode(), answer.decode())
-                for question, answer in zip(turns["question"], turns["answer"])
-            ),
-        )
+        contents = zip(images_of(self._records, index, record), sizes)
+        images = tuple(StoredImage(content, place, size) for content, size in contents)
+        said = zip(turns["question"], turns["answer"])
+        pairs = tuple((question.decode(), answer.decode()) for question, answer in said)
+        return Sample(name, self.path.name, images, pairs)
 
 
 class Conversations(tfds.core.GeneratorBasedBuilder):
@@ -156,19 +149,10 @@ class Conversations(tfds.core.GeneratorBasedBuilder):
                 if place == (number, len(new)):
                     new.append(image.content)
                 shown.append(place)
-            yield (
-                number,
-                {
-                    "id": sample.id,
-                    "images": new,
-                    "shown": shown,
-                    "sizes": [image.size for image in images],
-                    "turns": [
-                        {"question": question, "answer": answer}
-                        for question, answer in sample.turns
-                    ],
-                },
-            )
+            sizes = [image.size for image in images]
+            turns = [{"question": question, "answer": answer} for question, answer in sample.turns]
+            row = {"images": new, "shown": shown, "sizes": sizes, "turns": turns}
+            yield number, {"id": sample.id, **row}
         metadata: Any = self.info.metadata
         metadata.update(self._metadata())
 

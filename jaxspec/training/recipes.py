@@ -273,27 +273,26 @@ def stage_data(
       sources: data sets by their names.
       options: more fields of `ConversationBatches`.
     """
+    train = stage.train
     batches = ConversationBatches(
-        mixture([(sources[name], weight) for name, weight in stage.data], stage.train.seed),
+        mixture([(sources[name], weight) for name, weight in stage.data], train.seed),
         replace(prompt_encoder(target), system=recipe.system),
         replace(draft, params={}),
-        stage.train.batch,
+        train.batch,
         recipe.buckets,
         recipe.tile_buckets,
-        seed=stage.train.seed,
-        process=process_share(stage.train.mesh.make(stage.train.batch)),
+        seed=train.seed,
+        process=process_share(train.mesh.make(train.batch)),
         **options,
     )
     earlier = recipe.stages[: recipe.stages.index(stage)]
     system = {"system": recipe.system} if recipe.system else {}
+    data = [(name, weight, sources[name]) for name, weight in stage.data]
     return batches, system | {
         "target": _target_signature(recipe),
         "buckets": recipe.buckets,
         "units": recipe.tile_buckets,
-        "data": [
-            (name, weight, len(sources[name]), data_signature(sources[name]))
-            for name, weight in stage.data
-        ],
+        "data": [(name, weight, len(found), data_signature(found)) for name, weight, found in data],
         "before": {stage.name: stage.train.steps for stage in earlier},
     }
 
