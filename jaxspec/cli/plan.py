@@ -18,7 +18,7 @@ from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.decoding.plan import CHIPS, Chip, abstract_program, plan, sizes_of, usual_head
 from jaxspec.errors import InputError, nearest, printable
 from jaxspec.models.int8 import Weights
-from jaxspec.prompts.views import parse_views
+from jaxspec.prompts.views import parse_views, prompt_views
 from jaxspec.runtime import parse_dtype
 
 COUNTS = (1, 2, 4, 8, 16)
@@ -44,7 +44,7 @@ class Plans:
     kv_head: str | None = None
     """Directory of a KV head, or `new` for the head that `train.recipe kv_llava15_7b` makes."""
     views: str | None = None
-    """Views of the prompt that the draft sees, comma-separated; by default M."""
+    """Views of the prompt that the draft sees, then kv and lookup, comma-separated; by default M."""
     gamma: int = 5
     """Drafted tokens a block."""
     batch_size: int = 1
@@ -75,7 +75,7 @@ def run(args: Plans) -> None:
         _plan_training(args, target, draft)
         return
     head = None if args.kv_head is None else _head(args.kv_head, target)
-    views = () if draft is None else view_names(args.views or "M")
+    views = ("M",) * (draft is not None) if args.views is None else view_names(args.views)
     if head is not None and "kv" not in views:
         views = (*views, "kv")
     dtype = parse_dtype(args.dtype)
@@ -140,12 +140,13 @@ def _check(args: Plans) -> None:
         )
     if args.views is not None:
         views = parse_views(view_names(args.views))
-        if args.draft is None:
-            raise InputError(f"--views: {args.views}: views need a draft; give --draft")
+        read = prompt_views(views)
+        if args.draft is None and read:
+            raise InputError(f"--views: {args.views}: {read[0].name} needs a draft; give --draft")
         if args.kv_head is None and any(view.reads_target for view in views):
             raise InputError(f"--views: {args.views}: view kv needs a KV head; give --kv-head")
-        if all(view.reads_target for view in views):
-            raise InputError("--draft: no view of kv reads it; leave it out, or add a view")
+        if args.draft is not None and not read:
+            raise InputError(f"--draft: no view of {args.views} reads it; leave it out, or add M")
 
 
 def _plan_training(args: Plans, target: ModelConfig, draft: ModelConfig) -> None:

@@ -31,7 +31,8 @@ def test_a_usual_head_has_no_more_slots_than_an_image_has_tokens(pair: tuple[Pat
 
 
 @pytest.mark.parametrize(
-    ("devices", "views", "weights"), [(1, (), None), (2, ("M", "T"), None), (2, ("kv",), None), (2, ("M", "T"), "int8")]
+    ("devices", "views", "weights"),
+    [(1, (), None), (2, ("M", "T"), None), (2, ("kv",), None), (2, ("lookup",), None), (2, ("M", "T"), "int8")],
 )
 def test_it_is_the_engines_own_report(
     pair: tuple[Path, Path], devices: int, views: tuple[str, ...], weights: Weights | None
@@ -57,7 +58,8 @@ def test_it_is_the_engines_own_report(
 def test_int8_halves_what_a_pass_reads() -> None:
     """Of LLaVA-1.5-7B embedding, head and tower keep 16 bits: 1.1 of its 13.2 GiB."""
     sixteen, eight = (
-        abstract_program(LLAVA_7B, None, (), 3, jnp.bfloat16, weights=weights)[1]["target"] for weights in (None, "int8")
+        abstract_program(LLAVA_7B, None, (), 3, jnp.bfloat16, weights=weights)[1]["target"]
+        for weights in (None, "int8")
     )
     assert 0.53 < bytes_held(eight) / bytes_held(sixteen) < 0.55
     assert 0.50 < bytes_held(read_by_pass(eight)) / bytes_held(read_by_pass(sixteen)) < 0.52
@@ -84,7 +86,7 @@ def test_the_command_tells_which_devices_hold_a_target(
         (["--train", "8"], "--train: 8 samples teach a draft; give --draft"),
         (["--train", "8", "--draft", "{}", "--target-weights", "int8"], "--target-weights: training reads no int8"),
         (["--views", "kv", "--draft", "{}"], "--views: kv: view kv needs a KV head; give --kv-head"),
-        (["--views", "M"], "--views: M: views need a draft; give --draft"),
+        (["--views", "M"], "--views: M: M needs a draft; give --draft"),
         (["--kv-head", "{}"], "is not the directory of a KV head"),
     ],
 )
