@@ -58,7 +58,7 @@ from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Name = Literal["plain", "chain", "kv", "tree", "prefill", "prompt", "train"]
+Name = Literal["plain", "chain", "kv", "lookup", "tree", "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
 """Programs without a loop of blocks."""
 GPUS = {
@@ -171,7 +171,8 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
 
 def assembled(config: LatencyConfig, name: Name, width: int = 1) -> tuple[Any, Params]:
     """Return the named program, and its parameters as shapes."""
-    views = {"plain": (), "prompt": (), "kv": ("kv",)}.get(name, ("M", "T"))
+    alone = {"plain": (), "prompt": (), "kv": ("kv",), "lookup": ("lookup",)}
+    views = alone.get(name, ("M", "T"))
     head = usual_head(config.target) if name == "kv" else None
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
