@@ -15,9 +15,10 @@ config = RecordedConfig(
     limit=600,
     methods=(
         *(Method(f"lookup, J = {gamma}", "lookup", gamma) for gamma in (3, 5, 7)),
-        Method("history, J = 7", "history", 7),
-        Method("table, J = 7", "table", 7),
-        *(Method(f"history + table, J = {gamma}", "history+table", gamma) for gamma in (3, 5, 7)),
+        *(Method(f"history, J = {gamma}", "history", gamma) for gamma in (5, 7)),
+        *(Method(f"table, J = {gamma}", "table", gamma) for gamma in (5, 7)),
+        *(Method(f"history + table, J = {gamma}", "history+table", gamma) for gamma in (3, 5, 7, 10)),
         Method("history + table, learned, J = 7", "history+table", 7, learned=True),
+        *(Method(f"history + table, {nodes} nodes", "history+table", 7, nodes) for nodes in (24, 60)),
     ),
 )

@@ -7,8 +7,10 @@ the token with the highest weighted mean of its sources' probabilities.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -138,6 +140,51 @@ def mixture_passes(
     return passes
 
 
+def tree_passes(
+    sources: Sequence[Source], conversation: Conversation, turn: int, nodes: int, depth: int
+) -> int:
+    """Return the target passes after prefill with a tree of drafts, grown best first.
+
+    The sources weigh the same. `nodes` bounds the tree's tokens, and `depth` each path's.
+    """
+    prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
+    for source in sources:
+        source.start(conversation, turn)
+    at, read, passes = 1, len(prompt), 0
+    while at < len(answer):
+        tokens = [*prompt, *answer[:at]]
+        for source in sources:
+            source.read(tokens, read)
+        read, passes = len(tokens), passes + 1
+        paths = _grow(sources, tokens, nodes, depth)
+        drafts = 0
+        while at + drafts < len(answer) and tuple(answer[at : at + drafts + 1]) in paths:
+            drafts += 1
+        at += drafts + 1
+    return passes
+
+
+def _grow(
+    sources: Sequence[Source], tokens: Sequence[int], nodes: int, depth: int
+) -> set[tuple[int, ...]]:
+    """Return the paths to the `nodes` likeliest nodes of the tree after these tokens."""
+    paths: set[tuple[int, ...]] = set()
+    order = count()  # equal probabilities keep their order
+    open_: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, next(order), ())]
+    while open_ and len(paths) <= nodes:
+        chance, _, path = heapq.heappop(open_)
+        paths.add(path)
+        if len(path) == depth:
+            continue
+        after: dict[int, float] = {}
+        for source in sources:
+            for token, prob in source.after([*tokens, *path]).items():
+                after[token] = after.get(token, 0.0) + prob / len(sources)
+        for token, prob in after.items():
+            heapq.heappush(open_, (chance * prob, next(order), (*path, token)))
+    return paths
+
+
 def _grid(sources: int) -> np.ndarray:
     """Return all weights in steps of 1 / STEPS that sum to one."""
     points = np.indices((STEPS + 1,) * sources).reshape(sources, -1).T
@@ -149,13 +196,17 @@ def passes_of(
     sources: Mapping[str, Source],
     conversations: Sequence[Conversation],
     gamma: int,
-    learned: bool,
+    learned: bool = False,
+    nodes: int = 0,
 ) -> dict[str, list[int]]:
     """Return the passes of every turn by conversation, for `lookup` or sources such as `a+b`."""
-    if method == "lookup":
-        return {one.id: [lookup_passes(turn, gamma) for turn in one.turns] for one in conversations}
-    used = [sources[name] for name in method.split("+")]
-    return {
-        one.id: [mixture_passes(used, one, turn, gamma, learned) for turn in range(len(one.turns))]
-        for one in conversations
-    }
+    used = [sources[name] for name in method.split("+") if name != "lookup"]
+
+    def passes(one: Conversation, turn: int) -> int:
+        if not used:
+            return lookup_passes(one.turns[turn], gamma)
+        if nodes:
+            return tree_passes(used, one, turn, nodes, gamma)
+        return mixture_passes(used, one, turn, gamma, learned)
+
+    return {one.id: [passes(one, i) for i in range(len(one.turns))] for one in conversations}

@@ -16,7 +16,9 @@ class Method:
     sources: str
     """`lookup`, or sources that are mixed, such as `history+table`."""
     gamma: int
-    """Drafted tokens a block."""
+    """Drafted tokens a block; in a tree, of its longest path."""
+    nodes: int = 0
+    """Tokens of a tree, which is grown best first; 0 drafts a chain."""
     learned: bool = False
     """Whether the mixture's weights follow the matches; otherwise all sources weigh the same."""
 

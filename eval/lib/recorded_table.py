@@ -50,7 +50,8 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Coun
         "table": Table(conversations, config.order),
     }
     for method in tqdm(config.methods, "replay", unit="method"):
-        passes = passes_of(method.sources, sources, conversations, method.gamma, method.learned)
+        how = method.gamma, method.learned, method.nodes
+        passes = passes_of(method.sources, sources, conversations, *how)
         counts = {
             one.id: [
                 (len(turn.answer), spent)
@@ -59,7 +60,8 @@ def measure(config: RecordedConfig) -> tuple[tuple[Conversation, ...], list[Coun
             ]
             for one in conversations
         }
-        found.append(Counts(method.name, f"chain of {method.gamma}", counts))
+        drafts = f"tree of {method.nodes}" if method.nodes else f"chain of {method.gamma}"
+        found.append(Counts(method.name, drafts, counts))
     return conversations, found
 
 
@@ -78,7 +80,7 @@ def _published(
     for sample, (new, passes, _) in used:
         found[sample].append((new, passes))
     same = float(np.mean([identical for _, (_, _, identical) in used]))
-    return Counts(NAMES.get(name, name), "tree, recorded", found, same)
+    return Counts(NAMES.get(name, name), "recorded tree", found, same)
 
 
 def _turn_of(counts: Published, turn: int) -> tuple[int, int, bool]:
@@ -150,8 +152,8 @@ def recorded_table(
         f"{len(conversations)} prompts, {len(turns)} turns; {left_out} turns are left out, because "
         "the tokeniser does not give their recorded number of tokens. Tokens per pass: new tokens "
         "after prefill's, over target passes after prefill, pooled; 95 %: bootstrap over prompts.",
-        "tree, recorded: counts of real runs with the target's hidden states, where identical is "
-        "the share of answers equal to the target's own. chain: drafts replayed against the "
+        "recorded tree: counts of real runs with the target's hidden states; identical is the "
+        "share of their answers that equal the target's own. Other drafts are replayed against the "
         "recorded greedy answers, which are then identical by construction.",
         f"history: n-grams of the prompt and the answer so far, with up to {config.order} tokens "
         f"of context. table: n-grams of the answers in the other {config.folds - 1} of "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from eval import mmspec
-from eval.lib.drafts import History, Table, lookup_passes, mixture_passes
+from eval.lib.drafts import History, Table, lookup_passes, mixture_passes, tree_passes
 from eval.lib.ngrams import IMAGE, Counts, lookup
 from eval.lib.recorded import ANSWERS, PROMPTS, PUBLISHED, Conversation, Turn, read_conversations, read_published
 from eval.lib.recorded_config import RecordedConfig
@@ -66,6 +66,15 @@ def test_a_table_never_learns_from_its_own_fold() -> None:
     table = Table(conversations, 3)
     assert mixture_passes([table], conversations[0], 0, 5) == 1  # b taught all of it
     assert mixture_passes([table], conversations[2], 0, 5) == 2  # nothing taught 8 and 9
+
+
+def test_a_tree_holds_the_second_likeliest_token_too() -> None:
+    """The table saw 3 twice after the prompt and 7 once: a chain drafts 3, a tree of three nodes both."""
+    conversations = [talk("a", 0, [2, 7, 8]), *(talk(f"b{i}", 1, [2, 3, 4]) for i in range(2)), talk("c", 1, [2, 7, 8])]
+    table = Table(conversations, 2)
+    assert mixture_passes([table], conversations[0], 0, 1) == 2
+    assert tree_passes([table], conversations[0], 0, nodes=1, depth=1) == 2  # the chain
+    assert tree_passes([table], conversations[0], 0, nodes=4, depth=2) == 1
 
 
 def test_counts_leave_mass_to_shorter_contexts() -> None:
@@ -143,7 +152,7 @@ def test_an_answer_that_is_missing_is_named(folder: Path) -> None:
 
 def test_the_command_writes_table_counts_and_summary(folder: Path, tmp_path: Path) -> None:
     given = ["--data", f"mmspec={folder}", "--tokenizer", str(ASSETS / "mini/target"), "--out", str(tmp_path / "out")]
-    mmspec.main(["recorded", *given, "--resamples", "50"])
+    mmspec.main(["recorded", *given, "--resamples", "50", "--order", "3"])
     found = json.loads((tmp_path / "out/results.json").read_text())["rows"]
     published = next(row for row in found if (row["method"], row["topic"]) == ("MSD", "all"))
     assert published["tokens_per_pass"] == 4.0  # (9 - 1) / 2, of the three turns that are used
