@@ -181,10 +181,9 @@ def measure_identity(
     """Compare greedy answers of every row, draft length and batch size with plain decoding's.
 
     In float32 the reference decodes in batches of `batches[0]`. In 16 bits each batch size has a
-    reference of its own, because sums round otherwise in another batch. Yields (rows, records) for each combination of
-    preset row, gamma and batch size that `before` lacks. A row pools a set and turn; a record is
-    one
-    answer, with its `divergence`.
+    reference of its own, because sums round otherwise in another batch. Yields (rows, records) for
+    each combination of preset row, gamma and batch size that `before` lacks. A row pools a set and
+    turn; a record is one answer, with its `divergence`.
     """
     done = {
         (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING

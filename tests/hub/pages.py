@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
-from eval.lib.command_line import parse_command
+from eval.lib.command_line import names_preset_of, parse_command
 from eval.lib.config import EvalConfig
+from eval.lib.recorded_config import RecordedConfig
 from eval.lib.together import CollaborativeEvalConfig
 from jaxspec.cli import collaborate, demo, export, generate, inspect, main, plan
 from jaxspec.command import load_preset
@@ -94,7 +95,12 @@ def _within(line: str) -> Iterator[str]:
 def _evaluation(name: str) -> Callable[[list[str]], object]:
     script: Any = importlib.import_module(name)
     kind = CollaborativeEvalConfig if name == "eval.collaborative" else EvalConfig
-    return lambda words: parse_command(script.Options, "", words, kind)
+
+    def parsed(words: list[str]) -> object:
+        recorded = names_preset_of(RecordedConfig, words)
+        return parse_command(script.Options, "", words, RecordedConfig if recorded else kind)
+
+    return parsed
 
 
 def _function(name: str) -> Callable[[list[str]], object]:
@@ -181,6 +187,7 @@ NOT_RUN = {
     r"NAME|PRESET|DIR|SRC|DST|--help|^jaxspec (generate|export|import|plan)$|export --": "stands for others",
     r"^(make|pip) |tests\.|jaxspec\.data|jaxspec\.models|configs\.|train\.prompts": "is not about models of the hub",
     r"--cluster": "is for several hosts",
+    r"eval\.mmspec recorded": "needs the record of LLaVA-1.5-7B, which is no model",
     r"eval\.(latency|accelerator|compiled)": "times shapes of 7B with random weights, which need an accelerator",
     r"jaxspec plan": "is run by tests/decoding/test_plan.py and tests/training/test_plan.py",
     r"train\.(tower|text)|mini|synthetic|visual|collaborative gsm8k|aasd$|jaxspec demo|smollm2": "is of models that "
