@@ -20,15 +20,15 @@ class Collaborate(Ask):
     models: str
     """Directories or hub ids of the models, comma-separated; repeats are allowed."""
     combination: str = "weighted"
-    """Distribution that they decode from: weighted:0.6,0.4, contrastive:mu=0.1,
-    contrastive:beta=0.5, or logits:1.5,-0.5."""
+    """Distribution to decode from: weighted:0.6,0.4, contrastive:mu=0.1, contrastive:beta=0.5, or
+    logits:1.5,-0.5."""
     method: Method = "alternating"
     """alternating: all models propose in turn (CoS). naive, speculative: one model proposes, the
     latter with a bonus token. standard: no proposals."""
     gammas: str | None = None
     """Draft length of each model, as 5,1; by default 1 each."""
     default_proposer: int = 0
-    """Number of the model that proposes first and after rejections, from 0."""
+    """Index of the model that proposes first and after rejections, from 0."""
     views: str | None = None
     """How each model sees images, comma-separated: M (in full), T (a line break for each), P
     (pooled). By default M, and T for text models."""

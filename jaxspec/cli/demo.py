@@ -166,7 +166,8 @@ def _drawn(image: Image) -> Text:
     page = Text()
     for upper, lower in zip(pixels[::2], pixels[1::2]):
         for colour, ground in zip(upper, lower):
-            page.append("▀", Style(color=Color.from_rgb(*colour), bgcolor=Color.from_rgb(*ground)))
+            style = Style(color=Color.from_rgb(*colour), bgcolor=Color.from_rgb(*ground))
+            page.append("▀", style)
         page.append("\n")
     return page
 
@@ -207,11 +208,12 @@ def _table(row: dict[str, Any]) -> str:
     """Return the table of one prompt: speed-up = tokens a pass / cost of a pass in plain passes."""
     passes, times = row["passes"], row["decode_ms"]
     each = [ms / max(steps, 1) for ms, steps in zip(times, passes)]
+    cost = each[1] / each[0]
     same = "identical" if row["identical"] else "different, which is a bug: please report it"
     return f"""
                    plain   drafted
 target passes {passes[0]:>10}{passes[1]:>10}   {row["tokens_per_pass"]:.2f} tokens a pass
-ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   drafting included: {each[1] / each[0]:.2f} plain passes
+ms a pass     {each[0]:>10.2f}{each[1]:>10.2f}   drafting included: {cost:.2f} plain passes
 ms to decode  {times[0]:>10.1f}{times[1]:>10.1f}   {row["speedup"]:.2f} times as fast
 answers                              {same}
 """

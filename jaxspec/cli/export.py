@@ -40,9 +40,9 @@ class Export:
     engine: Annotated[Engine | None, tyro.conf.arg(name="for")] = None
     """Engine that an EAGLE-3 head is written for; the command that serves it is printed."""
     overwrite: bool = False
-    """Replace a checkpoint that is there, in one step; what else lies in its directory stays."""
+    """Replace an existing checkpoint in one step; other files of its directory stay."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """What the tensors are stored as; by default as in the source."""
+    """Data type of the written tensors; by default the source's."""
     max_shard_size: str = "5GB"
     """Largest file of weights, such as 500MB or 2GiB."""
     vocab_of: str | None = None
@@ -66,9 +66,9 @@ class Import:
     destination: Annotated[Path, tyro.conf.Positional]
     """Directory to write."""
     overwrite: bool = False
-    """Replace a checkpoint that is there, in one step; what else lies in its directory stays."""
+    """Replace an existing checkpoint in one step; other files of its directory stay."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """What the tensors are stored as; float32 holds whatever the file does."""
+    """Data type of the written tensors; float32 is exact for all GGUF types."""
 
 
 def run_import(args: Import) -> None:

@@ -50,13 +50,13 @@ class Generate(Ask):
     TABED); mt-release (both as its code runs them: a grid), mtcp-release (its code's inverse KL);
     or a rule with options, as grid:window=16,measure=tvd."""
     gamma: int = 5
-    """Drafted tokens a block; in a tree, those on its longest path."""
+    """Draft length: drafted tokens in each block, or on a tree's longest path."""
     tree: str | None = None
     """Draft a tree instead of a chain: 2 (two children a node), 2:32 (cut to 32 nodes), chains:2,
     or dynamic:4:24."""
     width: int | None = None
-    """Tokens that each pass of the target reads, padding included, gamma + 1 or more. In 16 bits the
-    answer is then that of plain decoding with the same width, token for token; not for trees. By
+    """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
+    the answer then equals plain decoding's at the same width, token for token; not for trees. By
     default 8 on TPUs and GPUs in 16 bits, and no padding elsewhere."""
     context: ContextPolicy = "extrapolate"
     """What to do when a view is longer than the draft's trained positions: extrapolate (draft on),
@@ -69,15 +69,7 @@ class Generate(Ask):
     """Devices to split the target over; each holds the whole draft."""
 
 
-OF_DRAFTS = (
-    "views",
-    "captioner",
-    "weights",
-    "weighting",
-    "gamma",
-    "tree",
-    "context",
-)
+OF_DRAFTS = ("views", "captioner", "weights", "weighting", "gamma", "tree", "context")
 """Options that need a draft or a KV head."""
 
 

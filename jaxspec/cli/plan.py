@@ -24,8 +24,7 @@ from jaxspec.runtime import parse_dtype
 COUNTS = (1, 2, 4, 8, 16)
 """Devices that a target is split over when it decodes; training also tries 32 and 64."""
 ROOM, TRAINING_ROOM = 0.93, 0.5
-"""Share of a device's memory for programs, and for parameters and batches of training, which
-activations join."""
+"""Share of a device's memory for decoding, and for training without activations."""
 TOKENS = (2, 3, 4)
 """Tokens a pass for which speed-ups are printed."""
 MOST, LONGEST, IMAGES = 2**20, 2**15, 2**12
@@ -46,7 +45,7 @@ class Plans:
     views: str | None = None
     """Views of the prompt that the draft sees, then kv and lookup, comma-separated; by default M."""
     gamma: int = 5
-    """Drafted tokens a block."""
+    """Draft length: drafted tokens in each block."""
     batch_size: int = 1
     """Requests that decode together."""
     prompt: int = 1024

@@ -1,5 +1,4 @@
-"""What an engine runs: the program that its models make, their parameters, and the forms in which
-they read prompts."""
+"""Assemble what an engine runs: a program, its parameters, and the forms of its prompts."""
 
 from __future__ import annotations
 
@@ -30,18 +29,17 @@ from jaxspec.typing import Params
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a model of the program reads a prompt."""
+    """Pair a model of the program with the view in which it reads prompts."""
 
     model: LoadedModel
     view: View
     name: str
-    """Whose context an error calls too short."""
+    """Name of the model in error messages."""
     spare: int | None = 0
-    """Tokens past the last new one that the context has to hold; None where longer prompts are
-    allowed."""
+    """Number of tokens past the last new one that the context must hold; None: no limit."""
 
     def check_context(self, request: EncodedRequest, row: PromptRow) -> None:
-        """Raise InputError for a prompt that is, with its answer, over the model's context."""
+        """Raise InputError if prompt and answer exceed the model's context."""
         limit = text_config(self.model.config).max_position_embeddings
         if self.spare is None or len(row) + request.max_new_tokens + self.spare <= limit:
             return
@@ -60,22 +58,22 @@ class Form:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A program with all that its inputs are made by."""
+    """Hold a program with its parameters and the models that read its inputs."""
 
     program: Program
     params: Params
     forms: tuple[Form, ...]
-    """The target's, then the draft's in each view; or one of each model that writes."""
+    """Target's form, then the draft's for each view; or one for each collaborating model."""
     towers: tuple[LoadedModel | None, ...]
-    """The models of the program's towers."""
+    """Models of the program's towers."""
     lead: LoadedModel
-    """The model whose tokens and template prompts are written with."""
+    """Model whose tokeniser and chat template write the prompts."""
 
 
 def chosen_views(
     target: LoadedModel, draft: LoadedModel | None, views: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """Return the views to draft from; None is those of the draft and the KV head that are there.
+    """Return the views to draft from; None: M for a draft, and kv for a KV head.
 
     Raises InputError for views without a draft or a KV head to read them.
     """
@@ -92,7 +90,7 @@ def chosen_views(
 
 
 def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineConfig) -> Assembly:
-    """Return a target that decodes alone, or with the draft and the KV head that the views ask for.
+    """Assemble a target with the draft and KV head that the views need, or alone.
 
     Raises InputError if draft and target do not share a tokeniser, or a view needs what the draft
     lacks.
@@ -138,7 +136,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
 
 
 def free_width(params: Params) -> int:
-    """Return how many tokens a pass over these parameters reads at the cost of one.
+    """Return the number of tokens that a pass over these parameters reads at the cost of one.
 
     In 16 bits TPUs and GPUs pad a product's rows to 8 at least. In float32 and on CPUs every row
     costs.
@@ -183,7 +181,7 @@ def build_program(
         width = 1 if tree is not None else -(-block // free_width) * free_width
     elif tree is not None:
         raise InputError(
-            f"width: {config.width} with a tree, whose nodes stand in other cache slots than a "
+            f"width: {config.width} with a tree, whose nodes are in other cache slots than a "
             "chain's tokens, so that sums over slots round otherwise; leave out width or tree"
         )
     elif (width := config.width) < block:
@@ -192,9 +190,9 @@ def build_program(
 
 
 def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) -> Assembly:
-    """Return models that write together; a text model is shown a line break for an image.
+    """Assemble collaborating models; a text model is shown a line break for an image.
 
-    The same model may stand among them more than once. With views M and T and `contrastive:beta=1`
+    The same model may be listed more than once. With views M and T and `contrastive:beta=1`
     that is visual contrastive decoding (Leng et al. 2024), the blurred image being none.
 
     Raises InputError unless all have one vocabulary and one tokeniser.
@@ -245,8 +243,7 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
 
 
 def _member_view(name: str, model: LoadedModel, number: int) -> View:
-    """Return the view of a name; InputError where a model that writes with others cannot be shown
-    it."""
+    """Return the view of a name, or raise InputError if a collaborating model cannot read it."""
     view = parse_view(name)
     refused = {
         "captions are for drafts": view.reads_captions,

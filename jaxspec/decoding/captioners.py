@@ -1,8 +1,7 @@
-"""Captioners for view C: any LVLM of this library, in JAX; BLIP, BLIP-2 and Florence-2 by
-transformers; or a file.
+"""Caption images for view C: with an LVLM in JAX, with BLIP or Florence-2 in torch, or from a file.
 
-A caption belongs to an image, not to a prompt, so one that was made is never made again: it is kept
-under the hash of the image's pixels and of the captioner's identity.
+A caption belongs to an image, not to a prompt, so no caption is made twice: it is kept on disk
+under a hash of the image's pixels and the captioner's identity.
 """
 
 from __future__ import annotations
@@ -34,19 +33,17 @@ from jaxspec.runtime import cache_directory
 
 QUESTION = "Write a caption for this image."
 TASKS = ("CAPTION", "DETAILED_CAPTION", "MORE_DETAILED_CAPTION")
-"""Florence-2's, in angle brackets where it reads them."""
+"""Florence-2's tasks; the model reads them in angle brackets."""
 FORMS = "jax:DIR[:QUESTION], florence2:ID[:DETAILED_CAPTION], blip:ID or file:CAPTIONS.jsonl"
 MODEL_TYPES = {"florence2": ("florence2",), "blip": ("blip", "blip-2")}
 LEGACY = "microsoft/florence-2"
-"""How ids of Florence-2 begin, in small letters, whose files transformers reads with their own code
-alone."""
+"""Prefix, in lower case, of Florence-2's ids whose files run code of their own."""
 BATCH = 16
 """Most images captioned together."""
 
 
 def check_captioner(text: str) -> tuple[str, str, str]:
-    """Return the kind, the name and the question of what `load_captioner` takes; InputError for
-    anything else."""
+    """Return kind, name and question of a captioner, or raise InputError for another form."""
     kind, _, rest = text.partition(":")
     where, _, how = rest.partition(":")
     if not where or kind not in ("jax", "file", *MODEL_TYPES):
@@ -55,15 +52,14 @@ def check_captioner(text: str) -> tuple[str, str, str]:
 
 
 def runs_torch(text: str) -> bool:
-    """Return whether the captioner of this name, if it is one, is run by torch."""
+    """Return whether torch runs the captioner of this name."""
     return text.partition(":")[0] in MODEL_TYPES
 
 
 def captioner_lack(text: str) -> str | None:
-    """Return why the captioner that `text` names cannot run here, with the mend; None if it can, as
-    files always can.
+    """Return the reason why the captioner cannot run here, with the mend, or None if it can.
 
-    Raises InputError where `text` names none.
+    Raises InputError if `text` names no captioner.
     """
     kind, where, how = check_captioner(text)
     task = _task(how) if kind == "florence2" else None
@@ -83,12 +79,12 @@ def load_captioner(
     share_tower_with: LoadedModel | None = None,
     directory: Path | None = None,
 ) -> Captioner:
-    """Return the captioner that `text` names, its captions kept in `directory` (by default in
-    jaxspec's cache).
+    """Load the captioner that `text` names.
 
     Args:
-      text: one of `FORMS`. `blip:` reads BLIP and BLIP-2.
-      dtype, share_tower_with: of a `jax:` captioner, see `LoadedModel.load`.
+      text: One of `FORMS`; `blip:` reads BLIP and BLIP-2.
+      dtype, share_tower_with: Options of a `jax:` captioner, see `LoadedModel.load`.
+      directory: Directory that keeps captions; by default in jaxspec's cache.
     """
     kind, where, how = check_captioner(text)
     if kind == "file":
@@ -103,28 +99,26 @@ def load_captioner(
 
 
 class ModelCaptioner(Captioner, Protocol):
-    """A captioner whose captions are worth keeping."""
+    """Caption with a model, whose captions are worth keeping."""
 
     @property
     def identity(self) -> str:
-        """Differs wherever captions may differ: names the weights, the prompt and the way of
-        decoding."""
+        """Return a text that names the weights, the prompt and the decoding options."""
         ...
 
 
 @dataclass(frozen=True)
 class CachedCaptions:
-    """A captioner whose captions are kept on disk, one small JSON file an image.
+    """Keep a captioner's captions on disk, in one small JSON file for each image.
 
-    The time kept with a caption is that of making it: a caption found again reports the same `ms`.
+    The file keeps the time of captioning, so a caption from disk reports the same `ms`.
     """
 
     captioner: ModelCaptioner
     directory: Path
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """Return captions from the disk, and of each image that has none there, once, from the
-        captioner."""
+        """Return captions from disk, and ask the captioner once for each missing one."""
         files = [self._file(image) for image in images]
         known = {file: _read(file) for file in set(files)}
         missing = {
@@ -142,8 +136,7 @@ class CachedCaptions:
 
 
 def _read(file: Path) -> Caption | None:
-    """Return the caption in a file; None if there is no file. Raises InputError for a file that was
-    damaged."""
+    """Return the caption in a file, or None if there is no file; a damaged one is an InputError."""
     if not file.exists():
         return None
     with reading(f"captions {file}: cannot be read", "remove it"):
@@ -153,7 +146,7 @@ def _read(file: Path) -> Caption | None:
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """Captions written beforehand, by whatever program: one JSON object a line.
+    """Read captions from a JSONL file that any program may have written.
 
     `{"image": "pages/a.png", "caption": "..."}` names an image file, relative to the JSONL;
     `{"sha256": "...", "caption": "..."}` gives its `jaxspec.data.images.image_hash` instead.
@@ -163,7 +156,7 @@ class CaptionFile:
 
     @cached_property
     def captions(self) -> dict[str, str]:
-        """Captions by image hash. Raises InputError at the first line that is not as above."""
+        """Return captions by image hash; the first wrong line raises InputError."""
         return dict(map(self._entry, local_rows(self.path)))
 
     def _entry(self, row: DataRow) -> tuple[str, str]:
@@ -190,11 +183,11 @@ class CaptionFile:
 
 @dataclass
 class LvlmCaptioner:
-    """An LVLM asked the same question about every image, greedily and in batches."""
+    """Ask an LVLM the same question about every image, greedily and in batches."""
 
     model: LoadedModel
     name: str
-    """Which weights these are."""
+    """Name of the weights."""
     question: str = QUESTION
     max_new_tokens: int = 64
     engine: Engine = field(init=False)
@@ -208,7 +201,7 @@ class LvlmCaptioner:
         return f"jax {self.name} {dtype} {self.max_new_tokens} {self.question}"
 
     def caption(self, images: Sequence[Image]) -> list[Caption]:
-        """Return one answer an image, line breaks as spaces."""
+        """Return one answer for each image, with spaces for line breaks."""
         prompts = [self.engine.encoder.prompt(self.question, [image]) for image in images]
         results = self.engine.generate([Request(prompt, self.max_new_tokens) for prompt in prompts])
         return [
@@ -219,8 +212,7 @@ class LvlmCaptioner:
 
 @dataclass(frozen=True)
 class TransformersCaptioner:
-    """BLIP, BLIP-2 or Florence-2, run by transformers and torch with TABED's settings: 3 beams, no
-    sampling.
+    """Run BLIP, BLIP-2 or Florence-2 in transformers with TABED's settings: 3 beams, no sampling.
 
     Captions are decoded without special tokens and not processed further, as in TABED's release.
     """
@@ -256,8 +248,7 @@ class TransformersCaptioner:
         return f"{self.kind} {name} {self.task} {self.max_new_tokens}"
 
     def check(self) -> None:
-        """Raise InputError where the configuration is not to be had, or is of another model;
-        weights are not read."""
+        """Raise InputError if the configuration is missing or another model's; read no weights."""
         import transformers
 
         directories.check_files(Path(self.source))
@@ -290,7 +281,7 @@ class TransformersCaptioner:
 
     @cached_property
     def _loaded(self) -> tuple[Any, Any]:
-        """Processor and model."""
+        """Return the processor and the model."""
         import transformers
 
         self.check()
@@ -330,8 +321,7 @@ def _task(how: str) -> str:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return a hash of the names, sizes and times of change of a directory's files, without reading
-    gigabytes."""
+    """Return a hash of a directory's file names, sizes and times, without reading the files."""
     files = sorted(file for file in path.iterdir() if file.is_file())
     seen = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(seen).encode()).hexdigest()

@@ -2,9 +2,9 @@
 
 The text of a row is the target's prompt and the answer so far. For each node the newest 3, 2 and 1
 tokens are looked for in it, and the latest match of each length proposes the token behind it. The
-longest match comes first: it gets `CONFIDENCE[n]` of the probability, the next shorter one its share
-of what is left, and the rest goes to the other views. With other tokens behind the matches of 3, 2
-and 1, these get 0.6, 0.4 * 0.4 and 0.24 * 0.2. Alone, lookup has no other views: what was found
+longest match comes first: it gets `CONFIDENCE[n]` of the probability, the next shorter one its
+share of the remainder, and the rest goes to the other views. Different tokens behind the matches of
+3, 2 and 1 get 0.6, 0.4 * 0.4 and 0.24 * 0.2. Alone, lookup has no other views: what was found
 is normalised, and where nothing was found all tokens are equally likely.
 """
 
@@ -126,7 +126,7 @@ def _found(
 def backed_off(
     found: Float[Array, "B T V"], others: Float[Array, "others B T V"]
 ) -> Float[Array, "B T V"]:
-    """Return lookup's distribution: what it found, and for the rest the mean of the other views."""
+    """Return lookup's distribution: its matches, and for the rest the other views' mean."""
     mass = found.sum(-1, keepdims=True)
     if len(others):
         return found + (1 - mass) * others.mean(0)

@@ -1,4 +1,4 @@
-"""What decoding will hold on the device, counted from shapes before anything is allocated."""
+"""Count the bytes that decoding will take on a device, from shapes, before any allocation."""
 
 from __future__ import annotations
 
@@ -30,25 +30,23 @@ from jaxspec.typing import Params
 
 
 class Sizes(NamedTuple):
-    """What one compiled program holds for each row."""
+    """Sizes that one compiled program is padded to, for each row."""
 
     length: int
     """Prompt tokens."""
     tiles: tuple[int, ...]
-    """Image tiles of each tower: the target's and the draft's, or those of all models that
-    write."""
+    """Image tiles of each tower: target's and draft's, or those of all collaborating models."""
     new: int
     """New tokens."""
     text: int = 0
-    """Prompt tokens that a KV head reads of the target."""
+    """Prompt tokens of the target that a KV head reads."""
     images: int = 0
-    """Images that it reads."""
+    """Images that a KV head reads."""
     views: int = 0
-    """Prompt tokens of the longest of the draft's views; 0 where all forms have as many slots as
-    the first."""
+    """Prompt tokens of the draft's longest view; 0 if all forms have `length` slots."""
 
     def of_members(self, count: int) -> Sizes:
-        """Return what the prompts take of the first `count` towers' models alone."""
+        """Return the sizes of the first `count` models alone."""
         return Sizes(self.length, self.tiles[:count], self.new)
 
     @property
@@ -58,28 +56,27 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes that decoding holds on each device, by use.
+    """Report the bytes that decoding takes on each device, by use.
 
-    Weights, caches and inputs are exact; `working` estimates one pass's activations, on a mesh what
-    one device would need alone.
+    Weights, caches and inputs are exact. `working` estimates the activations of one pass; on a mesh
+    it assumes that one device computes all of them.
     """
 
     target_weights: int
-    """Models that write together count all; arrays that several of them share count once."""
+    """Weights of the target or of all collaborating models; shared arrays count once."""
     draft_weights: int
     target_cache: int
     draft_cache: int
-    """Alternating proposers have no draft: here it is what each said of the proposals that are not
-    yet verified."""
+    """Draft's caches, or the logits of pending proposals (`Alternating`)."""
     weighting: int
-    """What the weighting remembers of all rows."""
+    """State of the weighting."""
     inputs: int
     """Prompts, pixels, output tokens and counters."""
     working: int
     insert: int = 0
-    """Inputs and state of the requests that are about to take free rows."""
+    """Inputs and state of the waiting requests that are prefilled for free rows."""
     growth: int = 0
-    """Smaller caches, while the largest are made from them."""
+    """Smaller caches, which exist while the largest are made from them."""
 
     @property
     def total(self) -> int:
@@ -91,19 +88,18 @@ class MemoryReport:
             "caches": self.target_cache + self.draft_cache + self.insert + self.growth,
             "working": self.weighting + self.inputs + self.working,
         }
-        told = ", ".join(f"{name} {human_bytes(held)}" for name, held in parts.items())
+        shown = ", ".join(f"{name} {human_bytes(held)}" for name, held in parts.items())
         room = device_memory()
         left = (
             ""
             if room is None
             else f"; {human_bytes(max(room - self.total, 0))} of {human_bytes(room)} left"
         )
-        return f"memory {human_bytes(self.total)}: {told}{left}"
+        return f"memory {human_bytes(self.total)}: {shown}{left}"
 
 
 def device_memory() -> int | None:
-    """Return the bytes of a device, of this machine where that is its processor; None where neither
-    is told."""
+    """Return a device's memory in bytes (for CPUs the machine's), or None if it is unknown."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return (
@@ -117,14 +113,14 @@ def device_memory() -> int | None:
 def plan_memory(
     program: Program, params: Params, batch: int, sizes: Sizes, fresh: int = 0, smaller: int = 0
 ) -> MemoryReport:
-    """Return what B rows of these sizes will hold.
+    """Return the bytes that B rows of these sizes will take.
 
     Args:
-      params: may be abstract (`jax.ShapeDtypeStruct` leaves): nothing is allocated.
-      fresh: rows that are prefilled beside the batch, to take free rows of it.
-      smaller: new tokens that caches have room for before they grow to that of the sizes.
+      params: Parameters, or their shapes (`jax.ShapeDtypeStruct`); nothing is allocated.
+      fresh: Number of rows prefilled next to the batch for its free rows.
+      smaller: Number of new tokens of the caches before they grow to the sizes; 0: they do not.
     """
-    beside = plan_memory(program, params, fresh, sizes) if fresh else None
+    waiting = plan_memory(program, params, fresh, sizes) if fresh else None
     before = plan_memory(program, params, batch, sizes._replace(new=smaller)) if smaller else None
     inputs, options = abstract_inputs(program, batch, sizes)
     state = abstract_state(program, params, inputs, options, sizes.new)
@@ -143,8 +139,8 @@ def plan_memory(
         weighting=weighting,
         inputs=bytes_held((inputs, options, state)) - caches - draft_cache - weighting,
         working=_working(program, state, batch, sizes),
-        insert=beside.target_cache + beside.draft_cache + beside.weighting + beside.inputs
-        if beside
+        insert=waiting.target_cache + waiting.draft_cache + waiting.weighting + waiting.inputs
+        if waiting
         else 0,
         growth=before.target_cache + before.draft_cache if before else 0,
     )
@@ -153,8 +149,7 @@ def plan_memory(
 def abstract_state(
     program: Program, params: Params, inputs: PromptBatch, options: Sampling, new: int
 ) -> DecodeState:
-    """Return the shapes of the state after prefill, and on a mesh their places: those that `place`
-    gives it."""
+    """Return the shapes of the state after prefill, with the shardings of `place` on a mesh."""
     state = jax.eval_shape(lambda p, b, o: program.prefill(p, b, o, new), params, inputs, options)
     mesh = mesh_of(program.weights(params)[0])
     if mesh is None:
@@ -175,13 +170,13 @@ def abstract_state(
 
 
 def at_place(tree: Any, place: Any) -> Any:
-    """Return the shapes at one place, or each at its own."""
+    """Return the shapes with one sharding, or each with its own."""
     places = jax.tree.map(lambda _: place, tree) if isinstance(place, Sharding) else place
     return jax.tree.map(lambda x, place: x.update(sharding=place), tree, places)
 
 
 def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptBatch, Sampling]:
-    """Return shapes of the inputs, for planning and for compiling ahead of time."""
+    """Return the shapes of a batch and its options, to plan or compile ahead of time."""
 
     views = program.forms[len(program.members) :]
 
@@ -212,7 +207,7 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
 def prompt_zeros(
     model: LanguageModel, pool: Pool | None, batch: int, length: int, shown: bool, mrope: bool
 ) -> PromptRows:
-    """Return prompts with images if `shown`, and with rotary positions of their own if `mrope`."""
+    """Return zeros for prompts, with images if `shown` and rotary positions if `mrope`."""
     row = jnp.zeros(batch, jnp.int32)
     out = PromptRows(jnp.zeros((batch, length), jnp.int32), row)
     if mrope:
@@ -233,8 +228,7 @@ def _options(batch: int) -> Sampling:
 
 
 def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> int:
-    """Return the largest of the towers' and of prefill's activations and a step's distributions, in
-    bytes.
+    """Return the bytes of the largest activations: of a tower, of prefill, or of a step.
 
     A step holds the models' logits, before and after temperature and filters, and what is drawn
     from.
@@ -254,16 +248,20 @@ def _working(program: Program, state: DecodeState, batch: int, sizes: Sizes) -> 
 
 
 def _prefill(text: TextConfig, batch: int, length: int, slots: int, itemsize: int) -> int:
-    """Return bytes of a few residual streams and one MLP of the whole prompt, and the scores
-    (float32, before and after softmax) of the prompt, or of one block of queries and keys."""
+    """Return the bytes of a few residual streams, one MLP and the attention scores of a prompt.
+
+    Scores are float32, before and after softmax, of the prompt or of one block of queries and keys.
+    """
     queries, keys = (BLOCK, BLOCK) if length >= 2 * BLOCK else (length, slots)
     streams = batch * length * (4 * text.hidden_size + 3 * text.intermediate_size) * itemsize
     return streams + 2 * batch * text.num_attention_heads * queries * keys * 4
 
 
 def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
-    """Return bytes of a few streams and one MLP of all tiles, and the scores of one block of tiles,
-    or of one block of queries with all windows of a row."""
+    """Return the bytes of a few residual streams, one MLP and the attention scores of all tiles.
+
+    Scores are those of one block of tiles, or of one block of queries with all windows of a row.
+    """
     if isinstance(config, TextConfig):
         return 0
     if isinstance(config, QwenVLConfig):
@@ -279,8 +277,7 @@ def _tower(config: ModelConfig, batch: int, tiles: int, itemsize: int) -> int:
 
 
 def bytes_held(tree: Any) -> int:
-    """Return what one device holds of a tree; leaves that say nothing of a sharding are whole on
-    each."""
+    """Return the bytes of a tree on one device; leaves without a sharding are replicated."""
 
     def held(x: Any) -> int:
         split = getattr(x, "sharding", None)
@@ -291,7 +288,7 @@ def bytes_held(tree: Any) -> int:
 
 
 def _plain(leaf: Any) -> Any:
-    """PRNG keys as the words that they are stored in."""
+    """Return PRNG keys as the integers that store them, and other leaves as they are."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, leaf)
     return leaf

@@ -55,7 +55,7 @@ whose name is part of another's comes after it."""
 
 
 def chip_of(device: Any) -> Chip | None:
-    """Return what is known of a device; None for kinds not in the table."""
+    """Return the data sheet of a device, or None for kinds not in the table."""
     return next((chip for chip in CHIPS.values() if chip.kind in device.device_kind), None)
 
 
