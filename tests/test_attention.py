@@ -42,7 +42,7 @@ def test_blocks_read_what_whole_scores_do(
 
 
 def test_what_follows_is_not_read() -> None:
-    """Rows are padded at their ends: what stands there, were it no number, changes no token before it."""
+    """Rows are padded at their ends: even NaN there changes no earlier token."""
     q, k, v = drawn(2 * BLOCK, 2 * BLOCK)
     positions = jnp.broadcast_to(jnp.arange(2 * BLOCK), (B, 2 * BLOCK))
     clean = attend(q, k, v, positions)

@@ -47,7 +47,7 @@ ANCHORS = np.asarray([[10, 11, 12], [5, 7, 12], [1, 2, 12]])
 
 
 def random_head(config: KVHeadConfig, seed: int = 0) -> Params:
-    """Parameters none of which is what it begins as."""
+    """Parameters that all differ from their initial values."""
     rng = np.random.default_rng(seed)
     shapes = init_head(config, None, jax.random.key(0))
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.3, x.shape) + (x.ndim == 1)), shapes)

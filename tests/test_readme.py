@@ -1,4 +1,4 @@
-"""The documentation says what the code does, and what it points at is there."""
+"""The documentation describes the code, and its links and names exist."""
 
 from __future__ import annotations
 

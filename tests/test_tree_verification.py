@@ -28,7 +28,7 @@ SHAPE = Tree((0, 0, 0, 1, 1, 2))
 """Three first tokens; the first of them has two children, the second one, the third none."""
 
 TABLES = [(0, False), (4, False), (9, True)]
-"""Seeds of tables in which every node stands now and then, and whether q has but two first tokens for three nodes."""
+"""Seeds of tables in which every node is accepted now and then, and whether q has but two first tokens for three nodes."""
 
 seeds = st.integers(0, 2**32 - 1)
 jit_match = jax.jit(match)
@@ -146,7 +146,7 @@ def law_p_value(
 ) -> float:
     """p-value of the first three tokens that `verify` emits, as draws from the target's tables.
 
-    `chosen`: the tokens are not draws to the verifier. `told`: what it sees in place of every probability of q.
+    `chosen`: the tokens are not draws to the verifier. `told`: the value that it sees in place of every probability of q.
     """
     rng = np.random.default_rng(seed)
     p0, p1, p2 = distributions(rng), distributions(rng, V), distributions(rng, V, V)

@@ -80,7 +80,7 @@ def test_a_draft_from_the_target_is_accepted_whole(seed: int) -> None:
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
 def test_a_draft_without_a_distribution_changes_nothing(value: float) -> None:
-    """Nothing stands of a q without mass, or of what is no number, and what follows is drawn from p."""
+    """No token of a q without mass, or of NaN, is accepted; the next token is drawn from p."""
     rng = np.random.default_rng(0)
     p = distributions(rng, J + 1)
     q = np.full((ROWS, J, V), value, np.float32)
@@ -121,7 +121,7 @@ def test_greedy_is_the_longest_matching_prefix(pairs: list[list[tuple[int, int]]
 
 @given(seeds)
 def test_a_greedy_draft_for_a_sampled_target_and_back(seed: int) -> None:
-    """One-hot q: the token stands with probability p(x). One-hot p: the emitted block is p's."""
+    """One-hot q: the token is accepted with probability p(x). One-hot p: the emitted block is p's."""
     rng = np.random.default_rng(seed)
     p, tokens = distributions(rng, B, J + 1), rng.integers(0, V, (B, J), dtype=np.int32)
     verdict = jit_rejection(p, block(tokens, one_hot(tokens)), keys(seed, B), WARM)
@@ -175,7 +175,7 @@ def against_another_draft(p: Array, draft: Draft, keys: Array, greedy: Array) ->
 
 
 def accepting_all(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """Keeps the whole block whenever its first token stands."""
+    """Keeps the whole block whenever its first token is accepted."""
     verdict = rejection(p, draft, keys, greedy)
     return verdict.replace(count=jnp.where(verdict.count > 0, draft.tokens.shape[1], 0))
 

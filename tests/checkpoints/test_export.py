@@ -174,7 +174,7 @@ def test_vocabulary_of_a_target(source, tmp_path, capsys):
 
 
 def test_nothing_of_the_users_is_lost(source, tmp_path, capsys, monkeypatch):
-    """What an export must not replace is told in one line before anything is read or written; --overwrite keeps the
+    """An export reports in one line what it must not replace, before anything is read or written; --overwrite keeps the
     files of others."""
     inner = shutil.copytree(source, tmp_path / "runs" / "best")
     (tmp_path / "runs" / "config.json").write_text("{}")

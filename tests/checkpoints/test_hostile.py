@@ -84,7 +84,7 @@ def refused(model: Path) -> str:
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("name", ["../outside.safetensors", "{}/outside.safetensors"])
 def test_an_index_names_files_of_its_directory(name, there, model):
-    """Whether a file outside is there cannot be told from the answer."""
+    """The answer does not reveal whether a file outside exists."""
     if there:
         (model / SHARD).rename(model.parent / "outside.safetensors")
     name = name.format(model.parent)

@@ -1,4 +1,4 @@
-"""Rows that strangers wrote: what no file should hold is skipped or told in one line, and what looks odd is read."""
+"""Rows that strangers wrote: bad rows are skipped or reported in one line, odd ones are read."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def page(seed: int, side: int = 28) -> Image.Image:
 
 
 class Counting:
-    """Captions an image by its hash, and notes what it was asked."""
+    """Caption an image by its hash, and count the requests."""
 
     identity = "counting"
 

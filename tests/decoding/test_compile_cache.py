@@ -1,4 +1,4 @@
-"""Compiled programs are told apart by all that changes them: placement, JAX's settings, threads that ask at once."""
+"""Compiled programs have a key of all that changes them: placement, JAX's settings, threads that ask at once."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_help_shows_every_option(kind: Any) -> None:
 
 @pytest.mark.parametrize("stop", [[2, 7], 9, None])
 def test_generation_config_says_where_answers_end(tmp_path: Path, target: LoadedModel, stop: Any) -> None:
-    """As in transformers: its ids stand instead of config.json's, and where it names none, there is none."""
+    """As in transformers: its ids replace those of config.json; without any, no token ends an answer."""
     path = tiny.save(tmp_path / "model", tiny.CONFIG, target.params)
     file = path / "generation_config.json"
     file.write_text(json.dumps({"bos_token_id": 1} | ({} if stop is None else {"eos_token_id": stop})))

@@ -25,7 +25,7 @@ LENGTHS = (20, 3, 9, 14)
 
 @pytest.fixture(scope="module")
 def headed(target: LoadedModel) -> LoadedModel:
-    """The target with a head that reads nothing but images, of which there are none."""
+    """The target with a head that reads images only; these prompts have no images."""
     options = {"feature": "last_hidden", "reads_text": False}
     return replace(target, head=LoadedHead(*tiny.kv_head(LanguageModel(target.config), target.params, 0.05, **options)))
 

@@ -37,7 +37,7 @@ def requests(target: LoadedModel) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def results(target: LoadedModel, draft: LoadedModel, requests: list[Request]) -> list[Result]:
-    """By a rule that learns from hard labels, so that what it is shown of the target matters."""
+    """The weighting learns from hard labels, so the recorded tokens matter."""
     return Engine(target, draft, CONFIG).generate(requests)
 
 

@@ -167,7 +167,7 @@ def test_sequences_follow_the_targets_law(gamma: int, options: dict[str, Any]) -
 
 
 def residual_of_one_view(p: Array, draft: Draft, keys: Array, greedy: Array) -> Verdict:
-    """The mistake that the test must see: what stands in for a rejected token ignores all views but the first."""
+    """The mistake that the test must see: the residual ignores all views except the first."""
     verdict, length = rejection(p, draft, keys, greedy), draft.tokens.shape[1]
     at = verdict.count[:, None, None]
     p_next = jnp.take_along_axis(p, at, axis=1)[:, 0]

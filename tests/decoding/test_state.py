@@ -22,7 +22,7 @@ TOKENS = st.integers(0, 4)
 
 @dataclass
 class Row:
-    """One request: what it has written, and how many tokens it may write."""
+    """One request: its tokens, and its limit."""
 
     limit: int
     eos: tuple[int, ...]

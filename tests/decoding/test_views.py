@@ -1,4 +1,4 @@
-"""Views of one request are rows of one ragged batch, and each row computes what it would compute alone."""
+"""Views of one request are rows of one ragged batch; each row equals the row alone."""
 
 from __future__ import annotations
 

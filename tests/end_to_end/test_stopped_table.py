@@ -114,7 +114,7 @@ def conversations(preset: EvalConfig, folder: Path) -> EvalConfig:
 def test_other_scripts_go_on_too(
     script: Any, options: str, left: int, preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in its last call of an engine, a script makes that call again, and what it needs for it."""
+    """Stopped in its last call of an engine, a script repeats that call and its preparations only."""
     config = conversations(preset, tmp_path) if script is mmspec else preset
     monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: config)
     monkeypatch.setattr(mmspec, "PART", 1)

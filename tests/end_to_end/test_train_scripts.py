@@ -62,7 +62,7 @@ def test_the_options_of_a_kv_head_are_explained(capsys: pytest.CaptureFixture[st
 
 
 def test_no_run_replaces_the_model_of_another(runs: Path, tmp_path: Path) -> None:
-    """It is told before anything is trained; a run's own model is written anew."""
+    """The error comes before any training; a run may replace its own model."""
     made = runs / "draft" / "hf"
     before = (made / "config.json").stat()
     for train in (

@@ -1,4 +1,4 @@
-"""What a collaborative evaluation measures, chosen by options, and what the paper prints beside it."""
+"""Options of a collaborative evaluation, and the papers' numbers in its table."""
 
 from __future__ import annotations
 

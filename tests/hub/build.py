@@ -28,7 +28,7 @@ from tests.tiny.models import random_params
 
 TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sentencepiece"))
 """Where torch is not installed, safetensors stand in the place of .bin files; where sentencepiece is not, a
-tokenizer.json stands beside tokenizer.model."""
+tokenizer.json is written next to tokenizer.model."""
 
 
 def build_hub(folder: Path) -> None:

@@ -36,7 +36,7 @@ CHATML = (
     "{% if part['type'] == 'image' %}IMAGE{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}"
     "{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""What Qwen's say of text and images; `IMAGE` stands for the placeholder."""
+"""Qwen's template of text and images; `IMAGE` is replaced by the placeholder."""
 LLAMA3 = (
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
     "{{ message['content'] }}<|eot_id|>{% endfor %}"

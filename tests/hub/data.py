@@ -34,7 +34,7 @@ class Part:
     shards: int = 1
     rows: int = 3
     values: dict[str, Any] = field(default_factory=dict)
-    """What stands in a column: a value of all rows, or a list with each row's."""
+    """Values of a column: one for all rows, or a list with each row's."""
     format: str = "PNG"
     mode: str = "RGB"
     """How images are encoded."""

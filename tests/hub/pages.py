@@ -56,7 +56,7 @@ class Command(NamedTuple):
 
 
 def shell_blocks(text: str) -> list[str]:
-    """Return what stands between the fences of a page's shell code."""
+    """Return the shell code between the fences of a page."""
     return re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
@@ -83,7 +83,7 @@ def _lines(block: str) -> Iterator[str]:
 
 
 def _within(line: str) -> Iterator[str]:
-    """Yield the commands of a shell's line: the line itself, or what stands in loops, in quotes or behind `srun`."""
+    """Yield the commands of a shell's line: the line itself, or the part in loops, in quotes or behind `srun`."""
     if _OURS.match(line):
         yield line
         return
@@ -108,7 +108,7 @@ def _function(name: str) -> Callable[[list[str]], object]:
 
 
 def _subcommand(kind: type[Any], words: list[str]) -> object:
-    if kind is export.Export and words[0].startswith("--"):  # an option that a page tells of
+    if kind is export.Export and words[0].startswith("--"):  # an option that a page names alone
         words = ["SRC", "DST", *words]
     return tyro.cli(kind, args=words)
 

@@ -40,7 +40,7 @@ def test_a_wrong_id(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_corrupt_set_costs_only_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was measured before it stands, and the same command goes on behind that when the file is mended."""
+    """Earlier measurements are kept, and the same command resumes after them when the file is mended."""
     cache = tmp_path / "hub"
     cache.mkdir()
     for repository in ("lmms-lab/POPE", "lmms-lab/MMVet"):

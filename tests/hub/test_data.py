@@ -1,4 +1,4 @@
-"""Evaluation sets come from the hub's local cache where there is no network, and what lacks or is broken is told."""
+"""Evaluation sets come from the hub's local cache where there is no network, and missing or broken files are named."""
 
 from __future__ import annotations
 

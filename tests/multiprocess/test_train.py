@@ -31,7 +31,7 @@ def test_two_processes(tmp_path: Path) -> None:
     single = replace(training.STAGE, mesh=MeshConfig(data=1))
     expected = training.train(single, tmp_path / "one")
     told = pair("lvlm", tmp_path / "two")
-    # Both stand before the gate when one is told, and pass it when both know.
+    # Both wait before the gate when one gets the signal, and pass it when both know.
     for run in told:
         run.await_line(lambda line: line == f"batch {child.GATE}\n")
     told[1].process.send_signal(signal.SIGTERM)

@@ -97,7 +97,7 @@ def test_defaults_are_those_of_transformers():
 
 
 def test_drafts_past_the_last_position_do_not_spoil_the_row():
-    """A block may pass the context's end; what it writes there is rolled back, and must be finite till then."""
+    """A block may pass the context's end; its entries there are rolled back, and are finite until then."""
     config = OptConfig.from_hf(hf.OPT | {"num_hidden_layers": 1, "max_position_embeddings": 4})
     lm, params = LanguageModel(config), hf.random_params(abstract_params(config))
     extend = jax.jit(lm.extend)

@@ -55,7 +55,7 @@ def kill_trainings(count: int, seed: int, folder: Path) -> Killed:
         lines, steps = training.metrics(run), child.LINE.steps
         assert [line["step"] for line in lines] == [*range(1, steps + 1)], f"{run}: a line of metrics is lost"
         assert [line["batch"] for line in lines] == [*range(steps)], f"{run}: a batch is lost or seen twice"
-        ended = child.train_line(run, _no_batch)  # a finished run gives what it has saved
+        ended = child.train_line(run, _no_batch)  # a finished run returns its saved parameters
         return np.asarray(ended["line"]["kernel"]).tobytes()
 
     return _kill(count, seed, folder, _train, check, lambda run: None)

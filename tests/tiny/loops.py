@@ -39,7 +39,7 @@ def prompts(
     image: int = VOCABULARY - 1,
     head: KVHeadConfig | None = None,
 ) -> PromptBatch:
-    """Random prompts; row b starts with `images[b]` images, and the views differ in what stands for them."""
+    """Random prompts; row b starts with `images[b]` images, and the views differ in the tokens that replace them."""
     count = len(views)
     views = tuple(view for view in views if view not in ("kv", "lookup"))
     rng = np.random.default_rng(seed)

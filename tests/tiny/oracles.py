@@ -1,4 +1,4 @@
-"""What the library must equal, told independently: filters as plain loops, and the goodness of fit of counts."""
+"""Independent references of the library: filters as plain loops, and the goodness of fit of counts."""
 
 from __future__ import annotations
 

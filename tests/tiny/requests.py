@@ -18,7 +18,7 @@ from tests.tiny.checkpoints import CONFIG, image_processor, tokenizer
 
 
 def loaded(params: Params, config: ModelConfig = CONFIG, words: Any = None) -> LoadedModel:
-    """The model with the tokeniser and the image processor that lie beside it on disk."""
+    """The model with the tokeniser and the image processor of its directory."""
     pages = image_processor() if isinstance(config, LlavaConfig) else None
     return LoadedModel(config, jax.device_put(params), words or tokenizer(), pages)
 

@@ -1,4 +1,4 @@
-"""Training in processes of their own, to be told to end or killed, and how a test drives them over pipes.
+"""Training in child processes that a test signals or kills, and drives over pipes.
 
 A child prints a line when it asks for a batch, and when it has begun to write a checkpoint.
 """

@@ -196,7 +196,7 @@ def test_too_many_rows_that_teach_nothing_end_the_run(
     with pytest.raises(InputError, match=r"taught nothing.*give longer --buckets.*or let more than 2% be with --unl"):
         next(made)
     made.close()
-    assert capsys.readouterr().err == ""  # it is told once
+    assert capsys.readouterr().err == ""  # the error is reported once
 
 
 def test_iterator_goes_on_where_it_stopped() -> None:

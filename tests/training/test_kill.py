@@ -1,4 +1,4 @@
-"""A run that is told to end goes on to the same bits as one that is not, and sees each batch once.
+"""A run that is stopped by a signal resumes to the same bits as one that is not, and sees each batch once.
 
 Kills without a word are in `tests/robustness`.
 """

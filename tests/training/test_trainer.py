@@ -1,4 +1,4 @@
-"""The loop: it learns, trains what it is told at the rate it is told, reports, and resumes to the same bits."""
+"""The loop learns, keeps frozen parameters and rates by path, reports, and resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_next_token_loss_counts_the_masked_tokens_only():
 
 @dataclass
 class Counting:
-    """An iterator that says where it is as Grain's do, and remembers what it gave."""
+    """An iterator with a state like Grain's, which remembers its batches."""
 
     place: int = 0
 
