@@ -69,7 +69,7 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
         else:
             engine = Engine(target, draft, config)
         texts = ["Hi", "What is this?", "Tell me", "a", "Say it"]
-        asked = [Request(text, new, float(i != 1)) for i, (text, new) in enumerate(zip(texts, [20, 7, 24, 3, 15]))]
+        asked = [Request(text, new, float(i == 1)) for i, (text, new) in enumerate(zip(texts, [20, 7, 24, 3, 15]))]
         found = engine.generate(asked)
         *_, streamed = engine.stream(asked[2])
         drawn = engine.samples(asked[1], 2)
