@@ -66,10 +66,10 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (_DECODER + r"layers_\d+/(?:(?:self_attn/(?:o|out)|mlp/down)_proj|(?:mlp/)?fc2)/bias", (None,)),
     (_DECODER + r"project_(?:in|out)/kernel", (None, None)),
     # the vision tower and the projector
-    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|fc1)/kernel", ("embed", "mlp")),
-    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|fc1)/bias", ("mlp",)),
-    (_TOWER + r"(?:out_proj|attn/proj|down_proj|fc2)/kernel", ("mlp", "embed")),
-    (_TOWER + r"(?:out_proj|attn/proj|down_proj|fc2)/bias", (None,)),
+    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/kernel", ("embed", "mlp")),
+    (_TOWER + r"(?:[qkv]_proj|qkv|gate_proj|up_proj|(?:linear_)?fc1)/bias", ("mlp",)),
+    (_TOWER + r"(?:out_proj|attn/proj|down_proj|(?:linear_)?fc2)/kernel", ("mlp", "embed")),
+    (_TOWER + r"(?:out_proj|attn/proj|down_proj|(?:linear_)?fc2)/bias", (None,)),
     (
         _TOWER + r"merger/(?:mlp_0|linear_1)/kernel|multi_modal_projector/linear_1/kernel",
         ("embed", "mlp"),
@@ -81,7 +81,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ),
     (_TOWER + r"merger/(?:mlp_2|linear_2)/bias|multi_modal_projector/linear_2/bias", (None,)),
     (_TOWER + r"patch_embed(?:ding)?/(?:proj/)?(?:kernel|bias)", ()),
-    (_TOWER + r"(?:class_embedding|position_embedding/embedding|head/.+)", ()),
+    (_TOWER + r"(?:class_embedding|position_embedding/embedding|pos_embed/embedding|head/.+)", ()),
     # both
     (r"(?:.*/)?\w*(?:norm|norm[12]|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),

@@ -39,8 +39,8 @@ def default(model_type: str, **flags: Any) -> ModelConfig:
     """What transformers takes for a config.json that says no more."""
     flags["sliding_window"] = None  # Mistral's default is refused: windows are not supported
     raw = {"model_type": model_type, **flags, "text_config": flags}
-    if model_type == "qwen2_5_vl":
-        raw["vision_config"] = {"out_hidden_size": 8192}  # whose own defaults do not fit each other
+    if model_type in ("qwen2_5_vl", "qwen3_vl"):  # whose own defaults do not fit each other
+        raw["vision_config"] = {"out_hidden_size": 8192 if model_type == "qwen2_5_vl" else 4096}
     return FAMILIES[model_type].config.from_hf(raw)
 
 

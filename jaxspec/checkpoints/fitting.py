@@ -79,7 +79,10 @@ class Slot:
 
 def tensor_name(path: tuple[Any, ...]) -> str:
     """Return the name in the hub's files of the parameter at a path of the tree."""
-    keys = [re.sub(r"^(layers|blocks|mlp)_(\d+)$", r"\1.\2", key.key) for key in path]
+    keys = [
+        re.sub(r"^(layers|blocks|mlp|deepstack_merger_list)_(\d+)$", r"\1.\2", key.key)
+        for key in path
+    ]
     keys[-1] = {"kernel": "weight", "embedding": "weight"}.get(keys[-1], keys[-1])
     return ".".join(keys)
 

@@ -25,10 +25,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
 from jaxspec.checkpoints.directories import INDEX, write_json, written_whole
-from jaxspec.checkpoints.fitting import Slot, refuse, slots_of, survey, tensor_name
+from jaxspec.checkpoints.fitting import Slot, hub_name, refuse, slots_of, survey, tensor_name
 from jaxspec.checkpoints.processors import save_processors
 from jaxspec.checkpoints.tensor_files import StoredTensor, write_tensors
 from jaxspec.config import ModelConfig, text_config
+from jaxspec.models import family_of
 from jaxspec.models.int8 import Weights, quantise, scale_path
 from jaxspec.runtime import human_bytes
 from jaxspec.sharding import put
@@ -177,6 +178,10 @@ def save(
     )
     if wrong:
         refuse(Path(path), [f"the parameters do not fit the config: {wrong[0]}", *wrong[1:]])
+    renames = family_of(config.model_type).written
+    slots, leaves = (
+        {hub_name(name, renames): held[name] for name in slots} for held in (slots, leaves)
+    )
     with written_whole(path, options.overwrite) as fresh:
         _write_configs(fresh, config, options.dtype or jnp.result_type(*leaves.values()), options)
         _write_tensors(fresh, slots, leaves, options)

@@ -22,7 +22,14 @@ from jaxspec.checkpoints.directories import (
     read_json,
     write_json,
 )
-from jaxspec.config import LlavaOnevisionConfig, LvlmConfig, ModelConfig, QwenVLConfig, TextConfig
+from jaxspec.config import (
+    LlavaOnevisionConfig,
+    LvlmConfig,
+    ModelConfig,
+    Qwen3VLConfig,
+    QwenVLConfig,
+    TextConfig,
+)
 from jaxspec.config.lvlm import MOST_TILES
 from jaxspec.errors import InputError, located, reading
 from jaxspec.models import family_of
@@ -173,7 +180,8 @@ def save_processors(
 def _processor(config: LvlmConfig, tokenizer: Any) -> dict[str, Any]:
     """Return the settings by which transformers' processor counts placeholders."""
     if isinstance(config, QwenVLConfig):
-        return {"processor_class": "Qwen2_5_VLProcessor"}
+        kind = "Qwen3VL" if isinstance(config, Qwen3VLConfig) else "Qwen2_5_VL"
+        return {"processor_class": f"{kind}Processor"}
     shared = {
         "processor_class": type(config).__name__.removesuffix("Config") + "Processor",
         "image_token": tokenizer.convert_ids_to_tokens(config.image_token_index),

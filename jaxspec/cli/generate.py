@@ -28,8 +28,8 @@ class Generate(Ask):
 
     target: str
     """Directory in Hugging Face layout, or hub id, of an LVLM (LLaVA-1.5, LLaVA-NeXT (1.6),
-    LLaVA-OneVision, Qwen2.5-VL) or a text model (Llama, Vicuna; Mistral; Qwen2, Qwen2.5; Qwen3;
-    OPT)."""
+    LLaVA-OneVision, Qwen2.5-VL, Qwen3-VL) or a text model (Llama, Vicuna; Mistral; Qwen2, Qwen2.5;
+    Qwen3; OPT)."""
     draft: str | None = None
     """Directory or hub id of a small LLaVA or text model with the target's tokeniser."""
     kv_head: str | None = None

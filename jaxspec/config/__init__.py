@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from jaxspec.config.eagle import EagleConfig
 from jaxspec.config.kv_head import KVHeadConfig, target_hash
-from jaxspec.config.lvlm import LlavaConfig, LlavaNextConfig, LlavaOnevisionConfig, QwenVLConfig
+from jaxspec.config.lvlm import (
+    LlavaConfig,
+    LlavaNextConfig,
+    LlavaOnevisionConfig,
+    Qwen3VLConfig,
+    QwenVLConfig,
+)
 from jaxspec.config.text import (
     LlamaConfig,
     MistralConfig,
@@ -19,7 +25,12 @@ from jaxspec.config.text import (
     RotaryConfig,
     TextConfig,
 )
-from jaxspec.config.vision import QwenVisionConfig, VisionConfig
+from jaxspec.config.vision import (
+    Qwen3VisionConfig,
+    QwenTowerConfig,
+    QwenVisionConfig,
+    VisionConfig,
+)
 
 __all__ = [
     "EagleConfig",
@@ -34,6 +45,9 @@ __all__ = [
     "OptConfig",
     "Qwen2Config",
     "Qwen3Config",
+    "Qwen3VLConfig",
+    "Qwen3VisionConfig",
+    "QwenTowerConfig",
     "QwenVLConfig",
     "QwenVisionConfig",
     "RopeScaling",

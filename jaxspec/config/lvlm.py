@@ -1,4 +1,4 @@
-"""LVLM configurations: the LLaVA families and Qwen2.5-VL, to and from `config.json`."""
+"""LVLM configurations: the LLaVA families, Qwen2.5-VL and Qwen3-VL, to and from `config.json`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from jaxspec.config.schema import check_choice
-from jaxspec.config.text import LlamaConfig, Qwen2Config, RotaryConfig, decoder_config, known_fields
-from jaxspec.config.vision import QwenVisionConfig, VisionConfig
+from jaxspec.config.text import (
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RotaryConfig,
+    decoder_config,
+    known_fields,
+)
+from jaxspec.config.vision import (
+    Qwen3VisionConfig,
+    QwenVisionConfig,
+    VisionConfig,
+)
 from jaxspec.errors import InputError
 
 MOST_TILES = 100
@@ -28,6 +39,10 @@ _QWEN_TEXT_DEFAULTS: dict[str, Any] = {
     "eos_token_id": 151645,
 }
 """`Qwen2_5_VLTextConfig`'s, where they are not `Qwen2Config`'s."""
+MROPE_SECTION_3 = (24, 20, 20)
+"""`mrope_section` of Qwen3-VL, whose class takes it where a file names none."""
+_QWEN3_TEXT_DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
+"""`Qwen3VLTextConfig`'s, where they are not `Qwen3Config`'s."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,8 @@ class _Lvlm:
 
     architecture: ClassVar[str]
     """transformers' class."""
+    stacked: ClassVar[Any] = 0
+    """Decoder layers after which features are added to the image slots (DeepStack)."""
 
     def __post_init__(self) -> None:
         # The file has two flags: transformers 4 obeys the decoder's, transformers 5 either.
@@ -249,11 +266,11 @@ class QwenVLConfig(_Lvlm):
         super().__post_init__()
         if not self.text_config.rope_scaling.mrope_section:
             raise InputError(
-                "qwen2_5_vl config: rope_scaling has no mrope_section; fix config.json"
+                f"{self.model_type} config: rope_scaling has no mrope_section; fix config.json"
             )
         if self.vision_config.out_hidden_size != self.text_config.hidden_size:
             raise InputError(
-                "qwen2_5_vl config: the tower's out_hidden_size "
+                f"{self.model_type} config: the tower's out_hidden_size "
                 f"{self.vision_config.out_hidden_size} is not the decoder's "
                 f"hidden_size {self.text_config.hidden_size}; fix config.json"
             )
@@ -290,4 +307,46 @@ class QwenVLConfig(_Lvlm):
         out = super().to_hf()
         out["text_config"]["model_type"] = "qwen2_5_vl_text"
         del out["image_token_index"], out["text_config"]["architectures"]
+        return out
+
+
+@dataclass(frozen=True)
+class Qwen3VLConfig(QwenVLConfig):
+    """Qwen3-VL, dense: a tower with DeepStack, Qwen3 decoder with interleaved M-RoPE.
+
+    Defaults are those of transformers' `Qwen3VLConfig`, whose tower and decoder do not fit each
+    other.
+    """
+
+    text_config: Qwen3Config
+    vision_config: Qwen3VisionConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    model_type: str = "qwen3_vl"
+
+    architecture = "Qwen3VLForConditionalGeneration"
+
+    @property
+    def stacked(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Decoder layers after which features are added to the image slots."""
+        return len(self.vision_config.deepstack_visual_indexes)
+
+    @property
+    def tower(self) -> Any:
+        return replace(self.vision_config, out_hidden_size=0)
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
+        text = _QWEN3_TEXT_DEFAULTS | (raw.get("text_config") or {})
+        decoder = Qwen3Config.from_hf(text | {"model_type": Qwen3Config.model_type})
+        scaling = decoder.rope_scaling
+        sections = scaling.mrope_section or MROPE_SECTION_3
+        scaling = replace(scaling, mrope_section=sections, mrope_interleaved=True)
+        vision = Qwen3VisionConfig.from_hf(raw.get("vision_config") or {})
+        known = cls.known(raw)
+        return cls(
+            text_config=replace(decoder, rope_scaling=scaling), vision_config=vision, **known
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        out = super().to_hf()
+        out["text_config"]["model_type"] = "qwen3_vl_text"
         return out

@@ -7,6 +7,8 @@ import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
+
 from jaxspec.config.schema import check_choice, check_fields
 from jaxspec.errors import InputError
 
@@ -42,6 +44,8 @@ class RopeScaling:
     """Scale of rotated queries and keys; 0 means 0.1 ln(factor) + 1 for YaRN, and 1 otherwise."""
     mrope_section: tuple[int, ...] = ()
     """M-RoPE's numbers of frequencies for time, height and width; empty for one position."""
+    mrope_interleaved: bool = False
+    """Whether time, height and width take turns among the frequencies, as in Qwen3-VL."""
 
     def __post_init__(self) -> None:
         check_choice("text config", self, "rope_type", *_ROPE_KEYS)
@@ -49,13 +53,27 @@ class RopeScaling:
             factor = self.factor if self.rope_type == "yarn" else 1.0
             object.__setattr__(self, "attention_factor", _yarn_magnitude(factor, 1.0))
 
+    @property
+    def mrope_axes(self) -> np.ndarray:
+        """M-RoPE's axis of each frequency: 0 time, 1 height, 2 width.
+
+        Sections (3, 2, 2) give 0001122, or interleaved 0120120.
+        """
+        sections = self.mrope_section
+        if not self.mrope_interleaved:
+            return np.array([axis for axis, size in enumerate(sections) for _ in range(size)], int)
+        axes = np.zeros(sum(sections), np.int64)
+        for axis in (1, 2):
+            axes[axis : 3 * sections[axis] : 3] = axis
+        return axes
+
     @classmethod
     def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
         """Read a rotary dictionary of transformers 4 or 5; `positions` is the model's context."""
         known = known_fields(cls, raw)
         kind = raw.get("rope_type") or raw.get("type") or "default"
         kind = "default" if kind == "mrope" else kind
-        read = (*_ROPE_KEYS.get(kind, ()), "mrope_section")
+        read = (*_ROPE_KEYS.get(kind, ()), "mrope_section", "mrope_interleaved")
         known = {key: value for key, value in known.items() if key in read}
         if kind in ("llama3", "yarn"):
             known.setdefault("original_max_position_embeddings", positions)
@@ -73,7 +91,8 @@ class RopeScaling:
         out = {"rope_type": self.rope_type} | {
             key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]
         }
-        return out | ({"mrope_section": list(self.mrope_section)} if self.mrope_section else {})
+        out |= {"mrope_section": list(self.mrope_section)} if self.mrope_section else {}
+        return out | ({"mrope_interleaved": True} if self.mrope_interleaved else {})
 
 
 def _yarn_magnitude(factor: float, scale: float) -> float:

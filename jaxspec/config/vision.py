@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from jaxspec.config.schema import check_choice
 from jaxspec.config.text import known_fields
@@ -69,8 +70,8 @@ class VisionConfig:
 
 
 @dataclass(frozen=True)
-class QwenVisionConfig:
-    """Qwen2.5-VL's tower. Defaults are those of transformers' `Qwen2_5_VLVisionConfig`."""
+class QwenTowerConfig:
+    """What Qwen's towers share. A tile is a square of merge groups, and of patches."""
 
     depth: int = 32
     hidden_size: int = 3584
@@ -83,30 +84,21 @@ class QwenVisionConfig:
     """Frames of a patch; a still image is repeated."""
     spatial_merge_size: int = 2
     """Patches along one side of a merge group, which becomes one token."""
-    window_size: int = 112
-    """Pixels along one side of an attention window."""
-    fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
-    """Layers that attend to the whole image."""
     out_hidden_size: int = 3584
-    tokens_per_second: int = 4
-    """The rate of videos, which are not read here."""
+
+    activation: ClassVar[str] = "silu"
 
     def __post_init__(self) -> None:
-        check_choice("vision config", self, "hidden_act", "silu")
-        if not 1 <= self.window_groups <= 64:
-            raise InputError(
-                f"vision config: window_size {self.window_size} must hold 1 to 64 merge groups of "
-                f"{self.spatial_merge_size} x {self.patch_size} pixels; fix config.json"
-            )
+        check_choice("vision config", self, "hidden_act", self.activation)
 
     @property
     def window_groups(self) -> int:
-        """Merge groups along one side of an attention window."""
-        return self.window_size // self.spatial_merge_size // self.patch_size
+        """Merge groups along one side of a tile."""
+        return 4
 
     @property
     def window_patches(self) -> int:
-        """Patches of an attention window."""
+        """Patches of a tile."""
         return (self.window_groups * self.spatial_merge_size) ** 2
 
     @property
@@ -115,18 +107,80 @@ class QwenVisionConfig:
         return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
-    def from_hf(cls, raw: dict[str, Any]) -> QwenVisionConfig:
+    def from_hf(cls, raw: dict[str, Any]) -> Self:
         known = known_fields(cls, raw)
         theta = (raw.get("rope_parameters") or {}).get("rope_theta", 10000.0)
         if theta != 10000.0:
             raise InputError(
-                f"vision config: rope_theta {theta} is not supported; Qwen2.5-VL's tower has 10000"
+                f"vision config: rope_theta {theta} is not supported; Qwen's towers have 10000"
             )
         return cls(**known)
+
+
+@dataclass(frozen=True)
+class QwenVisionConfig(QwenTowerConfig):
+    """Qwen2.5-VL's tower. Defaults are those of transformers' `Qwen2_5_VLVisionConfig`."""
+
+    window_size: int = 112
+    """Pixels along one side of an attention window, which is a tile."""
+    fullatt_block_indexes: tuple[int, ...] = (7, 15, 23, 31)
+    """Layers that attend to the whole image."""
+    tokens_per_second: int = 4
+    """The rate of videos, which are not read here."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window_groups <= 64:
+            raise InputError(
+                f"vision config: window_size {self.window_size} must hold 1 to 64 merge groups of "
+                f"{self.spatial_merge_size} x {self.patch_size} pixels; fix config.json"
+            )
+        super().__post_init__()
+
+    @property
+    def window_groups(self) -> int:
+        """Merge groups along one side of an attention window."""
+        return self.window_size // self.spatial_merge_size // self.patch_size
 
     def to_hf(self) -> dict[str, Any]:
         # transformers 5 reads this model_type as well as its own.
         return asdict(self) | {
             "model_type": "qwen2_5_vl",
             "fullatt_block_indexes": list(self.fullatt_block_indexes),
+        }
+
+
+@dataclass(frozen=True)
+class Qwen3VisionConfig(QwenTowerConfig):
+    """Qwen3-VL's tower. Defaults are those of transformers' `Qwen3VLVisionConfig`."""
+
+    depth: int = 27
+    hidden_size: int = 1152
+    intermediate_size: int = 4304
+    hidden_act: str = "gelu_pytorch_tanh"
+    patch_size: int = 16
+    num_position_embeddings: int = 2304
+    """Learned positions: a square, which is stretched over an image."""
+    deepstack_visual_indexes: tuple[int, ...] = (8, 16, 24)
+    """Layers whose features are added after the decoder's first layers."""
+
+    activation = "gelu_pytorch_tanh"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        indexes = self.deepstack_visual_indexes
+        if list(indexes) != sorted({*indexes} & {*range(self.depth)}):
+            raise InputError(
+                f"vision config: deepstack_visual_indexes {list(indexes)} must be layers of "
+                f"{self.depth}, in order; fix config.json"
+            )
+
+    @property
+    def position_side(self) -> int:
+        """Positions along one side of the square."""
+        return math.isqrt(self.num_position_embeddings)
+
+    def to_hf(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "model_type": "qwen3_vl_vision",
+            "deepstack_visual_indexes": list(self.deepstack_visual_indexes),
         }

@@ -24,6 +24,7 @@ from jaxspec.config import (
     OptConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3VLConfig,
     QwenVLConfig,
     TextConfig,
     text_config,
@@ -31,11 +32,12 @@ from jaxspec.config import (
 from jaxspec.errors import InputError
 from jaxspec.models.anyres import LlavaNextImages, LlavaOnevisionImages
 from jaxspec.models.decoder import CausalLM
-from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, merge
+from jaxspec.models.inputs import ImageInputs, Pool, PromptRows, merge, with_room
 from jaxspec.models.int8 import Weights, int8_params
 from jaxspec.models.layers import apply
 from jaxspec.models.llava import Llava, LlavaImages, LlavaNext
 from jaxspec.models.opt import OPT
+from jaxspec.models.qwen3_vl import Qwen3Images, Qwen3VL
 from jaxspec.models.qwen_vl import QwenImages, QwenVL
 from jaxspec.sharding import gather
 from jaxspec.typing import Array, Float, Int, Params
@@ -55,6 +57,8 @@ class Family:
     """Regex of the vision tower's parameters."""
     title: str = ""
     """Name for people."""
+    written: tuple[tuple[str, str], ...] = ()
+    """Regex rewrites from these names to those of files that are written, where they differ."""
 
 
 _LLAMA_LAYOUTS = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)
@@ -95,6 +99,15 @@ FAMILIES: dict[str, Family] = {
         QwenImages,
         r"visual/(?!merger/)",
         title="Qwen2.5-VL",
+    ),
+    "qwen3_vl": Family(
+        Qwen3VLConfig,
+        Qwen3VL,
+        _QWEN_VL_LAYOUTS,
+        Qwen3Images,
+        r"visual/(?!merger/|deepstack_merger_list)",
+        title="Qwen3-VL",
+        written=((r"^model\.", "model.language_model."), (r"^visual\.", "model.visual.")),
     ),
 }
 
@@ -195,7 +208,8 @@ class LanguageModel:
         pool: Pool | None = None,
     ) -> Float[Array, "B L D"]:
         """Return prompt embeddings. Image slots show projected features, pooled for view P."""
-        embeds = self._text(params, "embed", rows.tokens)
+        stacked = 0 if isinstance(self.config, TextConfig) else self.config.stacked
+        embeds = with_room(self._text(params, "embed", rows.tokens), stacked)
         if features is None or rows.sources is None:
             return embeds
         return merge(

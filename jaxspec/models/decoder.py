@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, LayerCache, TreeMask, remember, written
 from jaxspec.config import EagleConfig, RotaryConfig
 from jaxspec.models.attention import attend
-from jaxspec.models.inputs import in_order, merge
+from jaxspec.models.inputs import in_order, merge, with_room
 from jaxspec.models.layers import (
     INIT,
     Dense,
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         heads, scaling = self._by_head(getattr(self, f"{name}_proj")(x)), self.config.rope_scaling
         if self.config.qk_norm:
             heads = getattr(self, f"{name}_norm")(heads)
-        turns = rotary_frequencies(self.config), scaling.attention_factor, scaling.mrope_section
+        turns = rotary_frequencies(self.config), scaling.attention_factor, scaling.mrope_axes
         return rotate(heads, rotary, *turns)
 
     def read(
@@ -150,22 +150,32 @@ def layer_of(config: RotaryConfig) -> Callable[..., Any]:
 
 
 def run_layers(
-    layers: Sequence[Callable[..., Any]], x: Array, at: Places, cache: KVCache | None
+    layers: Sequence[Callable[..., Any]],
+    x: Array,
+    at: Places,
+    cache: KVCache | None,
+    stacked: Sequence[Array] = (),
 ) -> tuple[Array, KVCache | None]:
     """Run layer after layer, each with its own pair of cache leaves.
 
     The hidden states that `cache.kept` names are written to the cache.
+
+    Args:
+      stacked: Features that are added after each of the first layers (DeepStack).
     """
-    if cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
+    if not stacked and cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
         return looped[0], None
+    added = [*stacked, *[None] * (len(layers) - len(stacked))]
     if cache is None:
-        for layer in layers:
+        for layer, more in zip(layers, added, strict=True):
             x, _ = call_layer(layer, x, at, None)
+            x = x if more is None else x + more
         return x, None
     keys, values, states = [], [], [x]
     bias = () if cache.bias is None else (cache.bias,)
-    for layer, k, v in zip(layers, cache.k, cache.v, strict=True):
+    for layer, k, v, more in zip(layers, cache.k, cache.v, added, strict=True):
         x, leaves = call_layer(layer, x, at, (k, v, *bias))
+        x = x if more is None else x + more
         keys.append(leaves[0])
         values.append(leaves[1])
         states.append(x)
@@ -194,7 +204,11 @@ class Decoder(nn.Module):
     def __call__(
         self, embeds: Array, at: Places, cache: KVCache | None
     ) -> tuple[Array, KVCache | None]:
-        x, cache = run_layers(self.layers, embeds, at, cache)
+        # With DeepStack: [embedding, added after layer 0, after layer 1, ...].
+        fused = isinstance(self.config, EagleConfig)
+        parts = 1 if fused else embeds.shape[-1] // self.config.hidden_size
+        x, *stacked = jnp.split(embeds, parts, axis=-1)
+        x, cache = run_layers(self.layers, x, at, cache, stacked)
         x = self.norm(x)
         if cache is not None and cache.hidden is not None and not cache.kept:
             cache = keep_hidden(cache, x, at)
@@ -317,7 +331,8 @@ class Lvlm(nn.Module):
         if sources is None:
             sources = in_order(tokens == self.config.image_token_index)
         table = self.project(self.encode(*images, **named_images))
-        embeds = merge(self.language_model.embed(tokens), table, sources, blend)
+        embeds = with_room(self.language_model.embed(tokens), self.config.stacked)
+        embeds = merge(embeds, table, sources, blend)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         return self.language_model.logits(
             self.language_model.hidden(embeds, positions, rotary=rotary)[0]

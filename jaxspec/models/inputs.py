@@ -139,6 +139,11 @@ def in_order(shown: Array) -> Int[Array, "B L 1"]:
     return jnp.where(shown, jnp.cumsum(shown, axis=1) - 1, TEXT)[..., None]
 
 
+def with_room(embeds: Float[Array, "B L D"], stacked: int) -> Float[Array, "B L wide"]:
+    """Return embeddings, and zeros behind them for what is added after `stacked` layers."""
+    return jnp.pad(embeds, ((0, 0), (0, 0), (0, stacked * embeds.shape[-1])))
+
+
 def merge(
     embeds: Float[Array, "B L D"],
     table: Float[Array, "B features D"],

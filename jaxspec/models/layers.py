@@ -255,17 +255,14 @@ def rotate(
     positions: Int[Array, "B T"] | Int[Array, "B 3 T"],
     inverse: np.ndarray,
     scale: float = 1.0,
-    sections: tuple[int, ...] = (),
+    axes: np.ndarray | None = None,
 ) -> Float[Array, "B T N H"]:
     """Return x rotated by its positions in the half-split order of Hugging Face's Llama, scaled.
 
-    With positions of several axes, `sections` gives the number of frequencies that turn with each
-    axis (M-RoPE; Wang et al. 2024, "Qwen2-VL", section 2.1).
+    With positions of several axes, `axes` [H/2] names the axis of each frequency (M-RoPE; Wang et
+    al. 2024, "Qwen2-VL", section 2.1).
     """
-    if positions.ndim == 3:
-        places = positions[:, np.repeat(np.arange(len(sections)), sections)].swapaxes(1, 2)
-    else:
-        places = positions[..., None]
+    places = positions[:, axes].swapaxes(1, 2) if positions.ndim == 3 else positions[..., None]
     angles = places.astype(wide(x.dtype)) * inverse
     cos, sin = scale * jnp.cos(angles)[:, :, None], scale * jnp.sin(angles)[:, :, None]
     a, b = jnp.split(x.astype(angles.dtype), 2, axis=-1)

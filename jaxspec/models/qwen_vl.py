@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config import QwenVisionConfig, QwenVLConfig
+from jaxspec.config import QwenTowerConfig, QwenVisionConfig, QwenVLConfig
 from jaxspec.errors import InputError
 from jaxspec.models.attention import BLOCK, attend_freely, splash
 from jaxspec.models.decoder import CausalLM, Lvlm
@@ -34,21 +34,21 @@ EPSILON, ROPE_THETA = 1e-6, 10000.0
 """Constants of the tower's norms and rotary positions; no configuration names them."""
 
 
-def window_places(config: QwenVisionConfig) -> np.ndarray:
+def window_places(config: QwenTowerConfig) -> np.ndarray:
     """Return int32 [2, P]: row and column of a window's patches, merge group by merge group."""
     groups, group = config.window_groups, config.spatial_merge_size
     places = np.indices((groups * group,) * 2, np.int32)
     return places.reshape(2, groups, group, groups, group).swapaxes(2, 3).reshape(2, -1)
 
 
-def window_contents(config: QwenVisionConfig, place: Int[Array, "B U 4"]) -> tuple[Array, Array]:
+def window_contents(config: QwenTowerConfig, place: Int[Array, "B U place"]) -> tuple[Array, Array]:
     """Return rotary positions [B,U,2,P] of the windows' patches, and their images [B,U,P].
 
-    The image of a padding patch is -1. `place` is row and column of a window's first patch, then
-    its height and width in patches. An image's first window is the one at row and column 0.
+    The image of a padding patch is -1. `place` begins with row and column of a window's first
+    patch, and its height and width in patches. An image's first window is the one at row and column 0.
     """
     inside = jnp.asarray(window_places(config))
-    first, extent = place[..., :2, None], place[..., 2:, None]
+    first, extent = place[..., :2, None], place[..., 2:4, None]
     image = jnp.cumsum(jnp.all(place[..., :2] == 0, axis=-1) & (place[..., 2] > 0), axis=-1) - 1
     return first + inside, jnp.where(jnp.all(inside < extent, axis=-2), image[..., None], -1)
 
@@ -56,22 +56,24 @@ def window_contents(config: QwenVisionConfig, place: Int[Array, "B U 4"]) -> tup
 class PatchEmbed(nn.Module):
     """Flat patches [channel, time, row, column] to tower width; the files hold a convolution."""
 
-    config: QwenVisionConfig
+    config: QwenTowerConfig
+    bias: bool = False
 
     @nn.compact
     def __call__(self, patches: Float[Array, "... pixels"]) -> Float[Array, "... E"]:
         c = self.config
         shape = (c.temporal_patch_size, c.patch_size, c.patch_size, c.in_channels, c.hidden_size)
-        kernel = self.param("proj", lambda key: {"kernel": INIT(key, shape)})["kernel"]
-        return patches.astype(kernel.dtype) @ kernel.transpose(3, 0, 1, 2, 4).reshape(
-            -1, c.hidden_size
-        )
+        bias = {"bias": jnp.zeros(c.hidden_size)} if self.bias else {}
+        held = self.param("proj", lambda key: {"kernel": INIT(key, shape)} | bias)
+        matrix = held["kernel"].transpose(3, 0, 1, 2, 4).reshape(-1, c.hidden_size)
+        out = patches.astype(matrix.dtype) @ matrix
+        return out + held["bias"] if self.bias else out
 
 
 class VisionAttention(nn.Module):
     """Attention with rotary positions of two axes; within windows or, if `full`, within images."""
 
-    config: QwenVisionConfig
+    config: QwenTowerConfig
     full: bool
 
     @nn.compact
@@ -87,7 +89,8 @@ class VisionAttention(nn.Module):
             batch * tiles, patches, 3, c.num_heads, head
         )
         places = rotary.reshape(batch * tiles, 2, patches)
-        q, k = (rotate(qkv[:, :, i], places, inverse, sections=(head // 4,) * 2) for i in range(2))
+        axes = np.repeat([0, 1], head // 4)
+        q, k = (rotate(qkv[:, :, i], places, inverse, axes=axes) for i in range(2))
         q, k, v = (part.reshape(batch, tiles, *part.shape[1:]) for part in (q, k, qkv[:, :, 2]))
         out = (
             self.within_images(q, k, v, image)

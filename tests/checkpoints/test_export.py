@@ -37,6 +37,7 @@ MODELS = {
     "llava_next": tiles.llava_next,
     "llava_onevision": tiles.onevision,
     "qwen2_5_vl": qwen_vl.model,
+    "qwen3_vl": qwen_vl.qwen3,
 }
 
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL, plain and with drafts, writes what transformers' own `generate` does: images of odd sizes, two turns."""
+"""Qwen2.5-VL and Qwen3-VL write what transformers' own `generate` does, with drafts too: odd sizes, two turns."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def engine(target: LoadedModel, draft: LoadedModel | None = None, *views: str) -
     return Engine(target, draft, config)
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory) -> tuple[Any, LoadedModel]:
-    made = hf.talkative(qwen_vl.model())
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def target(tmp_path_factory, request) -> tuple[Any, LoadedModel]:
+    made = hf.talkative(qwen_vl.MODELS[request.param]())
     return made, LoadedModel.load(qwen_vl.write(tmp_path_factory.mktemp("target"), made))
 
 
@@ -88,23 +88,25 @@ def test_a_draft_with_the_same_tower(target, turns):
     """All views of it in one batch."""
     loaded = target[1]
     params = noisy(loaded.params, 0.03)
-    tower = {name: part for name, part in loaded.params["visual"].items() if name != "merger"}
+    tower = {name: part for name, part in loaded.params["visual"].items() if "merger" not in name}
     draft = replace(loaded, params={**params, "visual": {**params["visual"], **tower}})
     decoder = engine(loaded, draft, "M", "T", "P")
     assert same_tower(loaded, draft)
-    assert set(decoder.params["drafter"]["visual"]) == {"merger"}
+    assert all("merger" in name for name in decoder.assembly.params["drafter"]["visual"])
     accepts_some(check(decoder, turns))
     requests = turns[0][0]
     requests = decoder.batcher.read(requests)
     sizes = decoder.batcher.largest(requests)
-    planned, _ = abstract_inputs(decoder.program, len(requests), sizes)
+    planned, _ = abstract_inputs(decoder.assembly.program, len(requests), sizes)
     given, _ = decoder.batcher.inputs(requests, sizes)
     assert jax.tree.map(np.shape, given) == jax.tree.map(np.shape, planned)
 
 
 def test_a_draft_with_its_own_tower(target, turns, tmp_path):
     """A smaller one, as transformers saves it."""
-    made = qwen_vl.model(text={"num_hidden_layers": 1}, vision={"depth": 1, "fullatt_block_indexes": []})
+    full = {"qwen2_5_vl": "fullatt_block_indexes", "qwen3_vl": "deepstack_visual_indexes"}
+    family = target[1].config.model_type
+    made = qwen_vl.MODELS[family](text={"num_hidden_layers": 1}, vision={"depth": 1, full[family]: []})
     draft = LoadedModel.load(qwen_vl.write(tmp_path / "draft", made))
     assert not same_tower(target[1], draft)
     check(engine(target[1], draft, "P"), turns)
@@ -113,7 +115,7 @@ def test_a_draft_with_its_own_tower(target, turns, tmp_path):
 def test_a_text_draft(target, turns, tmp_path):
     """A text draft of the same words with fewer rows of padding; its positions are the slots."""
     loaded = target[1]
-    made = qwen_vl.text_model()
+    made = qwen_vl.text_model(loaded.config.text_config.model_type)
     made.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     draft = LoadedModel.load(tmp_path)

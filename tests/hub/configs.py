@@ -197,6 +197,32 @@ def qwen2_5_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
     return {"config.json": config | text, "preprocessor_config.json": images, "chat_template.json": template}
 
 
+def qwen3_vl(words: Mapping[str, int], text: dict[str, Any]) -> Files:
+    vision = {
+        **{"model_type": "qwen3_vl", "depth": 2, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 16, "num_heads": 2},
+        **{"in_channels": 3, "intermediate_size": 24, "out_hidden_size": 16, "patch_size": 16},
+        **{"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 16},
+        **{"spatial_merge_size": 2, "temporal_patch_size": 2},
+    }
+    rope = {"mrope_interleaved": True, "mrope_section": [4, 4, 4], "rope_type": "default"}
+    own = {"model_type": "qwen3_vl_text", "attention_bias": False, "head_dim": 24, "rope_scaling": rope}
+    names = ("vision_start", "vision_end", "image", "video")
+    tokens = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    config = {
+        **{"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl"},
+        **{f"{name}_token_id": words[token] for name, token in zip(names, tokens)},
+        **{"text_config": _qwen_text(words) | own | text, "vision_config": vision},
+        "tie_word_embeddings": text.get("tie_word_embeddings", False),
+    }
+    images = {
+        **{"image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor"},
+        **{"size": {"longest_edge": 16777216, "shortest_edge": 65536}, "patch_size": 16, "temporal_patch_size": 2},
+        **{"merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    }
+    template = {"chat_template": CHATML.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")}
+    return {"config.json": config, "preprocessor_config.json": images, "chat_template.json": template}
+
+
 FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "llama": llama,
     "mistral": mistral,
@@ -207,6 +233,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, int], dict[str, Any]], Files]] = {
     "llava_next": llava_next,
     "llava_onevision": llava_onevision,
     "qwen2_5_vl": qwen2_5_vl,
+    "qwen3_vl": qwen3_vl,
 }
 CHATS = {"mistral": MISTRAL, "llama3": LLAMA3, "qwen": CHATML.replace("IMAGE", "")}
 """Templates that lie in tokenizer_config.json; LLaVA's lie in chat_template.json alone."""

@@ -153,6 +153,8 @@ TWINS: dict[str, Twin] = {
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen(
         SISTER.format("Qwen/Qwen2.5-VL-3B-Instruct"), "qwen2_5_vl", shards=5, seed=1, config={}
     ),
+    "Qwen/Qwen3-VL-2B-Instruct": _qwen(UNSEEN, "qwen3_vl", config={"tie_word_embeddings": True}),
+    "Qwen/Qwen3-VL-8B-Instruct": _qwen(UNSEEN, "qwen3_vl", shards=4, seed=1, config={}),
     "facebook/opt-125m": Twin("opt", "opt", OPT_KEYS, "float16", bin=True),
     "facebook/opt-350m": Twin(
         "opt", "opt", OPT_KEYS, "float16", bin=True, config={"do_layer_norm_before": False, "word_embed_proj_dim": 16}

@@ -104,18 +104,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "a window a merge group, none full": {"vision": {"window_size": 8, "fullatt_block_indexes": [], "depth": 2}},
 }
+QWEN3: dict[str, dict[str, Any]] = {
+    "Qwen3-VL": {},
+    "Qwen3-VL, tied, sections, one layer stacked": {
+        "tie_word_embeddings": True,
+        "vision": {"deepstack_visual_indexes": [1], "num_position_embeddings": 49},
+        "text": {
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 30.0},
+        },
+    },
+}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *QWEN3])
 def test_logits_and_round_trip(tmp_path, name):
     """transformers' weights -> our logits, to 1e-4 -> a directory of ours -> transformers' logits, bit for bit."""
-    made = qwen_vl.model(**VARIANTS[name])
+    made = qwen_vl.qwen3(**QWEN3[name]) if name in QWEN3 else qwen_vl.model(**VARIANTS[name])
     loaded = LoadedModel.load(qwen_vl.write(tmp_path / "theirs", made))
     rows, images = prompts()
     theirs = [run(made, row, seen) for row, seen in zip(rows, images)]
     for found, expected in zip(our_logits(loaded, rows, images, 64), theirs):
         hf.assert_close(found, expected)
-    assert QwenVLConfig.from_hf(loaded.config.to_hf()) == loaded.config
+    assert type(loaded.config).from_hf(loaded.config.to_hf()) == loaded.config
 
     huggingface.save(tmp_path / "ours", loaded.config, loaded.params)
     again = hf.reload(tmp_path / "ours", type(made))

@@ -15,6 +15,9 @@ from jaxspec.config import (
     ModelConfig,
     OptConfig,
     Qwen2Config,
+    Qwen3Config,
+    Qwen3VisionConfig,
+    Qwen3VLConfig,
     QwenVisionConfig,
     QwenVLConfig,
     RopeScaling,
@@ -59,6 +62,19 @@ def _qwen_vl() -> tuple[ModelConfig, Any]:
     return config, maker(patch_size=4, size={"shortest_edge": 64, "longest_edge": 4096})
 
 
+def _qwen3_vl() -> tuple[ModelConfig, Any]:
+    rope = RopeScaling(mrope_section=(2, 1, 1), mrope_interleaved=True)
+    text = Qwen3Config(vocab_size=_WORDS, num_key_value_heads=1, head_dim=8, rope_scaling=rope, eos_token_id=2, **_SHAPE)
+    vision = Qwen3VisionConfig(
+        2, 16, 24, 2, patch_size=4, out_hidden_size=16, num_position_embeddings=9, deepstack_visual_indexes=(1,)
+    )
+    config = Qwen3VLConfig(
+        text, vision, image_token_index=3, video_token_id=0,
+        vision_start_token_id=1, vision_end_token_id=2,
+    )  # fmt: skip
+    return config, _qwen_vl()[1]
+
+
 def _opt() -> tuple[ModelConfig, Any]:
     return OptConfig(vocab_size=_WORDS, **_SHAPE), None
 
@@ -68,6 +84,7 @@ FAMILIES: dict[str, Callable[[], tuple[ModelConfig, Any]]] = {
     "llava_next": _next,
     "llava_onevision": _onevision,
     "qwen2_5_vl": _qwen_vl,
+    "qwen3_vl": _qwen3_vl,
     "opt": _opt,
 }
 

@@ -17,6 +17,10 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2VLImageProcessorPil,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 from tests.tiny import hf
@@ -78,9 +82,28 @@ def model(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = No
     return hf.random_model(Qwen2_5_VLForConditionalGeneration, config)
 
 
-def text_model(**changes: Any) -> Any:
-    """A Qwen2.5 of the same words, with fewer rows of padding."""
-    return hf.random_model(Qwen2ForCausalLM, Qwen2Config(**TEXT | {"vocab_size": PADDED - 2} | changes))
+def qwen3(text: dict[str, Any] | None = None, vision: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A Qwen3-VL with a square of 5x5 learned positions."""
+    rope = {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True, "rope_theta": 100.0}
+    decoder = {name: value for name, value in TEXT.items() if name not in ("rope_theta", "eos_token_id", "bos_token_id")}
+    tower = {name: value for name, value in VISION.items() if name not in ("window_size", "fullatt_block_indexes")}
+    config = Qwen3VLConfig(
+        text_config=decoder | {"head_dim": 16, "rope_parameters": rope} | (text or {}),
+        vision_config=tower | {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]} | (vision or {}),
+        **{"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": STOP} | changes,
+    )
+    return hf.random_model(Qwen3VLForConditionalGeneration, config)
+
+
+MODELS = {"qwen2_5_vl": model, "qwen3_vl": qwen3}
+
+
+def text_model(kind: str = "qwen2", **changes: Any) -> Any:
+    """A Qwen2.5 or Qwen3 of the same words, with fewer rows of padding."""
+    sizes = TEXT | {"vocab_size": PADDED - 2, "head_dim": 16} | changes
+    if kind == "qwen3":
+        return hf.random_model(Qwen3ForCausalLM, Qwen3Config(**sizes))
+    return hf.random_model(Qwen2ForCausalLM, Qwen2Config(**sizes))
 
 
 def tokenizer() -> Any:
