@@ -104,8 +104,8 @@ def main(
       tiles: image tiles of a row: LLaVA-NeXT has five an image, Qwen2.5-VL counts windows.
       layers: number of the target's layers; fewer than its own compile faster.
       target_weights: int8 compiles a target with int8 layers.
-      widths: tokens that a target pass reads, padding included; a block that is longer, or a tree,
-        is left as it is.
+      widths: tokens that a target pass reads, padding included; blocks that are longer, and trees,
+        are compiled once, as they are.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
@@ -119,7 +119,11 @@ def main(
         for chip in chips:
             devices = described(chip)
             for batch in batches:
-                variants = list(product(programs, widths))
+                variants: list[tuple[Name, int]] = [
+                    (name, width)
+                    for name, width in product(programs, widths)
+                    if width == widths[0] or pads(name, width, config.gamma)
+                ]
                 for name, width in tqdm(variants, f"{chip}, batch {batch}", unit="program"):
                     row = {"chips": chip, "devices": len(devices), "batch": batch}
                     row |= {"program": name, "width": width}
@@ -127,6 +131,12 @@ def main(
                         row | compiled(config, name, devices, batch, prompt, new, tiles, width)
                     )
                     run.write(compiled_table(title, prompt, new, tiles, run.rows))
+
+
+def pads(name: Name, width: int, gamma: int) -> bool:
+    """Return whether a program can read this many tokens a pass: plain decoding can, trees cannot,
+    and a chain can if it has no more."""
+    return name == "plain" or (name in ("chain", "kv") and width > gamma)
 
 
 def described(chip: str) -> list[Any]:
@@ -176,7 +186,6 @@ def assembled(config: LatencyConfig, name: Name, width: int = 1) -> tuple[Any, P
     head = usual_head(config.target) if name == "kv" else None
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
-    fits = tree is None and (not views or width > config.gamma)
     return abstract_program(
         config.target,
         config.draft,
@@ -186,7 +195,7 @@ def assembled(config: LatencyConfig, name: Name, width: int = 1) -> tuple[Any, P
         tree,
         head,
         config.target_weights,
-        width if fits else None,
+        width if pads(name, width, config.gamma) else None,
     )
 
 
