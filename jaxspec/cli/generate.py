@@ -56,8 +56,7 @@ class Generate(Ask):
     or dynamic:4:24."""
     width: int | None = None
     """Tokens that each pass of the target reads, padding included: gamma + 1 or more. In 16 bits
-    the answer then equals plain decoding's at the same width, token for token; not for trees. By
-    default 8 on TPUs and GPUs in 16 bits, and no padding elsewhere."""
+    the answer then equals plain decoding's at the same width, token for token. Trees have none."""
     context: ContextPolicy = "extrapolate"
     """What to do when a view is longer than the draft's trained positions: extrapolate (draft on),
     drop_view (give the view weight 0), or error."""

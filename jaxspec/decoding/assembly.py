@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
 from jaxspec.config import KVHeadConfig, LvlmConfig, text_config
 from jaxspec.decoding.alternating import Alternating
 from jaxspec.decoding.drafters import make_drafter
@@ -99,7 +97,6 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     views = parse_views(config.views) if config.views else ()
     shown = prompt_views(views)
     params: dict[str, Any] = {"target": target.params}
-    width = free_width(target.params)
     form = Form(target, VIEWS["M" if target.images else "T"], "the target")
     head = None
     if any(view.reads_target for view in views):
@@ -116,7 +113,7 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
     if not shown:
         draft = None
     if not views:
-        program = build_program(target.model, None, None, config, False, width)
+        program = build_program(target.model, None, None, config, False)
         return Assembly(program, params, (form,), (target,), target)
     shares, forms = False, [form]
     if draft is not None:
@@ -130,20 +127,9 @@ def speculation(target: LoadedModel, draft: LoadedModel | None, config: EngineCo
         spare = config.gamma if config.context == "error" else None
         forms += [Form(draft, view, "the draft", spare) for view in shown]
     models = target.model, draft and draft.model, head and head.config
-    program = build_program(*models, config, shares, width)
+    program = build_program(*models, config, shares)
     towers = (target, draft if program.towers[1] else None)
     return Assembly(program, params, tuple(forms), towers, target)
-
-
-def free_width(params: Params) -> int:
-    """Return the number of tokens that a pass over these parameters reads at the cost of one.
-
-    In 16 bits TPUs and GPUs pad a product's rows to 8 at least. In float32 and on CPUs every row
-    costs.
-    """
-    leaf = jax.tree.leaves(params)[0]
-    on_cpu = next(iter(leaf.devices())).platform == "cpu"
-    return 1 if on_cpu or leaf.dtype.itemsize > 2 else 8
 
 
 def build_program(
@@ -152,20 +138,15 @@ def build_program(
     head: KVHeadConfig | None,
     config: EngineConfig,
     shares_tower: bool,
-    free_width: int = 1,
 ) -> Program:
-    """Return the program of a target with a draft, a KV head, lookup, or none of them.
-
-    free_width: The tokens that a pass reads at the cost of one; where the options name no width, a
-      pass reads the least multiple of it that holds a chain.
-    """
+    """Return the program of a target with a draft, a KV head, lookup, or none of them."""
     size = target.text.vocab_size
     views = parse_views(config.views) if config.views else ()
     lookup = any(view.looks_up for view in views)
     readers = [draft] if draft is not None else []
     readers += [LanguageModel(head.text_config)] if head is not None else []
     if not readers and not lookup:
-        return Autoregressive(target, config.width or free_width)
+        return Autoregressive(target, config.width or 1)
     tree = None if config.tree is None else parse_tree(config.tree, config.gamma)
     scored = min((len(model.text.draft_vocabulary) or size for model in readers), default=size)
     if tree is not None and tree.width > scored:
@@ -177,14 +158,13 @@ def build_program(
     drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head, lookup)
     weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1
-    if config.width is None:
-        width = 1 if tree is not None else -(-block // free_width) * free_width
-    elif tree is not None:
+    if config.width is not None and tree is not None:
         raise InputError(
             f"width: {config.width} with a tree, whose nodes are in other cache slots than a "
             "chain's tokens, so that sums over slots round otherwise; leave out width or tree"
         )
-    elif (width := config.width) < block:
+    width = config.width or block
+    if width < block:
         raise InputError(f"width: {width}, and a block has {block} tokens; give {block} or more")
     return Speculator(target, drafter, weighting, shares_tower, config.trace, width)
 
