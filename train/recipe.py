@@ -99,7 +99,8 @@ class Ablation:
     reads_text: bool = True
     """Without, the target's keys and values of text are left out."""
     feature: Feature = "none"
-    """Input besides a token's embedding: none, the paper's, or the target's last hidden state."""
+    """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
+    fused, three of its hidden states, which makes the head an EAGLE-3 head."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:

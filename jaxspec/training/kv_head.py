@@ -1,9 +1,11 @@
-"""Target-Draft attention training of a KV head (AASD, section 3.3): blocks at sampled anchors.
+"""Training of draft heads: blocks at sampled anchors, as a draft that begins there reads them.
 
-The frozen target runs in the same program, one pass over the dialogues. The head reads its last
-layer's keys and values, and learns its distributions at the blocks' tokens. `keep_readings` keeps
-these passes in memory. Step s of a block at anchor a reads the same slots in training as in
-decoding once the tokens before are accepted.
+The frozen target runs in the same program, one pass over the dialogues. A KV head reads its last
+layer's keys and values (AASD's Target-Draft attention, section 3.3). An EAGLE-3 head reads hidden
+states of three layers, and then its own: EAGLE-3's training-time test, at A anchors of a row in
+the place of all its tokens. Both learn the target's distributions at the blocks' tokens.
+`keep_readings` keeps the target's passes in memory. Step s of a block at anchor a reads the same
+slots in training as in decoding once the tokens before are accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoints.kv_head import load_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
-from jaxspec.config import KVHeadConfig
+from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, text_params
@@ -64,7 +66,10 @@ class Anchoring:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe(StagedRecipe):
-    """A head for a LLaVA-1.5, LLaVA-NeXT, LLaVA-OneVision, Llama, Mistral or Qwen2 target."""
+    """A head for a LLaVA-1.5, LLaVA-NeXT, LLaVA-OneVision, Llama, Mistral or Qwen2 target.
+
+    EAGLE-3 heads are also for Qwen2.5-VL.
+    """
 
     head: dict[str, Any]
     """Options of `KVHeadConfig.of_target`."""
@@ -79,9 +84,12 @@ class Reading(struct.PyTreeNode):
     """The part of a target's pass over whole conversations that a head reads and learns from."""
 
     hidden: Float[Any, "B L D"]
-    k: Float[Any, "B K L H"]
-    """The last layer's keys."""
-    v: Float[Any, "B K L H"]
+    """Final-normed hidden states."""
+    k: Float[Any, "B K L H"] | None = None
+    """The last layer's keys, for a KV head."""
+    v: Float[Any, "B K L H"] | None = None
+    states: Float[Any, "B L three_D"] | None = None
+    """The hidden states of three layers, for an EAGLE-3 head."""
 
 
 class HeadBatch(struct.PyTreeNode):
@@ -113,7 +121,7 @@ class HeadBatches:
 
     def __call__(self, step: int) -> HeadBatch:
         batch = self.batches(step)
-        room = batch.images["pixels"].shape[1] if batch.images else 0
+        room = next(iter(batch.images.values())).shape[1] if batch.images else 0
         # Rows with more images than the bucket teach nothing.
         shown = [np.where(row < room, row, -1) for row in self.batches.shown(step)]
         slots = head_rows(self.config, shown, batch.tokens.shape[1], room)
@@ -176,39 +184,59 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
         frozen = jax.lax.stop_gradient(params["target"])
         tokens, anchors = batch.tokens, batch.anchors
-        reading = batch.reading or read_target(target, frozen, batch.conversations)
-        hidden, k, v = reading.hidden, reading.k, reading.v
+        reading = batch.reading or read_target(target, frozen, batch.conversations, config)
         at = anchors[..., None] + jnp.arange(steps + 1)
         inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
         wrote = jnp.cumprod(_pick(batch.conversations.mask, at) & inside, axis=-1)
         block = at[..., :-1]
         written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), anchors)
-        embeds = target.embed(frozen, written, None).reshape(*block.shape, -1)
-        before = states_before(config, hidden, anchors)
-        drafted: Any = jax.checkpoint(
-            lambda own: apply(head, own, embeds, anchors, block, k, v, batch.slots, before)
-        )(params["head"])
-        own = joined({}, frozen, drafts.text.draft_vocabulary)
+        words = drafts.text.draft_vocabulary
+        theirs = joined({}, frozen, words)
+        own = joined(params["head"], frozen, words) if config.fused else theirs
+        embeds = drafts.embed(own, written, None).reshape(*block.shape, -1)
+
+        def drafted(head_params: Params) -> Array:
+            if not config.fused:
+                before = states_before(config, reading.hidden, anchors)
+                given = embeds, anchors, block, reading.k, reading.v, batch.slots, before
+                return apply(head, head_params, *given)
+            assert reading.states is not None
+            before = states_before(config, reading.states, anchors)
+            slots, rotary = jnp.maximum(block - 1, 0), batch.conversations.rows.rotary
+            if rotary is None:
+                turned, rotary = slots, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            else:
+                turned = jax.vmap(lambda row, slots: row[:, slots])(rotary, slots)
+            row = drafts.embed(own, batch.conversations.rows, None), reading.states, rotary
+            given = embeds, anchors, turned, row, before
+            return apply(head, head_params, *given, method="unroll")
+
         return draft_loss(
             lambda x: drafts.scores(own, x),
-            drafted,
-            _pick(hidden, block),
+            jax.checkpoint(drafted)(params["head"]),
+            _pick(reading.hidden, block),
             places(drafts.text, _pick(tokens, at[..., 1:])),
             wrote[..., 1:],
             anchoring.loss == "kl",
             anchoring.decay,
+            lambda x: drafts.scores(theirs, x),
         )
 
     return loss_fn
 
 
-def read_target(target: LanguageModel, params: Params, batch: ConversationBatch) -> Reading:
-    """Return the target's reading of whole conversations."""
+def read_target(
+    target: LanguageModel, params: Params, batch: ConversationBatch, config: KVHeadConfig
+) -> Reading:
+    """Return the target's reading of whole conversations, for a head."""
     rows, length = batch.tokens.shape
     prompt = batch.rows.replace(length=jnp.full(rows, length))
     embeds = target.embed(params, prompt, encode(target, params, batch.images))
-    hidden, cache = target.read(params, embeds, prompt, length)
+    kept = config.target_states if config.fused else None
+    hidden, cache = target.read(params, embeds, prompt, length, kept)
+    if cache.hidden is not None:
+        return Reading(hidden, states=cache.hidden[:, 0])
     return Reading(hidden, cache.k[-1], cache.v[-1])
 
 
@@ -229,17 +257,20 @@ def train_kv_head(
     target = LoadedModel.load(
         recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch)
     )
-    if target.model.mrope:
+    fused = recipe.head.get("feature") == "fused"
+    if target.model.mrope and not fused:
         raise InputError(
             f"target {recipe.target}: KV heads do not support the rotary positions (M-RoPE) of a "
-            f"{target.config.model_type}; give a LLaVA or a text model"
+            f"{target.config.model_type}; give a LLaVA or a text model, or train an EAGLE-3 head"
         )
     config = KVHeadConfig.of_target(
         target.config, target_name=model_name(locate(recipe.target)), **recipe.head
     )
     words = draft_words(recipe, sources, target)
+    if fused:  # whose files have the words in this order
+        words = tuple(sorted(words))
     if recipe.start:
-        config, head = _started(recipe.start, config, words)
+        config, head = _started(recipe.start, config, words, target.config)
     else:
         config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
         head = init_head(
@@ -254,7 +285,8 @@ def train_kv_head(
     if recipe.keep_readings:
         if jax.process_count() > 1:
             raise InputError("keep_readings: works in one process alone; leave it out")
-        readings = KeptReadings(partial(jax.jit(partial(read_target, target.model)), target.params))
+        read = jax.jit(partial(read_target, target.model), static_argnums=2)
+        readings = KeptReadings(lambda batch: read(target.params, batch, config))
     loss_fn = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)
@@ -274,13 +306,19 @@ def train_kv_head(
 
 
 def _started(
-    path: str, wanted: KVHeadConfig, words: tuple[int, ...]
+    path: str, wanted: KVHeadConfig, words: tuple[int, ...], target: ModelConfig
 ) -> tuple[KVHeadConfig, Params]:
     """Return a trained head, with the draft vocabulary `words` or its own.
 
-    Raises InputError where it differs from `wanted` in more than J.
+    Raises InputError where it differs from `wanted` in more than J. An EAGLE-3 head keeps its
+    decoder and its draft vocabulary.
     """
     found, head = load_kv_head(path, jnp.float32)
+    if found.fused and wanted.fused:
+        own = found.for_target(target).text_config
+        if words and words != own.draft_vocabulary:
+            raise InputError(f"start {path}: has a draft vocabulary; give --draft-vocabulary 0")
+        return replace(wanted, text_config=own), head
     text = replace(wanted.text_config, draft_vocabulary=words or found.text_config.draft_vocabulary)
     config = replace(wanted, text_config=text)
     theirs = replace(

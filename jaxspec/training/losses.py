@@ -122,6 +122,7 @@ def draft_loss(
     mask: Int[Array, "B A J"],
     soft: bool,
     decay: float,
+    score_teacher: Callable[[Array], Array] | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss of blocks, the mean over steps s weighted by decay^s, and metrics.
 
@@ -130,6 +131,7 @@ def draft_loss(
 
     Args:
       score: output head, hidden states to logits.
+      score_teacher: the target's output head; None if it is the draft's too.
       drafted: the draft's hidden states.
       teacher: the target's hidden states at the same tokens.
       labels: following tokens; -1, a token that the draft does not score, ends a block.
@@ -146,7 +148,7 @@ def draft_loss(
     @jax.checkpoint
     def step(drafted: Array, teacher: Array, labels: Array, mask: Array) -> tuple[Array, ...]:
         q = jax.nn.log_softmax(score(drafted))
-        p = jax.lax.stop_gradient(jax.nn.log_softmax(score(teacher)))
+        p = jax.lax.stop_gradient(jax.nn.log_softmax((score_teacher or score)(teacher)))
         named = jnp.take_along_axis(q, labels[..., None], axis=-1)[..., 0]
         loss = (jnp.exp(p) * (p - q)).sum(-1) if soft else -named
         accepted = jnp.minimum(jnp.exp(p), jnp.exp(q)).sum(-1)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,17 +15,19 @@ from typing import Any
 
 import numpy as np
 from jaxspec.checkpoints import huggingface
-from jaxspec.checkpoints.directories import parse_config
-from jaxspec.config import text_config
+from jaxspec.checkpoints.directories import parse_config, read_config
+from jaxspec.checkpoints.eagle import eagle_tensors
+from jaxspec.checkpoints.kv_head import named_tensors
+from jaxspec.config import KVHeadConfig, text_config
 from safetensors.numpy import load_file, save_file
 
 from tests.hub import configs, words
 from tests.hub.data import DATA
 from tests.hub.data import write as write_data
-from tests.hub.table import CAPTIONERS, TWINS, Twin
+from tests.hub.table import CAPTIONERS, HEADS, TWINS, HeadTwin, Twin
 from tests.tiny import captioners
 from tests.tiny.disk import save_bin
-from tests.tiny.models import random_params
+from tests.tiny.models import eagle_params, random_params
 
 TORCH, SENTENCEPIECE = (find_spec(name) is not None for name in ("torch", "sentencepiece"))
 """Where torch is not installed, safetensors stand in the place of .bin files; where sentencepiece is not, a
@@ -36,6 +39,9 @@ def build_hub(folder: Path) -> None:
     folder.mkdir()
     for name, twin in TWINS.items():
         add(folder, name, partial(write_model, twin=twin))
+    for name, head in HEADS.items():
+        (target,) = (folder / f"models--{head.target.replace('/', '--')}" / "snapshots").iterdir()
+        add(folder, name, partial(write_head, twin=head, target=target))
     for name, (kind, _) in CAPTIONERS.items() if TORCH else ():
         add(folder, name, partial(write_captioner, kind=kind))
     for name, twin in DATA.items():
@@ -114,6 +120,28 @@ def write_captioner(path: Path, kind: str) -> None:
         file.unlink()
     else:
         file.write_text(json.dumps(processor, indent=2) + "\n")
+
+
+def write_head(path: Path, twin: HeadTwin, target: Path) -> None:
+    """Write an EAGLE-3 head of random weights; it reads layers that exist in the target's twin of two layers."""
+    found = read_config(target)
+    config = KVHeadConfig.of_target(found, feature="fused", target_layers=(0, 1, 2))
+    words = tuple(range(3, text_config(found).vocab_size, 2))
+    config = replace(config, text_config=replace(config.text_config, draft_vocabulary=words))
+    own = eagle_tensors(config, named_tensors(eagle_params(config, random_params(found))))
+    dtype = np.dtype(_numpy(twin.dtype))
+    tensors = {name: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf for name, leaf in own.items()}
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    sizes += ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+    made = config.to_dict()
+    raw = twin.config | {name: made[name] for name in sizes} | {"torch_dtype": twin.dtype}
+    (path / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+    if twin.bin and TORCH:
+        import torch
+
+        save_bin({name: torch.from_numpy(leaf) for name, leaf in tensors.items()}, path / "pytorch_model.bin")
+    else:
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_model(path: Path, twin: Twin) -> None:

@@ -70,6 +70,42 @@ def _qwen(source: str, family: str = "qwen2", **changes: Any) -> Twin:
     return Twin(family, "qwen", source, **{"chat": True, "config": QWEN, "generation": generation} | changes)
 
 
+@dataclass(frozen=True)
+class HeadTwin:
+    """What the repository of an EAGLE-3 head holds, in SafeAILab's layout."""
+
+    target: str
+    source: str
+    """Where its layout was seen."""
+    dtype: str
+    bin: bool = False
+    config: dict[str, Any] = field(default_factory=dict)
+    """Entries of config.json, of which sizes are the twin's own."""
+
+
+_EAGLE = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+_EAGLE |= {"hidden_act": "silu", "initializer_range": 0.02, "use_cache": True, "tie_word_embeddings": False}
+HEADS: dict[str, HeadTwin] = {
+    "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": HeadTwin(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        f"{UNSEEN}; entries as SpecForge's configurations of Llama 3, which name SafeAILab's",
+        dtype="float16",
+        bin=True,
+        config=_EAGLE | {"rms_norm_eps": 1e-05, "pad_token_id": 0, "max_position_embeddings": 2048},
+    ),
+    "Rayzl/qwen2.5-vl-7b-eagle3-sgl": HeadTwin(
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "config.json: github sgl-project/SpecForge, configs/qwen2-5-vl-7B-eagle3.json; no file list seen",
+        dtype="bfloat16",
+        config=_EAGLE
+        | {"attention_bias": False, "attention_dropout": 0.0, "max_position_embeddings": 128000, "pretraining_tp": 1}
+        | {"max_window_layers": 28, "rms_norm_eps": 1e-06, "rope_theta": 1000000, "target_model_type": "qwen2_5_vl"}
+        | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "sliding_window": 32768}
+        | {"use_sliding_window": False},
+    ),
+}
+
+
 TWINS: dict[str, Twin] = {
     "llava-hf/llava-1.5-7b-hf": _llava(COPY),
     "llava-hf/llava-1.5-13b-hf": _llava(f"{UNSEEN}; as the 7B's", seed=1, shards=6),

@@ -11,6 +11,7 @@ import configs
 import pytest
 from eval.lib.config import EvalConfig
 from eval.lib.together import CollaborativeEvalConfig
+from jaxspec import Engine, EngineConfig, Request
 from jaxspec.cli import main
 from jaxspec.config import text_config
 from jaxspec.loading import check_pair, check_vocabulary
@@ -18,7 +19,7 @@ from jaxspec.prompts.views import parse_views
 from jaxspec.training.recipes import Recipe
 
 from tests.hub.conftest import load_twin
-from tests.hub.table import TWINS
+from tests.hub.table import HEADS, TWINS
 
 
 @pytest.mark.parametrize("name", TWINS)
@@ -34,6 +35,19 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
     named = twin.generation.get("eos_token_id")
     if isinstance(named, list):
         assert stop == tuple(model.tokenizer.convert_tokens_to_ids(named))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_public_heads_draft_for_their_targets(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["inspect", name])
+    assert "EAGLE-3 head" in capsys.readouterr().out
+    sizes = {"prompt_buckets": (64, 128), "new_buckets": (8,), "image_buckets": (0,)}
+    target = load_twin(HEADS[name].target)
+    plain, drafted = (
+        Engine(one, config=EngineConfig(views=views, gamma=2, **sizes))
+        for one, views in ((target, ()), (target.with_head(name), ("kv",)))
+    )
+    assert drafted.generate(Request("Hi", 8)).tokens == plain.generate(Request("Hi", 8)).tokens
 
 
 def test_an_id_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

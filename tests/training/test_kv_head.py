@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxspec.checkpoints.kv_head import save_kv_head
-from jaxspec.config import KVHeadConfig
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
+from jaxspec.checkpoints.kv_head import named_tensors, save_kv_head
+from jaxspec.config import KVHeadConfig, Qwen2Config, RopeScaling
 from jaxspec.data.sources import prepare
 from jaxspec.errors import InputError
+from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import PromptRows
 from jaxspec.training.config import MeshConfig
 from jaxspec.training.conversations import GROUP, ConversationBatch
@@ -24,15 +26,18 @@ from jaxspec.training.kv_head import (
     Reading,
     draw_anchors,
     make_loss,
+    read_target,
     train_kv_head,
 )
 from jaxspec.training.losses import draft_loss
 
 from tests import tiny
 from tests.tiny import families, training
+from tests.tiny.eagle_reference import draft as reference
 from tests.training import child
 from tests.training.test_conversations import batches, joined, same
 
+FUSED = {"feature": "fused", "target_layers": (0, 1, 1), "gamma": 3}
 MASK = np.asarray(
     [
         [0, 0, 1, 1, 1, 0, 1, 1, 0],  # two answers, of three tokens and of two
@@ -153,6 +158,51 @@ def test_steps_past_an_answers_end_teach_nothing_and_the_target_stands_still() -
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
+    """Blocks of two rows with rotary positions of three axes, by the reference in numpy; labels alone are learned."""
+    text = Qwen2Config(
+        vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, rope_scaling=RopeScaling(mrope_section=(1, 1, 2)),
+    )  # fmt: skip
+    target, params = LanguageModel(text), tiny.random_params(text, scale=0.4)
+    config = KVHeadConfig.of_target(text, feature="fused", target_layers=(0, 1, 2), gamma=3)
+    head = tiny.eagle_params(config, params)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, 24, (2, 12)).astype(np.int32)
+    mask = np.zeros((2, 12), bool)
+    mask[0, 5:9] = mask[1, 6:] = True
+    rotary = np.stack([np.arange(12) + rng.integers(0, 3, (3, 12)) for _ in range(2)]).astype(np.int32)
+    rotary[:, :, 4:] = np.arange(4, 12)  # text
+    rows = PromptRows(tokens, np.full(2, 12), rotary=rotary)
+    whole = ConversationBatch(rows, mask, None, np.arange(2, dtype=np.uint32))
+    batches = HeadBatches(Given(whole, np.full((2, 12), -1)), config, Anchoring(anchors=2), seed=1)  # type: ignore[arg-type]
+    batch = batches(0)
+    loss_fn = make_loss(target, config, Anchoring(anchors=2, loss="ce", decay=0.5))
+    both = {"target": params, "head": head}
+    (loss, _), gradient = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(both, batch)
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
+
+    states = read_target(target, params, whole, config).states
+    tensors = {name.replace("layers.0.", "midlayer."): leaf for name, leaf in named_tensors(head).items()}
+    embedding = np.asarray(params["model"]["embed_tokens"]["embedding"], np.float64)
+    sums, counts = np.zeros(3), np.zeros(3)
+    for b, anchor in [(row, one) for row in range(2) for one in batch.anchors[row] if one >= 0]:
+        drafted = tokens[b, anchor + 1 : anchor + 3]
+        scores = reference(
+            config.to_dict(), tensors, embedding, np.asarray(states[b, :anchor], np.float64),
+            tokens[b, : anchor + 1], rotary[b].T[:anchor], drafted,
+        )  # fmt: skip
+        logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+        for step in range(3):
+            if anchor + step + 1 >= 12 or not mask[b, anchor : anchor + step + 2].all():
+                break
+            sums[step] -= logs[step, tokens[b, anchor + step + 1]]
+            counts[step] += 1
+    assert counts.all()
+    weights = 0.5 ** np.arange(3)
+    assert float(loss) == pytest.approx((weights * sums / counts).sum() / weights.sum(), rel=1e-4)
+
+
 def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Begun(Exception):
         pass
@@ -170,13 +220,14 @@ def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monk
         train_kv_head(replace(child.HEAD, target=str(path)), tmp_path, {"talk": data})
 
 
-def test_losses_on_a_mesh_are_those_of_one_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [child.HEAD.head, FUSED], ids=["KV head", "EAGLE-3"])
+def test_losses_on_a_mesh_are_those_of_one_device(options: Any, tmp_path: Path) -> None:
     """The target is split over both axes, the rows over one."""
     path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
     data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(20)])}
     alone = replace(child.HEAD.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=1)))
     for name, stages in (("mesh", child.HEAD.stages), ("one", (alone,))):
-        train_kv_head(replace(child.HEAD, target=str(path), stages=stages), tmp_path / name, data)
+        train_kv_head(replace(child.HEAD, target=str(path), stages=stages, head=options), tmp_path / name, data)
     mesh, one = (training.losses(tmp_path / name / "head") for name in ("mesh", "one"))
     np.testing.assert_allclose(mesh, one, rtol=1e-4)
 
@@ -201,6 +252,30 @@ def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest
     other = replace(recipe, start=str(tmp_path / "head"), head={**recipe.head, "pooling": "drop"})
     with pytest.raises(InputError, match=r"start .*head: its pooling is '\w+', and the recipe's 'drop'"):
         train_kv_head(other, tmp_path, data)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_an_eagle_head_is_trained_written_and_drafts(family: str, tmp_path: Path) -> None:
+    """On a mesh, on images, with a draft vocabulary; a second run goes on from the first one's head."""
+    place = families.write(tmp_path, family) / "target"
+    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(6)])}
+    tiles = (0, 2, 16, 64)
+    recipe = replace(child.HEAD, target=str(place), head=FUSED, draft_vocabulary=20, tile_buckets=tiles)
+    if family == "qwen2_5_vl":  # whose one kv head is not split
+        stage = replace(recipe.stages[0], train=replace(child.HEAD_STAGE, mesh=MeshConfig(data=2)))
+        recipe = replace(recipe, stages=(stage,))
+    config, head = train_kv_head(recipe, tmp_path / "runs", data)
+    assert list(config.text_config.draft_vocabulary) == sorted(config.text_config.draft_vocabulary)
+    save_kv_head(tmp_path / "own", config, head, None)
+    again = replace(recipe, start=str(tmp_path / "own"), draft_vocabulary=0)
+    assert train_kv_head(again, tmp_path / "again", data)[0] == config
+
+    target = LoadedModel.load(place)
+    settings = {"prompt_buckets": (128, 256), "image_buckets": tiles, "new_buckets": (16,)}
+    engine = Engine(target.with_head(tmp_path / "own"), config=EngineConfig(gamma=3, **settings))
+    plain = Engine(target, config=EngineConfig(views=(), **settings))
+    asked = Request(plain.encoder.prompt("What?", [tiny.page(0)]), 12)
+    assert engine.generate(asked).tokens == plain.generate(asked).tokens
 
 
 def test_each_row_is_read_once() -> None:
