@@ -125,14 +125,14 @@ class FusedLayer(nn.Module):
         self.mlp = GatedMLP(c.intermediate_size, c.biases.mlp)
 
     def __call__(
-        self, x: Float[Array, "B T two_D"], at: Places, cache: LayerCache | None
+        self, x: Float[Array, "B T both"], at: Places, cache: LayerCache | None
     ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         normed, hidden = self._normed(x)
         out, cache = self.self_attn(normed, at, cache)
         x = hidden + out
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
-    def keys_values(self, x: Float[Array, "B T two_D"], rotary: Array) -> tuple[Array, Array]:
+    def keys_values(self, x: Float[Array, "B T both"], rotary: Array) -> tuple[Array, Array]:
         """Return the layer's keys, rotated, and values of T tokens."""
         return self.self_attn.keys_values(self._normed(x)[0], rotary)
 

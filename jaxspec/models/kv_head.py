@@ -116,7 +116,7 @@ class KVHead(nn.Module):
         both = jnp.concatenate([embeds, before], axis=-1)
         return both if self.config.fused else self.fc(both)
 
-    def combine(self, states: Float[Array, "... three_D"]) -> Float[Array, "... D"]:
+    def combine(self, states: Float[Array, "... fused"]) -> Float[Array, "... D"]:
         """Return the hidden states that an EAGLE-3 head reads of the target's."""
         text = self.config.text_config
         if isinstance(text, EagleConfig) and text.norm_before_fc:
@@ -126,7 +126,7 @@ class KVHead(nn.Module):
     def own_context(
         self,
         embeds: Float[Array, "B L D"],
-        states: Float[Array, "B L three_D"],
+        states: Float[Array, "B L fused"],
         rotary: Int[Array, "B L"] | Int[Array, "B 3 L"],
     ) -> Context:
         """Return the keys and values of an EAGLE-3 head over whole rows.
@@ -170,7 +170,7 @@ class KVHead(nn.Module):
         anchors: Int[Array, "B A"],
         rotary: Int[Array, "B A J"] | Int[Array, "B 3 A J"],
         row: tuple[Array, Array, Array],
-        before: Float[Array, "B A three_D"],
+        before: Float[Array, "B A fused"],
     ) -> Float[Array, "B A J D"]:
         """Return what `__call__` does for an EAGLE-3 head: its training-time test.
 

@@ -88,7 +88,7 @@ class Reading(struct.PyTreeNode):
     k: Float[Any, "B K L H"] | None = None
     """The last layer's keys, for a KV head."""
     v: Float[Any, "B K L H"] | None = None
-    states: Float[Any, "B L three_D"] | None = None
+    states: Float[Any, "B L fused"] | None = None
     """The hidden states of three layers, for an EAGLE-3 head."""
 
 
