@@ -1,9 +1,9 @@
 """Draft heads as files: `config.json` and `model.safetensors`.
 
 EAGLE-3 heads have the layout of public ones, see `checkpoints/eagle.py`. KV heads have a format of
-this library's own. `config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the decoder that the head's
-layers are (`text_config`, with its depth, head counts, rotary fields and draft vocabulary), how
-images are pooled, and the target: where it was found (`target_name`) and the hash of its
+this library's own. `config.json` is `KVHeadConfig.to_dict`: model_type "jaxspec_kv_head", the
+decoder of the head's layers (`text_config`, with its depth, head counts, rotary fields and draft
+vocabulary), how images are pooled, and the target: its place (`target_name`) and the hash of its
 configuration. All layers of the head read the rotated keys and values of the target's last layer.
 
 | tensor                                             | shape     | where                         |

@@ -43,7 +43,7 @@ class Plans:
     kv_head: str | None = None
     """Directory of a KV head, or `new` for the head that `train.recipe kv_llava15_7b` makes."""
     views: str | None = None
-    """Views of the prompt that the draft sees, then kv and lookup, comma-separated; by default M."""
+    """Views that the draft sees, then kv and lookup, comma-separated; by default M."""
     gamma: int = 5
     """Draft length: drafted tokens in each block."""
     batch_size: int = 1

@@ -22,7 +22,7 @@ _MATRIX = re.compile(r"((?:language_model/)?model/(?:decoder/)?layers_\d+/.+/)ke
 
 
 def scale_path(path: str) -> str | None:
-    """Return the path of a matrix's scales; None for a parameter that int8 weights leave as it is."""
+    """Return the path of a matrix's scales; None for a parameter that int8 leaves as it is."""
     match = _MATRIX.fullmatch(path)
     return match and match[1] + "scale"
 

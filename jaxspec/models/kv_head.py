@@ -2,9 +2,9 @@
 
 A head embeds a token, runs it through its own layers and scores the next token.
 
-AASD's embedding and output head are the target's, frozen. Its queries attend to three kinds of keys and values: the
-target's for text, unchanged; the target's for each image, pooled from n to k slots by the KV
-projector (K* = W_K K and V* = W_V V); and its own for the tokens that it drafts.
+AASD's embedding and output head are the target's, frozen. Its queries attend to three kinds of
+keys and values: the target's for text, unchanged; the target's for each image, pooled from n to k
+slots by the KV projector (K* = W_K K and V* = W_V V); and its own for the tokens that it drafts.
 
 Cached keys are rotated already, and pooling them pools scores: q . (sum_j W_cj K_j) =
 sum_j W_cj (q . K_j). So queries and the head's own keys take the tokens' positions in the target's
@@ -17,7 +17,8 @@ takes the position of token p.
 
 Decoding and training use the same parameters in two ways:
 
-- decoding: `models/head_cache.py` makes an ordinary `KVCache`, and the head is a `CausalLM` over it (`joined`);
+- decoding: `models/head_cache.py` makes an ordinary `KVCache`, and the head is a `CausalLM` over
+  it (`joined`);
 - training: `KVHead` runs blocks of J tokens from A anchors at once (`models/anchored.py`).
 """
 

@@ -45,7 +45,7 @@ def window_contents(config: QwenTowerConfig, place: Int[Array, "B U place"]) -> 
     """Return rotary positions [B,U,2,P] of the windows' patches, and their images [B,U,P].
 
     The image of a padding patch is -1. `place` begins with row and column of a window's first
-    patch, and its height and width in patches. An image's first window is the one at row and column 0.
+    patch, and its height and width in patches. An image's first window is at row and column 0.
     """
     inside = jnp.asarray(window_places(config))
     first, extent = place[..., :2, None], place[..., 2:4, None]
