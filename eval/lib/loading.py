@@ -170,7 +170,7 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
 
 
 def shown(place: str) -> tuple[str, str]:
-    """Split DIRECTORY:VIEW in two; the view is empty if there is none."""
+    """Split DIRECTORY:VIEW in two; without one, the view is empty."""
     path, _, view = place.rpartition(":")
     return (path, view) if path and "/" not in view else (place, "")
 

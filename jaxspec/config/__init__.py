@@ -15,13 +15,13 @@ from jaxspec.config.lvlm import (
     Qwen3VLConfig,
     QwenVLConfig,
 )
+from jaxspec.config.rope import RopeScaling
 from jaxspec.config.text import (
     LlamaConfig,
     MistralConfig,
     OptConfig,
     Qwen2Config,
     Qwen3Config,
-    RopeScaling,
     RotaryConfig,
     TextConfig,
 )

@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from jaxspec.config.eagle import EagleConfig, is_eagle
 from jaxspec.config.lvlm import LlavaConfig
-from jaxspec.config.text import RopeScaling, RotaryConfig, TextConfig, decoder_config, known_fields
+from jaxspec.config.rope import RopeScaling
+from jaxspec.config.schema import known_fields
+from jaxspec.config.text import RotaryConfig, TextConfig, decoder_config
 from jaxspec.errors import InputError, nearest, reading
 
 Pooling = Literal["linear", "attention", "avgpool", "none", "drop"]

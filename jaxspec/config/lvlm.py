@@ -6,14 +6,13 @@ import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.schema import check_choice
+from jaxspec.config.schema import check_choice, known_fields
 from jaxspec.config.text import (
     LlamaConfig,
     Qwen2Config,
     Qwen3Config,
     RotaryConfig,
     decoder_config,
-    known_fields,
 )
 from jaxspec.config.vision import (
     Qwen3VisionConfig,

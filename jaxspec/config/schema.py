@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
@@ -31,6 +32,19 @@ def check_fields(part: str, cls: type, raw: Mapping[str, Any]) -> None:
             raise InputError(
                 f"{part}: {field.name} {value!r:.60} is not supported; give {field.type}"
             )
+
+
+def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the entries of `raw` that are fields, lists as tuples.
+
+    Null means the default, unless a field may be None.
+
+    Raises InputError for an entry that does not have its field's type.
+    """
+    check_fields(re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower(), cls, raw)
+    types = {f.name: str(f.type) for f in fields(cls) if f.name not in leave_out}
+    known = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
 
 
 def _fits(value: Any, kind: Any) -> bool:

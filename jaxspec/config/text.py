@@ -2,101 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
-
-from jaxspec.config.schema import check_choice, check_fields
+from jaxspec.config.rope import RopeScaling
+from jaxspec.config.schema import check_choice, check_fields, known_fields
 from jaxspec.errors import InputError
-
-_ROPE_KEYS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        *("factor", "beta_fast", "beta_slow", "truncate", "attention_factor"),
-        "original_max_position_embeddings",
-    ),
-}
-"""The keys that each `rope_type` reads; a file may have more."""
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Stretching of rotary frequencies past the trained context (`linear`, `llama3`, `yarn`)."""
-
-    rope_type: str = "default"
-    factor: float = 1.0
-    original_max_position_embeddings: int = 8192
-    """The trained context, of `llama3` and `yarn`."""
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    """`yarn`: frequencies with more turns than this in the trained context are kept."""
-    beta_slow: float = 1.0
-    """`yarn`: those with fewer are divided by `factor`."""
-    truncate: bool = True
-    """`yarn`: whether the range between the two is widened to whole dimensions."""
-    attention_factor: float = 0.0
-    """Scale of rotated queries and keys; 0 means 0.1 ln(factor) + 1 for YaRN, and 1 otherwise."""
-    mrope_section: tuple[int, ...] = ()
-    """M-RoPE's numbers of frequencies for time, height and width; empty for one position."""
-    mrope_interleaved: bool = False
-    """Whether time, height and width take turns among the frequencies, as in Qwen3-VL."""
-
-    def __post_init__(self) -> None:
-        check_choice("text config", self, "rope_type", *_ROPE_KEYS)
-        if not self.attention_factor:
-            factor = self.factor if self.rope_type == "yarn" else 1.0
-            object.__setattr__(self, "attention_factor", _yarn_magnitude(factor, 1.0))
-
-    @property
-    def mrope_axes(self) -> np.ndarray:
-        """M-RoPE's axis of each frequency: 0 time, 1 height, 2 width.
-
-        Sections (3, 2, 2) give 0001122, or interleaved 0120120.
-        """
-        sections = self.mrope_section
-        if not self.mrope_interleaved:
-            return np.array([axis for axis, size in enumerate(sections) for _ in range(size)], int)
-        axes = np.zeros(sum(sections), np.int64)
-        for axis in (1, 2):
-            axes[axis : 3 * sections[axis] : 3] = axis
-        return axes
-
-    @classmethod
-    def from_hf(cls, raw: dict[str, Any], positions: int) -> RopeScaling:
-        """Read a rotary dictionary of transformers 4 or 5; `positions` is the model's context."""
-        known = known_fields(cls, raw)
-        kind = raw.get("rope_type") or raw.get("type") or "default"
-        kind = "default" if kind == "mrope" else kind
-        read = (*_ROPE_KEYS.get(kind, ()), "mrope_section", "mrope_interleaved")
-        known = {key: value for key, value in known.items() if key in read}
-        if kind in ("llama3", "yarn"):
-            known.setdefault("original_max_position_embeddings", positions)
-        if kind == "yarn":
-            known.setdefault("factor", positions / known["original_max_position_embeddings"])
-            over, under = raw.get("mscale"), raw.get("mscale_all_dim")
-            if over and under:
-                ratio = _yarn_magnitude(known["factor"], over) / _yarn_magnitude(
-                    known["factor"], under
-                )
-                known.setdefault("attention_factor", ratio)
-        return cls(kind, **known)
-
-    def to_hf(self) -> dict[str, Any]:
-        out = {"rope_type": self.rope_type} | {
-            key: getattr(self, key) for key in _ROPE_KEYS[self.rope_type]
-        }
-        out |= {"mrope_section": list(self.mrope_section)} if self.mrope_section else {}
-        return out | ({"mrope_interleaved": True} if self.mrope_interleaved else {})
-
-
-def _yarn_magnitude(factor: float, scale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 @dataclass(frozen=True)
@@ -407,16 +318,3 @@ def decoder_config(raw: dict[str, Any], default: str = LlamaConfig.model_type) -
             f"supported: {', '.join(map(repr, kinds))}"
         )
     return kinds[model_type].from_hf(raw)
-
-
-def known_fields(cls: type, raw: dict[str, Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the entries of `raw` that are fields, lists as tuples.
-
-    Null means the default, unless a field may be None.
-
-    Raises InputError for an entry that does not have its field's type.
-    """
-    check_fields(re.sub(r"(?<!^)(?=[A-Z])", " ", cls.__name__).lower(), cls, raw)
-    types = {f.name: str(f.type) for f in fields(cls) if f.name not in leave_out}
-    known = {k: v for k, v in raw.items() if k in types and (v is not None or "None" in types[k])}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}

@@ -6,8 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
-from jaxspec.config.schema import check_choice
-from jaxspec.config.text import known_fields
+from jaxspec.config.schema import check_choice, known_fields
 from jaxspec.errors import InputError
 
 _SHARED_DEFAULTS = {

@@ -66,7 +66,7 @@ class Session:
         return result
 
     def _past(self, row: PromptRow) -> KVCache | None:
-        """Return the cache cut to its common beginning with the row, or None if there is none."""
+        """Return the cache cut to its common beginning with the row, or None without one."""
         if self._cache is None or self._cached is None:
             return None
         kept = same_slots(self._cached, row[:-1])
