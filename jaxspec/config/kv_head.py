@@ -274,7 +274,10 @@ def target_hash(target: Any) -> str:
     text: TextConfig = getattr(target, "text_config", target)
     fields: dict[str, Any] = {name: getattr(text, name, None) for name in _DEPENDS_ON}
     if isinstance(fields["rope_scaling"], RopeScaling):
-        fields["rope_scaling"] = asdict(fields["rope_scaling"])
+        rope = asdict(fields["rope_scaling"])
+        if not rope["mrope_interleaved"]:  # a field that older heads' targets did not have
+            del rope["mrope_interleaved"]
+        fields["rope_scaling"] = rope
     if text is not target:
         vision = target.vision_config  # of an LVLM
         fields["images"] = [
