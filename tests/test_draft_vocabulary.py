@@ -31,6 +31,7 @@ from tests import tiny
 from tests.decoding import test_greedy as greedy
 
 TARGET, PARAMS = greedy.TARGET, greedy.TARGET_PARAMS
+HEAD, HEAD_PARAMS = greedy.HEADS["kv"]
 TEXT, TEXT_PARAMS = tiny.text_only(TARGET, PARAMS)
 TIED = LanguageModel(replace(TEXT.text, tie_word_embeddings=True))
 WORDS = (7, 3, 11, 20, 5, 9, 14, 4, 17)
@@ -58,9 +59,9 @@ def test_a_narrow_draft_scores_its_words_as_the_whole_one(model: LanguageModel) 
 
 
 def test_a_head_scores_its_words_as_its_target_does() -> None:
-    config = replace(greedy.HEAD.text_config, draft_vocabulary=WORDS)
+    config = replace(HEAD.text_config, draft_vocabulary=WORDS)
     hidden = jnp.asarray(np.random.default_rng(1).normal(size=(2, TEXT.text.hidden_size)), jnp.float32)
-    few = np.asarray(LanguageModel(config).logits(joined(greedy.HEAD_PARAMS, PARAMS, WORDS), hidden))
+    few = np.asarray(LanguageModel(config).logits(joined(HEAD_PARAMS, PARAMS, WORDS), hidden))
     np.testing.assert_allclose(few[:, WORDS], TARGET.logits(PARAMS, hidden)[:, WORDS], atol=1e-5)
     assert (few[:, OTHERS] == -np.inf).all()
 
@@ -120,8 +121,8 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_files_of_heads(tmp_path: Path) -> None:
-    head = replace(greedy.HEAD, text_config=replace(greedy.HEAD.text_config, draft_vocabulary=WORDS))
-    save_kv_head(tmp_path / "head", head, greedy.HEAD_PARAMS, np.float32)
+    head = replace(HEAD, text_config=replace(HEAD.text_config, draft_vocabulary=WORDS))
+    save_kv_head(tmp_path / "head", head, HEAD_PARAMS, np.float32)
     assert inspect(tmp_path / "head").draft_vocabulary == len(WORDS)
     assert export(tmp_path / "head", tmp_path / "same") == head
     fewer = export(tmp_path / "head", tmp_path / "fewer", draft_vocabulary=3)

@@ -64,7 +64,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch, view: str, words: str, error: Base
 
     def broken(self: Engine, requests: Any) -> Any:
         asked = " ".join(self.encoder.tokenizer.decode(request.prompt.tokens) for request in requests)
-        if self.config.views == (view,) and isinstance(self.program, Speculator) and words in asked:
+        if self.config.views == (view,) and isinstance(self.assembly.program, Speculator) and words in asked:
             raise error
         return generate(self, requests)
 
