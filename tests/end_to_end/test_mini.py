@@ -72,7 +72,7 @@ def test_one_line_loads_a_pair(target: LoadedModel, draft: LoadedModel) -> None:
     pair = Engine.from_pretrained(mini / "target", mini / "draft", dtype=jnp.dtype("float32"), **options)
     headed = Engine.from_pretrained(mini / "target", kv_head=mini / "kv_head", dtype=jnp.dtype("float32"), **options)
     assert (pair.config.views, headed.config.views) == (("M",), ("kv",))
-    assert pair.program.shares_tower
+    assert pair.assembly.program.shares_tower
     tokens = Engine(target, config=EngineConfig(new_buckets=(48,))).generate(request).tokens
     assert pair.generate(request).tokens == headed.generate(request).tokens == tokens
 
