@@ -134,9 +134,11 @@ def main(
 
 
 def pads(name: Name, width: int, gamma: int) -> bool:
-    """Return whether a program can read this many tokens a pass: plain decoding can, trees cannot,
-    and a chain can if it has no more."""
-    return name == "plain" or (name in ("chain", "kv") and width > gamma)
+    """Return whether a pass of the program can be padded to this width.
+
+    Plain decoding can, a block of gamma + 1 tokens if it is no longer, and a tree cannot.
+    """
+    return name == "plain" or (name in ("chain", "kv", "lookup") and width > gamma)
 
 
 def described(chip: str) -> list[Any]:

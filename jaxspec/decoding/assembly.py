@@ -81,8 +81,7 @@ def chosen_views(
     if shown and draft is None:
         raise InputError(
             f"views: {','.join(views)} show a draft the prompt, and there is no draft; give one, "
-            f"or "
-            "leave the views out"
+            "or leave the views out"
         )
     return views
 
@@ -186,8 +185,8 @@ def collaboration(models: Sequence[LoadedModel], config: CollaborationConfig) ->
     for number, model in enumerate(models, start=1):
         if words := model.model.text.draft_vocabulary:
             raise InputError(
-                f"model {number}: scores {len(words)} tokens alone, as drafts may; export it, with "
-                f"all"
+                f"model {number}: scores {len(words)} tokens alone, as drafts may; export it "
+                "with all"
             )
     first, *others = models
     check_vocabulary("model 1", first, spare=0)

@@ -46,7 +46,7 @@ def headed(path: Any, family: str, words: tuple[int, ...] = ()) -> LoadedModel:
 @pytest.mark.parametrize("tree", [None, "2:5"])
 @pytest.mark.parametrize("family", OPTIONS)
 def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None, tmp_path: Any) -> None:
-    """Of rows with an image, and after blocks of which more and less was accepted."""
+    """Rows have an image, and blocks follow others of which more or less was accepted."""
     words = tuple(range(3, 100)) if tree is None else ()
     target = headed(tmp_path, family, words)
     engine = Engine(target, config=replace(ENGINE, tree=tree))

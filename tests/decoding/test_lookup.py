@@ -14,7 +14,7 @@ from jaxspec.models.inputs import PromptRows, in_order
 
 B, LENGTH, NEW, WORDS, IMAGE = 3, 14, 10, 4, 3
 TREE = branching(2, 3, 9)
-"""Of which nodes 1 to 9 are drafted."""
+"""A tree of which nodes 1 to 9 are drafted."""
 ROOM = NEW + len(TREE.seen)
 
 

@@ -56,7 +56,7 @@ def test_it_is_the_engines_own_report(
 
 
 def test_int8_halves_what_a_pass_reads() -> None:
-    """Of LLaVA-1.5-7B embedding, head and tower keep 16 bits: 1.1 of its 13.2 GiB."""
+    """LLaVA-1.5-7B keeps embedding, head and tower in 16 bits: 1.1 of its 13.2 GiB."""
     sixteen, eight = (
         abstract_program(LLAVA_7B, None, (), 3, jnp.bfloat16, weights=weights)[1]["target"]
         for weights in (None, "int8")
