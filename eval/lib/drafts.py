@@ -8,7 +8,7 @@ the token with the highest weighted mean of its sources' probabilities.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -110,34 +110,27 @@ def mixture_passes(
     of a grid of weights that would have drafted most of the verified tokens of this answer; of
     several such points it takes the mean.
     """
-    prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
     grid = _grid(len(sources)) if learned else np.full((1, len(sources)), 1 / len(sources))
     matches = np.zeros(len(grid))
-    for source in sources:
-        source.start(conversation, turn)
-    at, read, passes = 1, len(prompt), 0
-    while at < len(answer):
-        tokens = [*prompt, *answer[:at]]
-        for source in sources:
-            source.read(tokens, read)
-        read, passes = len(tokens), passes + 1
+
+    def accepted(tokens: list[int], rest: Sequence[int]) -> int:
+        nonlocal matches
         weights = grid[matches == matches.max()].mean(0)
-        for drafts in range(gamma + 1):
-            if drafts == gamma or at + drafts == len(answer):
-                break  # all drafts are accepted
+        for drafts, right_token in enumerate(rest[:gamma]):
             views = [source.after(tokens) for source in sources]
             candidates = list(dict.fromkeys(token for view in views for token in view))
             if not candidates:
-                break
+                return drafts
             probs = np.asarray([[view.get(token, 0.0) for token in candidates] for view in views])
-            right = np.asarray(candidates) == answer[at + drafts]
+            right = np.asarray(candidates) == right_token
             if learned:
-                matches += right[(grid @ probs).argmax(1)]
+                matches = matches + right[(grid @ probs).argmax(1)]
             if not right[(weights @ probs).argmax()]:
-                break
-            tokens.append(answer[at + drafts])
-        at += drafts + 1
-    return passes
+                return drafts
+            tokens.append(right_token)
+        return min(gamma, len(rest))
+
+    return _passes(sources, conversation, turn, accepted)
 
 
 def tree_passes(
@@ -146,6 +139,27 @@ def tree_passes(
     """Return the target passes after prefill with a tree of drafts, grown best first.
 
     The sources weigh the same. `nodes` bounds the tree's tokens, and `depth` each path's.
+    """
+
+    def accepted(tokens: list[int], rest: Sequence[int]) -> int:
+        paths, drafts = _grow(sources, tokens, nodes, depth), 0
+        while drafts < len(rest) and tuple(rest[: drafts + 1]) in paths:
+            drafts += 1
+        return drafts
+
+    return _passes(sources, conversation, turn, accepted)
+
+
+def _passes(
+    sources: Sequence[Source],
+    conversation: Conversation,
+    turn: int,
+    accepted: Callable[[list[int], Sequence[int]], int],
+) -> int:
+    """Return the target passes after prefill.
+
+    accepted: Returns the number of accepted drafts of a block, from the tokens so far and the rest
+      of the answer.
     """
     prompt, answer = conversation.turns[turn].prompt, conversation.turns[turn].answer
     for source in sources:
@@ -156,11 +170,7 @@ def tree_passes(
         for source in sources:
             source.read(tokens, read)
         read, passes = len(tokens), passes + 1
-        paths = _grow(sources, tokens, nodes, depth)
-        drafts = 0
-        while at + drafts < len(answer) and tuple(answer[at : at + drafts + 1]) in paths:
-            drafts += 1
-        at += drafts + 1
+        at += accepted(tokens, answer[at:]) + 1
     return passes
 
 
