@@ -96,16 +96,16 @@ def main(
       chips: kind and topology in libtpu's notation, such as v5e:2x2, or a kind of GPU and their
         number, such as h100:4; the target is split over all chips.
       programs: plain decoding; a chain or a tree of width 2 drafted from views M and T; a KV head
-        (kv); prefill of the chain or of plain decoding (prompt); a training step of logit
-        distillation (train).
+        (kv); lookup, without a draft; prefill of the chain or of plain decoding (prompt); a
+        training step of logit distillation (train).
       batches: batch sizes.
       prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
       tiles: image tiles of a row: LLaVA-NeXT has five an image, Qwen2.5-VL counts windows.
       layers: number of the target's layers; fewer than its own compile faster.
       target_weights: int8 compiles a target with int8 layers.
-      widths: tokens that a target pass reads, padding included; blocks that are longer, and trees,
-        are compiled once, as they are.
+      widths: tokens that a target pass reads, padding included. Longer blocks and trees are left
+        as they are. Each program is compiled once, and its row has the width of its pass.
     """
     given = dict(locals())
     config: LatencyConfig = load_preset("latency", preset)
@@ -115,15 +115,13 @@ def main(
     if target_weights is not None and "train" in programs:
         raise InputError("target_weights: training reads no int8 weights; leave `train` out")
     title = preset if target_weights is None else f"{preset}, {target_weights} target"
+    variants: dict[tuple[Name, int | None], None] = dict.fromkeys(
+        (name, own_width(config, name, width)) for name, width in product(programs, widths)
+    )
     with Run(preset, given, out) as run:
         for chip in chips:
             devices = described(chip)
             for batch in batches:
-                variants: list[tuple[Name, int]] = [
-                    (name, width)
-                    for name, width in product(programs, widths)
-                    if width == widths[0] or pads(name, width, config.gamma)
-                ]
                 for name, width in tqdm(variants, f"{chip}, batch {batch}", unit="program"):
                     row = {"chips": chip, "devices": len(devices), "batch": batch}
                     row |= {"program": name, "width": width}
@@ -133,12 +131,9 @@ def main(
                     run.write(compiled_table(title, prompt, new, tiles, run.rows))
 
 
-def pads(name: Name, width: int, gamma: int) -> bool:
-    """Return whether a pass of the program can be padded to this width.
-
-    Plain decoding can, a block of gamma + 1 tokens if it is no longer, and a tree cannot.
-    """
-    return name == "plain" or (name in ("chain", "kv", "lookup") and width > gamma)
+def own_width(config: LatencyConfig, name: Name, width: int) -> int | None:
+    """Return the tokens that a target pass of the program reads; None where there is no loop."""
+    return None if name in WHOLE else assembled(config, name, width)[0].width
 
 
 def described(chip: str) -> list[Any]:
@@ -181,8 +176,11 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     return replace(config, target=text if whole else replace(config.target, text_config=text))
 
 
-def assembled(config: LatencyConfig, name: Name, width: int = 1) -> tuple[Any, Params]:
-    """Return the named program, and its parameters as shapes."""
+def assembled(config: LatencyConfig, name: Name, width: int | None = None) -> tuple[Any, Params]:
+    """Return the named program, and its parameters as shapes.
+
+    width: Tokens of a target pass with padding; trees and longer blocks are left as they are.
+    """
     alone = {"plain": (), "prompt": (), "kv": ("kv",), "lookup": ("lookup",)}
     views = alone.get(name, ("M", "T"))
     head = usual_head(config.target) if name == "kv" else None
@@ -197,7 +195,7 @@ def assembled(config: LatencyConfig, name: Name, width: int = 1) -> tuple[Any, P
         tree,
         head,
         config.target_weights,
-        width if pads(name, width, config.gamma) else None,
+        width if width and name != "tree" and (name == "plain" or width > config.gamma) else None,
     )
 
 
@@ -209,7 +207,7 @@ def compiled(
     prompt: int,
     new: int,
     tiles: int = 1,
-    width: int = 1,
+    width: int | None = None,
 ) -> Record:
     """Return the compiler's figures for one program; only `peak` if it does not fit."""
     kind = next(name for name, chip in CHIPS.items() if chip is chip_of(devices[0]))
@@ -263,7 +261,7 @@ def decoding(
     prompt: int,
     new: int,
     tiles: int,
-    width: int,
+    width: int | None,
 ) -> tuple[Any, int, int]:
     """Return a lowered decoding program, and the bytes of its caches and of its weights."""
     mesh = make_mesh(model=len(devices), devices=devices) if len(devices) > 1 else None
@@ -332,7 +330,7 @@ def compiled_table(title: str, prompt: int, new: int, tiles: int, rows: list[Rec
         "program": lambda row: row["program"],
         "chips": lambda row: row["chips"],
         "B": lambda row: str(row["batch"]),
-        "width": lambda row: str(row["width"]),
+        "width": lambda row: number(row["width"], 0),
         "peak GiB": lambda row: number(row["peak_gib"]) + ("" if row["fits"] else ": does not fit"),
         "arguments": lambda row: number(row["arguments_gib"]),
         "temporaries": lambda row: number(row["temporaries_gib"]),
