@@ -161,11 +161,12 @@ def run_layers(
     The hidden states that `cache.kept` names are written to the cache.
 
     Args:
-      stacked: Features that are added after each of the first layers (DeepStack).
+      stacked: Features that are added after each of the first layers (DeepStack). As in
+        transformers, a decoder with fewer layers leaves the others out.
     """
     if not stacked and cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
         return looped[0], None
-    added = [*stacked, *[None] * (len(layers) - len(stacked))]
+    added = [*stacked, *[None] * len(layers)][: len(layers)]
     if cache is None:
         for layer, more in zip(layers, added, strict=True):
             x, _ = call_layer(layer, x, at, None)

@@ -114,6 +114,7 @@ QWEN3: dict[str, dict[str, Any]] = {
             "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 30.0},
         },
     },
+    "Qwen3-VL, more stacked than layers": {"text": {"num_hidden_layers": 1}},
 }
 
 
