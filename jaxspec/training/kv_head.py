@@ -66,10 +66,7 @@ class Anchoring:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe(StagedRecipe):
-    """A head for a LLaVA-1.5, LLaVA-NeXT, LLaVA-OneVision, Llama, Mistral or Qwen2 target.
-
-    EAGLE-3 heads are also for Qwen2.5-VL.
-    """
+    """A head for any target but OPT."""
 
     head: dict[str, Any]
     """Options of `KVHeadConfig.of_target`."""
@@ -196,20 +193,24 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         own = joined(params["head"], frozen, words) if config.fused else theirs
         embeds = drafts.embed(own, written, None).reshape(*block.shape, -1)
 
+        rotary = batch.conversations.rows.rotary
+
+        def turned(slots: Int[Array, "B ..."]) -> Array:
+            """Return the rotary positions of slots; with M-RoPE [B, 3, ...]."""
+            if rotary is None:
+                return slots
+            return jax.vmap(lambda row, slots: row[:, slots])(rotary, slots)
+
         def drafted(head_params: Params) -> Array:
             if not config.fused:
                 before = states_before(config, reading.hidden, anchors)
-                given = embeds, anchors, block, reading.k, reading.v, batch.slots, before
+                given = embeds, anchors, turned(block), reading.k, reading.v, batch.slots, before
                 return apply(head, head_params, *given)
             assert reading.states is not None
             before = states_before(config, reading.states, anchors)
-            slots, rotary = jnp.maximum(block - 1, 0), batch.conversations.rows.rotary
-            if rotary is None:
-                turned, rotary = slots, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-            else:
-                turned = jax.vmap(lambda row, slots: row[:, slots])(rotary, slots)
-            row = drafts.embed(own, batch.conversations.rows, None), reading.states, rotary
-            given = embeds, anchors, turned, row, before
+            slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            row = drafts.embed(own, batch.conversations.rows, None), reading.states, turned(slots)
+            given = embeds, anchors, turned(jnp.maximum(block - 1, 0)), row, before
             return apply(head, head_params, *given, method="unroll")
 
         return draft_loss(
@@ -258,11 +259,6 @@ def train_kv_head(
         recipe.target, jnp.dtype(first.dtype), mesh=first.mesh.make(first.batch)
     )
     fused = recipe.head.get("feature") == "fused"
-    if target.model.mrope and not fused:
-        raise InputError(
-            f"target {recipe.target}: KV heads do not support the rotary positions (M-RoPE) of a "
-            f"{target.config.model_type}; give a LLaVA or a text model, or train an EAGLE-3 head"
-        )
     config = KVHeadConfig.of_target(
         target.config, target_name=model_name(locate(recipe.target)), **recipe.head
     )

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafter import DraftState
 from jaxspec.decoding.drafters import make_drafter
-from jaxspec.models import LanguageModel
+from jaxspec.loading import LoadedHead
+from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.anchored import Block
 from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.head_cache import pack
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, states_before
+from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, joined, states_before
 from jaxspec.typing import Array, Params
 
 from tests import tiny
+from tests.tiny.families import write
 
 TARGET, PARAMS = tiny.lvlm(32, 2, seed=0)
 TEXT, IMAGE = TARGET.text, tiny.VOCABULARY - 1
@@ -171,6 +175,23 @@ def test_a_target_of_one_layer_is_its_own_head(temperature: float, tree: str | N
     assert state.stats.steps.tolist() == longest
     assert state.stats.histogram[:, 0].sum() == 0
     assert temperature > 0 or tiny.outputs(state) == tiny.outputs(tiny.run_plain(target, params, batch, options, new))
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_target_of_one_layer_is_its_own_head_with_m_rope(family: str, tmp_path: Path) -> None:
+    """Images take other rotary positions than slots, and the head's tokens go on behind them."""
+    target = LoadedModel.load(write(tmp_path, family) / "target")
+    config = KVHeadConfig.of_target(target.config, pooling="none", gamma=J)
+    head = init_head(config, text_params(target.config, target.params), jax.random.key(0))
+    settings = {"prompt_buckets": (64, 128), "image_buckets": (0, 4, 16), "new_buckets": (32,)}
+    plain = Engine(target, config=EngineConfig(views=(), **settings))
+    headed = replace(target, head=LoadedHead(config, head))
+    engine = Engine(headed, config=EngineConfig(views=("kv",), gamma=J, **settings))
+    request = Request(plain.encoder.prompt("What?", [tiny.page(0)]), 1 + 5 * (J + 1))
+    result = engine.generate(request)
+    assert result.tokens == plain.generate(request).tokens
+    assert result.stats.histogram[:J].sum() <= 1  # the last block may end early
+    assert result.stats.histogram[J] > 2
 
 
 def test_nodes_of_a_tree_follow_their_parents() -> None:
