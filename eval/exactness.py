@@ -62,6 +62,8 @@ class Options:
     tokens: int = 4
     """Length of the sampled answers. Prefill gives the first token; the draft takes part in the
     others."""
+    full_weights: bool = False
+    """Compare greedy answers with those of the target's own weights, not of `target_weights`."""
 
     def __post_init__(self) -> None:
         if not self.gammas or not self.batches or min(self.batches) < 1:
@@ -79,24 +81,27 @@ def main(args: Sequence[str] | None = None) -> None:
     preset, config, options = parse_command(Options, __doc__, args)
     with Run(preset, vars(config) | vars(options), options.out) as run:
         models = load_models(config)
+        full = None
+        if options.full_weights:
+            full = load_models(replace(config, target_weights=None), views=())[0]
         run.restore(GROUP)
-        parts = measure_identity(config, *models, options.gammas, options.batches, run.rows)
+        parts = measure_identity(config, *models, options.gammas, options.batches, run.rows, full)
         if options.draws:
             how = options.draws, options.tokens, max(options.batches)
             drawn = measure_sampling(config, *models, *how, before=run.rows)
             parts = chain(parts, (([row], []) for row in drawn))
-        run.collect(parts, lambda: tables(config, run.rows))
+        run.collect(parts, lambda: tables(config, run.rows, options.full_weights))
 
 
-def tables(config: EvalConfig, rows: Sequence[Record]) -> list[Table]:
+def tables(config: EvalConfig, rows: Sequence[Record], full: bool = False) -> list[Table]:
     """Return the table of token identity, and the table of sampling if answers were sampled."""
     identity, sampled = (
         [row for row in rows if (row["dataset"] == SAMPLING) is drawn] for drawn in (False, True)
     )
-    return [identity_table(config, identity), *([sampling_table(sampled)] if sampled else [])]
+    return [identity_table(config, identity, full), *([sampling_table(sampled)] if sampled else [])]
 
 
-def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
+def identity_table(config: EvalConfig, rows: Sequence[Record], full: bool = False) -> Table:
     """Return a line per row of views, gamma and batch, pooled over sets and turns."""
     header = [
         "views",
@@ -120,9 +125,11 @@ def identity_table(config: EvalConfig, rows: Sequence[Record]) -> Table:
             f"{max(gaps):.2g}" if gaps else "-",
         ]
         cells.append([*map(str, key), str(sum(answers)), *found_apart])
+    weights = f" ({config.target_weights} target)" if config.target_weights else ""
     notes = [
         f"{config.limit} samples of each of {len(config.sets)} sets and {len(config.turns)} turns, "
-        f"{config.dtype}, {rows[0]['device']}, temperature 0, against plain decoding. "
+        f"{config.dtype}{weights}, {rows[0]['device']}, temperature 0, against plain decoding"
+        f"{f' in {config.dtype}' if full else ''}. "
         f"Width of a pass: {config.width or 'as many tokens as it has'}.",
         "first divergence: the fewest tokens that an answer shares with its reference before they "
         "part. largest logit gap: the reference's token over the other one there, in one full "
@@ -177,19 +184,21 @@ def measure_identity(
     gammas: Sequence[int],
     batches: Sequence[int],
     before: Sequence[Record] = (),
+    full: LoadedModel | None = None,
 ) -> Iterator[tuple[list[Record], list[Record]]]:
     """Compare greedy answers of every row, draft length and batch size with plain decoding's.
 
-    In float32 the reference decodes in batches of `batches[0]`. In 16 bits each batch size has a
-    reference of its own, because sums round otherwise in another batch. Yields (rows, records) for
-    each combination of preset row, gamma and batch size that `before` lacks. A row pools a set and
-    turn; a record is one answer, with its `divergence`.
+    The reference is the target, or `full`. In float32 it decodes in batches of `batches[0]`. In 16
+    bits each batch size has a reference of its own, because sums round otherwise in another batch.
+    Yields (rows, records) for each combination of preset row, gamma and batch size that `before`
+    lacks. A row pools a set and turn; a record is one answer, with its `divergence`.
     """
     done = {
         (row["row"], row["gamma"], row["batch"]) for row in before if row["dataset"] != SAMPLING
     }
+    reference = full or target
     references = {
-        batch: engine_of(target, None, replace(config.plain(), batch_size=batch))
+        batch: engine_of(reference, None, replace(config.plain(), batch_size=batch))
         for batch in (batches[:1] if config.dtype == "float32" else batches)
     }
     plain = references[batches[0]]
@@ -225,7 +234,7 @@ def measure_identity(
                 results = engine.generate(requests)
                 expected = answers.get(batch, answers[batches[0]])
                 apart = [
-                    divergence(target, prompt, answer, result.tokens)
+                    divergence(reference, prompt, answer, result.tokens)
                     for prompt, answer, result in zip(prompts, expected, results, strict=True)
                 ]
                 parted = [found for found in apart if found]
@@ -238,6 +247,7 @@ def measure_identity(
                         "token_identity_rate": 1 - len(parted) / len(apart),
                         "first_divergence": min((found.index for found in parted), default=None),
                         "largest_logit_gap": max(gaps, default=None),
+                        "target_bytes": target.report and target.report.nbytes,
                     }
                     | acceptance_metrics([result.stats for result in results])
                 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from eval.exactness import chi_square, divergence, main
+from eval.lib.comparison import first_prompt
 from eval.lib.config import EvalConfig, Variant
 from jaxspec.command import load_preset, preset_names
 from jaxspec.decoding.engine import Engine, LoadedModel, Request
@@ -55,6 +56,37 @@ def test_script_writes_records_and_table(
     assert "p-value" in table
     assert "p-value" in capsys.readouterr().out
     assert len(list((tmp_path / "out").iterdir())) == 3
+
+
+def test_int8_answers_are_compared_with_those_of_the_full_weights(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = EvalConfig(
+        target=str(pair[0]),
+        draft=str(pair[1]),
+        target_weights="int8",
+        rows=(Variant("T", ("T",)),),
+        sets=("facts",),
+        limit=8,
+        turns=(1,),
+        max_new_tokens=24,
+        prompt_buckets=(384,),
+        image_buckets=(1,),
+    )
+    monkeypatch.setattr("eval.lib.command_line.load_preset", lambda kind, name: preset)
+    shares = {}
+    for option in ("--full-weights", "--no-full-weights"):
+        main(f"tiny --out {tmp_path / option} --gammas 2 --batches 8 --draws 0 {option}".split())
+        (row,) = json.loads((tmp_path / option / "results.json").read_text())["rows"]
+        shares[option] = row["token_identity_rate"]
+    answers = []
+    for weights in (None, "int8"):
+        engine = Engine(LoadedModel.load(pair[0], weights=weights), config=preset.plain())
+        prompts = [first_prompt(engine.encoder, sample) for sample in preset.samples("facts")]
+        answers.append([result.tokens for result in engine.generate([Request(prompt, 24) for prompt in prompts])])
+    equal = np.mean([full == half for full, half in zip(*answers, strict=True)])
+    assert shares == {"--full-weights": equal, "--no-full-weights": 1}
+    assert equal < 1, "int8 changes no answer, which proves little"
 
 
 def test_divergence_tells_place_and_gap(target: LoadedModel) -> None:
