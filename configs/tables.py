@@ -27,6 +27,8 @@ class Line:
     """Measures it with the paper's own models; of several, each on a line of its own."""
     mini: str = ""
     """The like with the shipped models."""
+    needs: str = ""
+    """Extras to install for the paper's models, and the gigabytes of weights that the commands fetch."""
     why: str = ""
     """Why there is no command."""
 
@@ -59,6 +61,7 @@ LONG = "--captioner florence2:florence-community/Florence-2-large-ft:MORE_DETAIL
 TABED = (
     Line(
         tables=(1, 3, 4, 18),
+        needs="benchmarks, captioner, plots; 16 GB",
         what="views M, T, C, P, their static, random and learned mixtures; both turns, also from NQ and GSM8K. POPE is "
         "the whole set, of which the text names the Lite subset; LLaVA-Bench has the printed instruction, which the "
         "released code leaves out; prompts have no system prompt, as there",
@@ -69,12 +72,14 @@ TABED = (
     ),
     Line(
         tables=(2, 9, 10),
+        needs="benchmarks, plots; 15 GB",
         what="chains and trees of width 2 and 3 of M, T and MT*; width 3 is cut to 80 of its 363 nodes",
         command=f"{TABLE} llava15_trees",
         mini=f"{TABLE} mini_trees",
     ),
     Line(
         tables=(5, 8),
+        needs="benchmarks, captioner, plots; 16 GB",
         what="how many verified tokens MT* looks back on; AdaBoost; and, beyond the paper, all rules that may be its MT* "
         "and MTCP*; POPE and LLaVA-Bench as above",
         command=f"{TABLE} llava15_weightings",
@@ -82,6 +87,7 @@ TABED = (
     ),
     Line(
         tables=(6, 7),
+        needs="benchmarks, captioner, plots; 16 GB",
         what="blocks of 3 and 7 drafted tokens; also the mixtures of Table 1, which the paper does not print here",
         command=f"{TABLE} llava15 --gamma 3 --turns 1 --out runs/eval/llava15_gamma3\n"
         f"{TABLE} llava15 --gamma 7 --turns 1 --out runs/eval/llava15_gamma7",
@@ -90,6 +96,7 @@ TABED = (
     Line(
         tables=(11, 13, 14),
         figures=(5, 6, 9),
+        needs="plots, captioner; 3 GB of captioners, other weights are random",
         what="in float16, as the paper's: T_q / T_p; passes by rows (R views are R rows of the draft), context and block "
         "length; tower and prefill by 1, 2 and 5 images, and BLIP's and Florence-2's captions of them (torch runs both "
         "on the host); operations. T_q / T_p is of one context of 1,024 slots, the paper's a mean over data sets; "
@@ -103,6 +110,7 @@ TABED = (
     ),
     Line(
         tables=(12,),
+        needs="benchmarks, quality; 15 GB",
         what="the target's answers with and without images against the references, by ROUGE-L and METEOR: the paper names "
         "no measure, and GPT-4o is not measured; also the draft's answers",
         command=f"{QUALITY} llava15 --sets spot-the-diff magicbrush --text-only --out runs/quality/llava15_two",
@@ -110,18 +118,21 @@ TABED = (
     ),
     Line(
         tables=(15,),
+        needs="train; 1 GB",
         what="hyperparameters of the 68M and 160M drafts: the recipes have them",
         command=f"{TRAIN} llava15_68m\n{TRAIN} llava15_160m",
         mini=f"{TRAIN} mini_draft",
     ),
     Line(
         tables=(16,),
+        needs="train; 1 GB",
         what="hyperparameters of the OneVision draft: the recipe has them",
         command=f"{TRAIN} onevision_68m",
     ),
     Line(
         tables=(17,),
         figures=(7,),
+        needs="benchmarks, quality; 15 GB",
         what="accuracy, ROUGE-L and METEOR of target and draft, with and without images, and answers; 100 questions a "
         "set, where the paper does not say how many nor how they are asked",
         command=f"{QUALITY} llava15 --sets ocrbench textcaps --text-only",
@@ -129,6 +140,7 @@ TABED = (
     ),
     Line(
         tables=(19, 20, 21, 22),
+        needs="benchmarks, captioner, plots; 43 GB",
         what="LLaVA-NeXT read as one tile an image: 68M, 160M and OneVision drafts, the 13B; NQ and GSM8K as above. The "
         "paper names float16; that the 160M draft ran in bfloat16 is in its released code",
         command=f"{TABLE} llava_next_base\n"
@@ -138,6 +150,7 @@ TABED = (
     ),
     Line(
         figures=(3, 4, 8),
+        needs="benchmarks, plots; 15 GB",
         what="weights from step to step, and answers: figures and `report.html`",
         command=f'{TABLE} llava15 --trace --rows M T "MT static" "MT*" --out runs/eval/llava15_trace',
         mini=f"{TABLE} mini --trace",
@@ -149,6 +162,7 @@ IBED = (
     Line(
         tables=(1, 2, 3),
         figures=(7,),
+        needs="benchmarks, captioner, plots; 16 GB",
         what="M against T; images pooled to 144, 36, 9 and 1 tokens; captions; static mixtures MT, MC, MTC, MTCP; in "
         "float16, where the paper names no dtype, nor the splits of ChartQA, TextVQA and VQAv2",
         command=f"{TABLE} ibed",
@@ -156,12 +170,14 @@ IBED = (
     ),
     Line(
         tables=(4,),
+        needs="train; 1 GB",
         what="hyperparameters of the 68M draft: the recipe has them",
         command=f"{TRAIN} llava15_68m",
         mini=f"{TRAIN} mini_draft",
     ),
     Line(
         tables=(5,),
+        needs="train, benchmarks, plots; 15 GB",
         what="drafts trained on with pooled images, from the finished draft; the paper does not say what they start from",
         command="\n".join(
             f"{TRAIN} pooled --view {view} --runs runs/train/pooled_{n}\n"
@@ -173,6 +189,7 @@ IBED = (
     ),
     Line(
         tables=(6, 7),
+        needs="benchmarks, captioner, plots; 24 GB",
         what="captions, alone and in mixtures: beside `ibed`'s short ones Florence-2's detailed ones, BLIP's, BLIP-2's",
         command=f"{TABLE} ibed --rows C MC MTC {LONG} --out runs/eval/ibed_detailed\n"
         f"{TABLE} ibed --rows C --captioner blip:Salesforce/blip-image-captioning-base --out runs/eval/ibed_blip\n"
@@ -180,12 +197,14 @@ IBED = (
     ),
     Line(
         tables=(8, 9),
+        needs="benchmarks, captioner, plots; 16 GB",
         what="weights of 1 to 4 for M in every mixture; with detailed captions too",
         command=f"{TABLE} ibed_weights\n{TABLE} ibed_weights {LONG} --out runs/eval/ibed_weights_detailed",
     ),
     Line(
         tables=(10, 11),
         figures=(3, 9),
+        needs="plots, captioner; 3 GB of captioners, other weights are random",
         what="the draft's prefill by images, where the paper counts 200, 1200 and 2200 tokens, and its steps by rows: up "
         "to 128, as 4 views of 32 rows, where the paper ends at 64; the paper names no dtype",
         command=f"{PASSES} --parts passes images captions flops",
@@ -194,6 +213,7 @@ IBED = (
     Line(
         tables=(12,),
         figures=(10,),
+        needs="benchmarks, quality; 15 GB",
         what="accuracy, ROUGE-L and METEOR of the target, the draft and the pooled drafts of Table 5, with and without "
         "images, and answers; 100 questions a set in float16, where the paper says neither how many, how they are asked "
         "nor in which dtype",
@@ -204,6 +224,7 @@ IBED = (
     ),
     Line(
         tables=(13,),
+        needs="train, benchmarks, plots; 15 GB",
         what="Llama-68M as a draft, as it is and trained on the texts",
         command=f"{TABLE} ibed --rows T --draft JackFram/llama-68m --out runs/eval/ibed_llama\n{TRAIN} text_68m\n"
         f"{TABLE} ibed --rows T --draft runs/train/text_68m/hf --out runs/eval/ibed_text",
@@ -211,6 +232,7 @@ IBED = (
     ),
     Line(
         figures=(4, 5, 8, 11),
+        needs="benchmarks, captioner, plots; 16 GB",
         what="answers, which tokens which view would have kept, and when: figures and `report.html`",
         command=f"{TABLE} ibed --trace --rows M T C MTC --out runs/eval/ibed_trace",
         mini=f"{TABLE} mini --trace",
@@ -247,8 +269,9 @@ AASD = (
     Line(
         tables=(1, 2),
         figures=(3, 4),
+        needs="train, benchmarks; 40 GB",
         what="the KV head, also without projector, image keys, text keys or all of the target's keys, against separate "
-        "drafts, finetuned (FT) and distilled on the target's answers (DT), [from scratch](training.md#aasds-drafts); "
+        "drafts, finetuned (FT) and distilled on the target's answers (DT), [from scratch](recipes.md#aasds-drafts); "
         "of the 7B, then of the 13B. The targets here are LLaVA-1.5's, the paper's those of 'Visual Instruction Tuning', "
         "so that its numbers are of other models; bfloat16, 100 samples a set, 128 new tokens and greedy answers are "
         "ours, as it names none of them. omega and delta are of whole calls, next to those of the decode loop",
@@ -262,6 +285,7 @@ COS = (
     Line(tables=(1,), what="the pairs of models", why="the preset `cos` has them"),
     Line(
         tables=(2, 3, 4, 5, 6, 7, 8),
+        needs="benchmarks, quality, sentencepiece, torch; 95 GB",
         what="ensembles and contrast of models: standard, naive (without APF), speculative (SD) and CoS, each with draft "
         "lengths 5 and 1, of which the paper prints the better; also how well they answer. Pairs with a base model are "
         "asked in raw text, Qwen's in their chat form; bfloat16, 256 tokens and 8 timed prompts a set are ours, as the "
@@ -273,18 +297,21 @@ COS = (
     Line(tables=(9, 10), what="Ascend 910B3", why="not a device of JAX's; elsewhere it is Tables 2 to 6"),
     Line(
         figures=(4,),
+        needs="benchmarks, sentencepiece, torch; 40 GB",
         what="weight of the first model, on 8 prompts a set; the paper prints at least 1.5 times the speed at all weights",
         command=f'{SWEEP} --pairings "Llama, Vicuna" "Qwen 3B" --sweep {LAMBDA} --out runs/cos_weight',
         mini=f'{TOGETHER} visual --pairings "draft + target" --sweep {LAMBDA} --out runs/visual_weight',
     ),
     Line(
         figures=(5,),
+        needs="benchmarks; 19 GB",
         what="mu of contrastive decoding, on 8 prompts a set at both temperatures; the paper names none",
         command=f'{SWEEP} --pairings "Llama-3, T=0" "Llama-3, T=1" --sweep mu:0.1,0.2,0.3,0.4,0.5 --out runs/cos_mu',
         mini=f'{TOGETHER} visual --pairings "target - target blind" --sweep mu:0.1,0.3,0.5 --out runs/visual_mu',
     ),
     Line(
         figures=(6,),
+        needs="benchmarks, sentencepiece, torch; 95 GB",
         what="draft length of the smaller model, on 8 prompts a set and all pairs; the paper draws ensembles, Llama-3 and "
         "Llama-2 and names no temperature",
         command=f"{SWEEP} --sweep gamma:1,2,3,4,5 --out runs/cos_gamma",
@@ -292,6 +319,7 @@ COS = (
     ),
     Line(
         figures=(8,),
+        needs="benchmarks, quality; 19 GB",
         what="quality and speed of Llama-3's weighted ensemble over the weight of the smaller model",
         command=f'{TOGETHER} cos --pairings "Llama-3, T=1" --sweep {LAMBDA} --out runs/cos_quality',
         mini=f"{TOGETHER} synthetic",
@@ -312,11 +340,11 @@ def list_of_tables() -> str:
     """Return the lines of each paper as a table in Markdown."""
     parts = []
     for paper, lines in PAPERS.items():
-        rows = [f"| {paper} | what it compares | commands |", "|---|---|---|"]
+        rows = [f"| {paper} | what it compares | needs | commands |", "|---|---|---|---|"]
         for line in lines:
             told = [f"`{command}`" for command in line.command.splitlines()] or [line.why]
             told += [f"mini: `{command}`" for command in line.mini.splitlines()]
-            rows.append(f"| {line.where} | {line.what} | {'<br>'.join(told)} |")
+            rows.append(f"| {line.where} | {line.what} | {line.needs} | {'<br>'.join(told)} |")
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jax
 import numpy as np
 import pytest
 from jaxspec import __version__
 from jaxspec.cli import demo, main
+from jaxspec.cli.race import draw
 from jaxspec.config import text_config
 from PIL import Image
 from safetensors.numpy import load_file, save_file
@@ -239,20 +241,54 @@ def test_the_race_tells_the_median_of_its_prompts(
     monkeypatch.setattr(demo, "ASSETS", tmp_path)
     contest = demo.Contest(str(world / "target"), 2, ("Hi", "Ho", "Ha"), 1)
     monkeypatch.setitem(demo.CONTESTS, "smollm2", contest)
-    main(["demo", "--model", "smollm2", "--out", str(tmp_path / "race.json")])
+    race, picture = tmp_path / "race.json", tmp_path / "race.svg"
+    main(["demo", "--model", "smollm2", "--out", str(race), "--svg", str(picture)])
     told = capsys.readouterr().out
     assert re.findall(r"^question  (.*)$", told, re.M) == ["Hi", "Ho", "Ha"]
     assert told.count("identical") == 3
     each = sorted(float(gain) for gain in re.findall(r"([\d.]+) times as fast$", told, re.M))
     assert f"{each[1]:.2f} times as fast as plain decoding, in the median." in told
-    written = json.loads((tmp_path / "race.json").read_text())
+    written = json.loads(race.read_text())
     assert sorted(round(row["speedup"], 2) for row in written["rows"]) == each
     assert all(row["identical"] and row["passes"][0] >= row["passes"][1] for row in written["rows"])
+    assert all(len(row["tokens"]) == 1 + row["passes"][0] for row in written["rows"])
+    drawn = picture.read_text()
+    main(["demo", "--race", str(race), "--svg", str(picture)])
+    assert picture.read_text() == drawn
     (tmp_path / "mine.json").write_text("{}")
-    for mine in (tmp_path / "mine.json", tmp_path):
+    for option, mine in (("--out", tmp_path / "mine.json"), ("--out", tmp_path), ("--svg", race)):
         with pytest.raises(SystemExit):
-            main(["demo", "--model", "smollm2", "--out", str(mine)])
+            main(["demo", "--model", "smollm2", option, str(mine)])
         assert "is no demo's file" in capsys.readouterr().err
+
+
+def test_the_picture_of_a_race_has_its_tokens_and_passes() -> None:
+    """Plain decoding: 1 pass a token after the first. Drafting: [' b<' ' c\n\n' own], [own], [' f', cut by the answer's
+    end]."""
+    tokens = [["A", -1], [" b<", 0], [" c\n\n", 1], ["  d", -1], ["e", -1], [" f", 0]]
+    row = {"prompt": "Q?", "tokens": tokens, "passes": [5, 3], "decode_ms": [50.0, 60.0], "speedup": 5 / 6}
+    race = {"model": "tiny", "device": "cpu", "load": "load 0.0", "rows": [row | {"identical": True}]}
+    svg = ElementTree.fromstring(draw(race))
+    name = "{http://www.w3.org/2000/svg}"
+    assert {element.tag.removeprefix(name) for element in svg.iter()} == {"svg", "title", "style", "rect", "text", "g"}
+    groups = svg.findall(f"{name}g")
+    begin = [float(re.search(r"([\d.]+)%{opacity:1", group[0].text or "")[1]) for group in groups]  # type: ignore[index]
+    # The slower lane takes 60 ms, which are two thirds of the picture.
+    assert begin == [*np.round(np.arange(6) * 10 / 60 * 200 / 3, 2), *np.round(np.arange(4) * 20 / 60 * 200 / 3, 2)]
+    told = [[(t.text, t.get("class")) for t in group.findall(f"{name}text")] for group in groups]
+    assert told[:2] == [[("A", None)], [("b<", None)]]
+    assert told[6:] == [
+        [("A", None)],
+        [("b<", "drafted"), ("c", "drafted"), ("d", None)],
+        [("e", None)],
+        [("f", "drafted"), ("3 passes, 1.67 tokens a pass, 0.06 s", "note end")],
+    ]
+    assert [len(group.findall(f"{name}rect")) for group in groups] == [0, 1, 1, 1, 1, 1, 0, 1, 1, 1]
+    (b, d) = (next(t for t in svg.iter(f"{name}text") if t.text == text) for text in ("b<", "d"))
+    assert float(d.get("x", 0)) == float(b.get("x", 0))  # both in column 2
+    assert int(d.get("y", 0)) > int(b.get("y", 0))
+    race["rows"] = [row | {"tokens": [[" word", -1]] * 500, "identical": True}]
+    assert 30 < len(ElementTree.fromstring(draw(race)).findall(f"{name}g")) < 100, "longer answers are cut"
 
 
 @pytest.mark.parametrize(
@@ -260,6 +296,8 @@ def test_the_race_tells_the_median_of_its_prompts(
     [
         ("demo", ["--model", "smollm2", "--drafter", "draft"], "--drafter: smollm2 has no shipped draft"),
         ("demo", ["--model", "smollm2", "--image", "{}/rgb.png"], "--image: smollm2 is a text model"),
+        ("demo", ["--race", "{}/rgb.png"], "--race: draws a picture; name its file with --svg"),
+        ("demo", ["--race", "{}/target/config.json", "--svg", "x.svg"], "config.json: 'rows'; give a file of --out"),
         ("genrate", ["--target", "{}/target"], "command 'genrate': unknown; did you mean 'generate'?"),
         ("x", [], "unknown; use one of demo, generate, collaborate, export, import, inspect, plan"),
     ],

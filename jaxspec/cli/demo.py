@@ -21,9 +21,10 @@ from rich.text import Text
 from jaxspec import __version__
 from jaxspec.checkpoints.gguf_files import SMOLLM2
 from jaxspec.cli.ask import Compiles, clear, progress
+from jaxspec.cli.race import draw
 from jaxspec.data.images import load_image
 from jaxspec.decoding.engine import Engine, EngineConfig, LoadedModel, Request, Result
-from jaxspec.errors import InputError, printable
+from jaxspec.errors import InputError, first_line, printable
 from jaxspec.files import ASSETS, write_text
 
 DRAFTED = "bold green"
@@ -84,10 +85,19 @@ class Demo(Compiles):
     image (`mini` only)."""
     out: Path | None = None
     """Also write the measurements to this JSON file; it may replace an earlier demo's file."""
+    svg: Path | None = None
+    """Also draw the first prompt's race as a moving picture to this SVG file."""
+    race: Path | None = None
+    """Run nothing, and draw `--svg` from this file, which an earlier `--out` wrote."""
 
 
 def run(args: Demo) -> None:
     """Print each question, its answer as it is written, and the times with and without drafts."""
+    for option, path, mark in (("out", args.out, '"speedup_median"'), ("svg", args.svg, "<svg")):
+        if path and path.exists() and not (path.is_file() and mark.encode() in path.read_bytes()):
+            raise InputError(f"--{option}: {path} is no demo's file; give the name of a new file")
+    if args.race is not None:
+        return _draw_again(args.race, args.svg)
     console = Console(highlight=False, soft_wrap=True)
     contest: Contest = CONTESTS[args.model]
     if args.drafter == "draft" and args.model != "mini":
@@ -96,9 +106,6 @@ def run(args: Demo) -> None:
         )
     if args.image is not None and args.model != "mini":
         raise InputError(f"--image: {args.model} is a text model; leave the option out")
-    out = args.out
-    if out and out.exists() and not (out.is_file() and b'"speedup_median"' in out.read_bytes()):
-        raise InputError(f"--out: {args.out} is no demo's file; give the name of a new file")
     images: list[Image] = []
     if args.model == "mini":
         image = args.image or ASSETS / "page.png"
@@ -118,7 +125,7 @@ def run(args: Demo) -> None:
         if images and console.color_system in ("256", "truecolor"):
             console.print(_drawn(images[0]))
         progress("compiling")
-        _write(console, tracing.stream(request))
+        tokens = _write(console, tracing.stream(request))
         progress("timing")
         # The first turn compiles. Plain and drafted alternate, so that other work on the machine
         # slows both; the least counts, because other work only adds time.
@@ -127,7 +134,7 @@ def run(args: Demo) -> None:
         ]
         clear()
         least = [min(result.decode_ms for result in runs) for runs in zip(*turns[1:])]
-        rows.append(_row(prompt, *turns[0], *least))
+        rows.append(_row(prompt, tokens, *turns[0], *least))
         console.print(_table(rows[-1]))
     middle = median(row["speedup"] for row in rows)
     if len(rows) > 1:
@@ -136,20 +143,31 @@ def run(args: Demo) -> None:
     console.print(
         f"Batch 1, least of {contest.runs} runs, prefill and compilation not counted; {load}."
     )
+    race = {
+        "model": args.model,
+        "gamma": contest.gamma,
+        "device": jax.devices()[0].device_kind,
+        "load": load,
+        "jax": jax.__version__,
+        "jaxspec": __version__,
+        "speedup_median": middle,
+        "rows": rows,
+    }
     if args.out is not None:
-        ran = {
-            "model": args.model,
-            "gamma": contest.gamma,
-            "device": jax.devices()[0].device_kind,
-            "load": load,
-        }
-        report = ran | {
-            "jax": jax.__version__,
-            "jaxspec": __version__,
-            "speedup_median": middle,
-            "rows": rows,
-        }
-        write_text(args.out, json.dumps(report, indent=1) + "\n")
+        write_text(args.out, json.dumps(race, indent=1) + "\n")
+    if args.svg is not None:
+        write_text(args.svg, draw(race))
+
+
+def _draw_again(race: Path, svg: Path | None) -> None:
+    """Draw the picture of an earlier race."""
+    if svg is None:
+        raise InputError("--race: draws a picture; name its file with --svg")
+    try:
+        picture = draw(json.loads(race.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--race: {race}: {first_line(error)}; give a file of --out") from error
+    write_text(svg, picture)
 
 
 def _drafting(args: Demo, target: LoadedModel, contest: Contest, trace: bool) -> Engine:
@@ -172,30 +190,37 @@ def _drawn(image: Image) -> Text:
     return page
 
 
-def _write(console: Console, answer: Iterator[Result]) -> None:
-    """Print an answer as it is written, with drafted tokens in colour, and count these."""
-    shown, places = 0, []
+def _write(console: Console, answer: Iterator[Result]) -> list[tuple[str, int]]:
+    """Print an answer as it is written, with drafted tokens in colour, and count these.
+
+    Return each token's text with its place in the drafted block; -1: the target's own.
+    """
+    tokens: list[tuple[str, int]] = []
     for result in answer:
         assert result.trace is not None
-        if not shown:
+        if not tokens:
             clear()
-        places = result.trace["place"]
-        for piece, place in list(zip(result.trace["pieces"], places))[shown:]:
+        shown, tokens = len(tokens), list(zip(result.trace["pieces"], result.trace["place"]))
+        for piece, place in tokens[shown:]:
             console.print(Text(printable(piece), DRAFTED if place >= 0 else ""), end="")
-        shown = len(places)
-    drafted = sum(place >= 0 for place in places)
-    console.print(
-        f"\n\n[{DRAFTED}]Drafted[/], and kept by the target: {drafted} of {shown} tokens."
-    )
+    kept = f"{sum(place >= 0 for _, place in tokens)} of {len(tokens)} tokens"
+    console.print(f"\n\n[{DRAFTED}]Drafted[/], and kept by the target: {kept}.")
+    return tokens
 
 
 def _row(
-    prompt: str, plain: Result, drafted: Result, plain_ms: float, drafted_ms: float
+    prompt: str,
+    tokens: list[tuple[str, int]],
+    plain: Result,
+    drafted: Result,
+    plain_ms: float,
+    drafted_ms: float,
 ) -> dict[str, Any]:
     """Return the measurements of one prompt; in pairs, plain decoding comes first."""
     return {
         "prompt": prompt,
         "answer": drafted.text,
+        "tokens": tokens,
         "passes": [plain.stats.steps, drafted.stats.steps],
         "tokens_per_pass": drafted.stats.tokens_per_pass,
         "decode_ms": [plain_ms, drafted_ms],

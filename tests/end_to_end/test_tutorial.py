@@ -19,8 +19,6 @@ from train import prepare
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-for others in ("AASD's drafts", "Data of the recipes"):  # tests/hub runs these on twins
-    PAGE = re.sub(rf"## {others}.*?(?=\n## |\Z)", "", PAGE, flags=re.DOTALL)
 PREPARE = {"llava": prepare.Llava, "text": prepare.Text, "picturebook": prepare.Book}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.conftest import ROOT
 PAGE = ROOT / "docs" / "tables.md"
 COUNTS = {"TABED": (22, 9), "IbED": (13, 11), "AASD": (2, 4), "CoS": (10, 8)}
 """Tables and figures of each paper."""
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"].keys()
 
 
 def test_the_page_holds_the_list(tmp_path: Path) -> None:
@@ -34,7 +37,10 @@ def test_every_table_and_figure_has_one_line(paper: str) -> None:
         told = sorted(number for line in PAPERS[paper] for number in getattr(line, numbers))
         assert told == list(range(1, count + 1))
     for line in PAPERS[paper]:
-        assert bool(line.command) != bool(line.why), line.where
+        assert bool(line.command) == bool(line.needs) != bool(line.why), line.where
+        extras, _, gigabytes = line.needs.partition("; ")
+        assert set(filter(None, extras.split(", "))) <= EXTRAS, line.where
+        assert not line.needs or re.match(r"\d+ GB", gigabytes), line.where
 
 
 def test_every_command_writes_to_a_place_of_its_own() -> None:

@@ -25,6 +25,7 @@ _PLACES = {
     "photos",
     "mini",
     "mini_llava",
+    "deadsnakes",
     "llava15_68m",
     "tower",
     "venv",

@@ -127,7 +127,7 @@ def test_sets_of_the_hub_are_prepared_as_documented(folder: Path) -> None:
 
 
 def test_aasds_drafts_come_from_texts_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of docs/training.md, `AASD's drafts`, and the recipes, of a narrower draft that is quick to make."""
+    """The commands of docs/recipes.md, `AASD's drafts`, and the recipes, of a narrower draft that is quick to make."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
     monkeypatch.setattr(ft_llama, "config", replace(ft_llama.config, start=replace(ft_llama.DRAFT, **sizes)))
     make_sets(folder, "ft_llama", "ft_llava")
