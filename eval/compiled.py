@@ -2,7 +2,7 @@
 
     python -m eval.compiled llava7b_68m --chips v5e:1x1 v5e:2x2 --batches 1 8
     python -m eval.compiled llava7b_68m --chips v5e:1x1 --programs plain chain --widths 1 8 16
-    python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv
+    python -m eval.compiled llava7b_68m --chips h100:1 h100:4 --programs plain chain kv eagle3
     python -m eval.compiled llava7b_68m --chips v5e:4x4 --programs train --batches 256
     python -m eval.compiled llava13b_68m --chips v5e:1x1 --target-weights int8
     python -m eval.compiled qwen7b --chips v5e:2x2 --programs prompt --prompt 16640 --tiles 1024
@@ -41,7 +41,7 @@ from eval.lib.random_pair import LatencyConfig
 from eval.lib.report import Run
 from eval.lib.tables import Record, Table, number
 from jaxspec.command import load_preset, preset_names, run_script
-from jaxspec.config import text_config
+from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.decoding.memory import abstract_inputs, abstract_state, at_place, bytes_held
 from jaxspec.decoding.plan import (
     CHIPS,
@@ -58,7 +58,7 @@ from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Name = Literal["plain", "chain", "kv", "lookup", "tree", "prefill", "prompt", "train"]
+Name = Literal["plain", "chain", "kv", "eagle3", "lookup", "tree", "prefill", "prompt", "train"]
 WHOLE = ("prefill", "prompt", "train")
 """Programs without a loop of blocks."""
 GPUS = {
@@ -96,8 +96,8 @@ def main(
       chips: kind and topology in libtpu's notation, such as v5e:2x2, or a kind of GPU and their
         number, such as h100:4; the target is split over all chips.
       programs: plain decoding; a chain or a tree of width 2 drafted from views M and T; a KV head
-        (kv); lookup, without a draft; prefill of the chain or of plain decoding (prompt); a
-        training step of logit distillation (train).
+        (kv); an EAGLE-3 head of 8,192 draft tokens (eagle3); lookup, without a draft; prefill of
+        the chain or of plain decoding (prompt); a training step of logit distillation (train).
       batches: batch sizes.
       prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
@@ -176,14 +176,24 @@ def with_layers(config: LatencyConfig, layers: int) -> LatencyConfig:
     return replace(config, target=text if whole else replace(config.target, text_config=text))
 
 
+def eagle_head(target: ModelConfig) -> KVHeadConfig:
+    """Return the EAGLE-3 head of `train.recipe eagle3_llava15_7b`, also for a few layers alone."""
+    depth = text_config(target).num_hidden_layers
+    few = (0, depth // 2, depth) if depth < 7 else ()
+    head = KVHeadConfig.of_target(target, feature="fused", target_layers=few)
+    words = tuple(range(8192))
+    return replace(head, text_config=replace(head.text_config, draft_vocabulary=words))
+
+
 def assembled(config: LatencyConfig, name: Name, width: int | None = None) -> tuple[Any, Params]:
     """Return the named program, and its parameters as shapes.
 
     width: Tokens of a target pass with padding; trees and longer blocks are left as they are.
     """
-    alone = {"plain": (), "prompt": (), "kv": ("kv",), "lookup": ("lookup",)}
+    alone = {"plain": (), "prompt": (), "kv": ("kv",), "eagle3": ("kv",), "lookup": ("lookup",)}
     views = alone.get(name, ("M", "T"))
-    head = usual_head(config.target) if name == "kv" else None
+    made = {"kv": usual_head, "eagle3": eagle_head}.get(name)
+    head = made and made(config.target)
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
     return abstract_program(

@@ -101,6 +101,9 @@ class Ablation:
     feature: Feature = "none"
     """Input besides a token's embedding: none, the paper's; the target's last hidden state; or
     fused, three of its hidden states, which makes the head an EAGLE-3 head."""
+    target_layers: tuple[int, ...] = ()
+    """Three numbers of layers after which a fused head reads hidden states; by default 2, n/2 and
+    n-3 of n layers, for which a target needs seven."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:

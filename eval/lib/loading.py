@@ -155,7 +155,7 @@ def check_files(config: EvalConfig, head: str | None = None, captioner: str | No
             parse_synthetic(place)
         else:
             read_config(locate(place))
-    if head is not None and not is_kv_head(head):
+    if head is not None and not is_kv_head(locate(head, wanted=("config.json",))):
         raise InputError(f"kv_head {head}: not a KV head; give the directory of one")
     if captioner is not None:
         kind, where, _ = check_captioner(captioner)

@@ -41,7 +41,8 @@ class Plans:
     draft: str | None = None
     """Directory or hub id of the draft."""
     kv_head: str | None = None
-    """Directory of a KV head, or `new` for the head that `train.recipe kv_llava15_7b` makes."""
+    """Directory or hub id of a KV head or EAGLE-3 head, or `new` for the head that
+    `train.recipe kv_llava15_7b` makes."""
     views: str | None = None
     """Views that the draft sees, then kv and lookup, comma-separated; by default M."""
     gamma: int = 5
@@ -226,6 +227,7 @@ def _config(name: str) -> ModelConfig:
 def _head(name: str, target: ModelConfig) -> KVHeadConfig:
     if name == "new":
         return usual_head(target)
-    if not is_kv_head(name):
+    path = locate(name, wanted=("config.json",))
+    if not is_kv_head(path):
         raise InputError(f"--kv-head: {name} is not the directory of a KV head; give one, or `new`")
-    return KVHeadConfig.from_dict(read_raw_config(locate(name)))
+    return KVHeadConfig.from_dict(read_raw_config(path)).for_target(target)

@@ -141,7 +141,9 @@ def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -
     drafted = report.draft_cache + bytes_held(
         [read_by_pass(params.get(name, {})) for name in ("drafter", "head")]
     )
-    if "head" in params:  # which scores words by its target's
+    if (
+        "head" in params and "lm_head" not in params["head"]
+    ):  # then words are scored by the target's
         drafted += bytes_held(
             [leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path]
         )

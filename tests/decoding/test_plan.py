@@ -31,17 +31,26 @@ def test_a_usual_head_has_no_more_slots_than_an_image_has_tokens(pair: tuple[Pat
 
 
 @pytest.mark.parametrize(
-    ("devices", "views", "weights"),
-    [(1, (), None), (2, ("M", "T"), None), (2, ("kv",), None), (2, ("lookup",), None), (2, ("M", "T"), "int8")],
+    ("devices", "views", "options"),
+    [
+        (1, (), {}),
+        (2, ("M", "T"), {}),
+        (2, ("kv",), {}),
+        (2, ("kv",), {"feature": "fused", "target_layers": (0, 1, 2)}),
+        (2, ("lookup",), {}),
+        (2, ("M", "T"), {"weights": "int8"}),
+    ],
 )
 def test_it_is_the_engines_own_report(
-    pair: tuple[Path, Path], devices: int, views: tuple[str, ...], weights: Weights | None
+    pair: tuple[Path, Path], devices: int, views: tuple[str, ...], options: dict[str, Any]
 ) -> None:
+    options = dict(options)
+    weights: Weights | None = options.pop("weights", None)
     target = LoadedModel.load(pair[0], mesh=make_mesh(model=devices), weights=weights)
     draft = LoadedModel.load(pair[1])
     head = None
     if "kv" in views:
-        head = LoadedHead(*tiny.kv_head(target.model, target.params))
+        head = LoadedHead(*tiny.kv_head(target.model, target.params, **options))
         target = replace(target, head=head)
     config = EngineConfig(views=views, gamma=3, batch_size=2, image_buckets=(1,))
     engine = Engine(target, draft if "M" in views else None, config)

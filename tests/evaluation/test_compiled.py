@@ -72,9 +72,8 @@ def test_a_block_fits_in_place(preset: str, rows: dict[int, dict[str, Any]], chi
 def test_gpus_gather_no_embeddings_and_no_head(tmp_path: Path) -> None:
     text = text_config(load_preset("latency", "llava7b_68m").target)
     table = 2 * text.vocab_size * text.hidden_size
-    for row in compiled(
-        "llava7b_68m", tmp_path, "--chips", "h100:1", "h100:4", "--programs", "chain", "kv", "--batches", "1", "8"
-    ):
+    programs = ("--programs", "chain", "kv", "eagle3")
+    for row in compiled("llava7b_68m", tmp_path, "--chips", "h100:1", "h100:4", *programs, "--batches", "1", "8"):
         assert row["fits"]
         assert (row["collectives"] > 0) == (row["devices"] > 1)
         assert row["collected_mib"] * 2**20 < table / 10, row

@@ -41,6 +41,8 @@ def test_it_loads_offline_with_its_words_and_stop_tokens(name: str) -> None:
 def test_public_heads_draft_for_their_targets(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["inspect", name])
     assert "EAGLE-3 head" in capsys.readouterr().out
+    main(["plan", HEADS[name].target, "--kv-head", name, "--chips", "h100"])
+    assert "speed-up at 2" in capsys.readouterr().out
     sizes = {"prompt_buckets": (64, 128), "new_buckets": (8,), "image_buckets": (0,)}
     target = load_twin(HEADS[name].target)
     plain, drafted = (
