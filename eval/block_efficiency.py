@@ -45,6 +45,10 @@ from eval.lib.tables import (
 from jaxspec.command import input_errors, script_name
 
 TAU = "tokens_per_pass"
+TIMES = (
+    "speed-up: decode tokens/s over plain decoding of the same requests in the same run; "
+    "predicted: Eq. (1) with T_q, T_p and T_p(gamma+1), measured once a row, on the first set; "
+)
 Cell = Callable[[float | None], str]
 Column = Callable[[Sequence[Record]], str]
 
@@ -61,7 +65,7 @@ class Options:
 def main(args: Sequence[str] | None = None) -> None:
     """Measures tokens a pass (block efficiency) of the preset's rows."""
     preset, config, options = parse_command(Options, __doc__, args)
-    timed = f"the median of {config.repeats} runs by turns"
+    timed = f"the median of {config.repeats} runs by turns" if config.times else ""
     with Run(preset, vars(config) | vars(options), options.out, timed) as run:
         target, draft, captioner = load_models(config)
         plain = engine_of(target, None, config.plain())
@@ -124,11 +128,10 @@ def block_efficiency_table(
     ]
     columns = {name: over(TAU, [name]) for name in sets}
     columns |= {name: over(TAU, group) for name, group in averages.items()}
-    columns |= {
-        "speed-up": over("speedup_measured"),
-        "predicted": over("speedup_predicted_with_verify"),
-        "identical": over("token_identity_rate", cell=partial(percent, places=1)),
-    }
+    if config.times:
+        columns["speed-up"] = over("speedup_measured")
+        columns["predicted"] = over("speedup_predicted_with_verify")
+    columns["identical"] = over("token_identity_rate", cell=partial(percent, places=1))
     title = (
         f"Tokens a pass of the target (block efficiency), gamma {config.gamma}, temperature "
         f"{config.temperature:g}"
@@ -157,9 +160,8 @@ def _notes(
     notes = [
         f"{config.pair}. {samples} samples a set, batch {config.batch_size}, {config.dtype}, "
         f"{devices}. Plain means: {'; '.join(groups)}.",
-        "speed-up: decode tokens/s over plain decoding of the same requests in the same run; "
-        "predicted: Eq. (1) with T_q, T_p and T_p(gamma+1), measured once a row, on the first set; "
-        "identical: share of answers equal to plain decoding token for token.",
+        f"{TIMES if config.times else ''}identical: share of answers equal to plain decoding "
+        "token for token.",
         *remarks(config.sets),
     ]
     if config.each_follow_up and 2 in config.turns:

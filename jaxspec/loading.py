@@ -329,6 +329,16 @@ def check_pair(target: LoadedModel, draft: LoadedModel, views: tuple[View, ...])
     """Refuse a draft with other token ids than the target's, and views that it cannot read."""
     check_words(target.tokenizer, draft.tokenizer)
     check_vocabulary("draft", draft, SPARE_TOKENS)
+    shown = [view.name for view in views if view.shows_placeholder]
+    token, words = (
+        getattr(target.config, "image_token_index", 0),
+        text_config(draft.config).vocab_size,
+    )
+    if shown and token >= words:
+        raise InputError(
+            f"views: {','.join(shown)} shows token {token}, and the draft has {words} tokens; "
+            "export it with --vocab-of the target"
+        )
     if isinstance(draft.config, LvlmConfig) and isinstance(target.config, LvlmConfig):
         here, there = draft.config.image_token_index, target.config.image_token_index
         if here != there:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from eval.lib.config import EvalConfig, set_places
+from eval.lib.config import EvalConfig, Variant, set_places
 from eval.lib.loading import measurable
 from eval.lib.report import results_folder
 from eval.lib.sets import SETS, check_names
@@ -17,6 +17,7 @@ from jaxspec.cluster import join_cluster
 from jaxspec.command import load_preset, preset_names, script_name
 from jaxspec.decoding.engine_config import capped_gamma
 from jaxspec.errors import InputError, nearest
+from jaxspec.prompts.views import is_view
 
 Options = TypeVar("Options", bound=Any)
 Config = TypeVar("Config", bound=Any)
@@ -51,7 +52,8 @@ class _Debug:
 @dataclass(frozen=True)
 class _Rows(_Debug):
     rows: tuple[str, ...] = ()
-    """Names of the preset's rows to measure; the default is all."""
+    """Names of the preset's rows to measure, or views, such as T-slots or M,P36, with equal
+    weights; the default is all rows."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,9 @@ def _chosen(kind: str, parts: tuple[Any, ...], names: Sequence[str]) -> tuple[An
     """Return the named parts; all of them without names."""
     known = {part.name: part for part in parts}
     for name in names:
+        views = tuple(name.split(","))
+        if kind == "rows" and name not in known and all(map(is_view, views)):
+            known[name] = Variant(name, views)
         if name not in known:
             raise InputError(
                 f"{kind}: no {kind[:-1]} {name!r} in the preset; {nearest(name, tuple(known))}"

@@ -104,7 +104,8 @@ def _group(
         place = (
             where | engine_fields(name, engine.config, config) | {"temperature": config.temperature}
         )
-        if name not in passes and not isinstance(engine.assembly.lead, RecordedTarget):
+        recorded = isinstance(engine.assembly.lead, RecordedTarget)
+        if config.times and name not in passes and not recorded:
             found = guard.attempt(time_passes, engine, requests[: config.batch_size])
             passes |= {name: found} if found else {}
         if guard.error is not None:

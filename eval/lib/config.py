@@ -42,7 +42,7 @@ class Models:
     target_weights: Weights | None = None
     """int8 quantises the target's layers, for plain decoding too."""
     kv_head: str | None = None
-    """Directory of a KV head made for the target, for view kv."""
+    """Directory or hub id of a KV head, or an EAGLE-3 head, made for the target, for view kv."""
     captioner: str | None = None
     """Captioner for view C: jax:DIR, florence2:ID, blip:ID or file:captions.jsonl."""
     tiles: bool = True
@@ -123,6 +123,8 @@ class Drafting(Decoding):
     bits too, and rows with trees are left out."""
     temperature: float = 0.0
     batch_size: int = 8
+    times: bool = True
+    """Time answers and passes. --no-times counts tokens alone, which other work does not change."""
     trace: bool = False
     """Keep the writer of each token, for figures of weights and overlap and for report.html."""
 

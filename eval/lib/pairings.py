@@ -39,7 +39,7 @@ from jaxspec.decoding.metrics import collaboration_metrics
 from jaxspec.decoding.requests import Request, Result, encode
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
-from jaxspec.prompts.rows import prompt_row
+from jaxspec.prompts.rows import Showing, prompt_row
 
 METHODS: dict[str, Method] = {
     "standard": "standard",
@@ -168,10 +168,9 @@ class _Measurement:
         (request,) = encode(engine.encoder, [Request(prompt, self.config.max_new_tokens)])
         try:
             for form in engine.assembly.forms:
-                form.check_context(
-                    request,
-                    prompt_row(engine.encoder, form.model.images, form.view, request.prompt),
-                )
+                images = form.model.images, engine.assembly.lead.images
+                showing = Showing(form.view, engine.encoder, *images)
+                form.check_context(request, prompt_row(showing, request.prompt))
         except InputError:
             return False
         return True

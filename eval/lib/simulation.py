@@ -34,12 +34,12 @@ from jaxspec.decoding.weighting import Weighting, parse_weighting
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead, image_inputs, prompt_encoder
 from jaxspec.models import LanguageModel
+from jaxspec.models.blocks import read_blocks, read_whole
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, joined, states_before
-from jaxspec.models.layers import apply
+from jaxspec.models.kv_head import HeadRows, head_rows, joined
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
-from jaxspec.prompts.rows import prompt_row, stack_rows, which_image
+from jaxspec.prompts.rows import Showing, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import VIEWS, parse_views, prompt_views
 from jaxspec.sampling import Sampling, fit_vocabulary, tempered
 from jaxspec.typing import Array, Bool, Float, Int, Params
@@ -330,32 +330,18 @@ def _agreement(
 ) -> Bool[Array, "1 L J"]:
     """Return `head_agreement` for drafts that begin at each token of a row."""
     features = None if images is None else model.encode(params["target"], images)
+    reading = read_whole(model, params["target"], rows, features, config)
     length = rows.tokens.shape[1]
-    seen, cache = model.read(
-        params["target"], model.embed(params["target"], rows, features), rows, length
-    )
     at: Int[Any, "1 L J"] = np.minimum(
         np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1
     )
-    tokens = rows.tokens[:, at[0]]
-    written = PromptRows(tokens[..., :-1].reshape(1, -1), rows.length)
-    embeds = model.embed(params["target"], written, None).reshape(*tokens[..., :-1].shape, -1)
-    before = states_before(config, seen, at[..., 0])
-    hidden = apply(
-        KVHead(config),
-        params["head"],
-        embeds,
-        at[..., 0],
-        at[..., :-1],
-        cache.k[-1],
-        cache.v[-1],
-        prompts,
-        before,
+    hidden = read_blocks(
+        config, params["head"], params["target"], reading, rows, jnp.asarray(at[..., :-1]), prompts
     )
     drafts = LanguageModel(config.text_config)
     own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
     steps = jax.lax.map(lambda x: drafts.logits(own, x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
-    return jnp.moveaxis(steps, 0, 2) == tokens[..., 1:]
+    return jnp.moveaxis(steps, 0, 2) == rows.tokens[:, at[0]][..., 1:]
 
 
 def whole_row(
@@ -364,7 +350,8 @@ def whole_row(
     """Return a prompt and its answer as inputs of one pass, and the image that each slot shows."""
     reader, pictures = target.images, tuple(map(to_rgb, prompt.images))
     view, prompt = VIEWS["M" if reader else "T"], replace(prompt, images=pictures)
-    row = prompt_row(prompt_encoder(target), target.images, view, prompt).followed_by(answer)
+    showing = Showing(view, prompt_encoder(target), target.images, target.images)
+    row = prompt_row(showing, prompt).followed_by(answer)
     (rows,) = stack_rows([[row]], -(-len(row) // PASS) * PASS)
     if reader is None:
         return rows, None, which_image(row, [])

@@ -23,6 +23,7 @@ from jaxspec.checkpoints.model_card import (
     write_model_card,
 )
 from jaxspec.checkpoints.processors import copy_processors, has_tokenizer, load_tokenizer
+from jaxspec.checkpoints.served_draft import check_served
 from jaxspec.config import KVHeadConfig, ModelConfig, text_config
 from jaxspec.errors import InputError
 from jaxspec.models import LanguageModel, text_params
@@ -58,7 +59,8 @@ def export(
 
     Tokeniser, processor, chat template, generation settings and a model card are written too.
     Entries of config.json that this library does not read are kept. A KV head is written for this
-    library alone, and an EAGLE-3 head for engines that serve models.
+    library alone, and an EAGLE-3 head for engines that serve models. A text draft is checked for
+    vLLM, which reads transformers' layout.
 
     Args:
       target: Pad the vocabulary to this model's size, see `pad_vocabulary`; the card names it.
@@ -66,7 +68,8 @@ def export(
       draft_vocabulary: Keep this many tokens of a draft's vocabulary, the first ones, for this
         library alone; by default a KV head keeps all, and any other draft is `widened`, the only
         form that transformers reads.
-      engine: What to write an EAGLE-3 head for; `target` is then the model that it serves.
+      engine: What to write an EAGLE-3 head or a text draft for; `target` is then the model that
+        it drafts for.
       options: Dtype, shard size and overwriting, as in `save`; other entries come from the source.
 
     Raises:
@@ -77,13 +80,13 @@ def export(
     check_destination(destination, options.overwrite, path)
     if is_kv_head(path):
         return _export_head(path, destination, target, text_only, draft_vocabulary, engine, options)
-    if engine is not None:
-        raise InputError(f"{path}: not an EAGLE-3 head, which alone is written for {engine}")
     found = load(path)
     model = Exported(path, found.config, found.params)
     raw = read_raw_config(path)
     if text_only:
         model, raw = _text_model(model, raw)
+    if engine is not None:
+        check_served(path, model.config, engine, target is not None and draft_vocabulary is None)
     words = text_config(model.config).draft_vocabulary
     kept = _first_words(path, words, draft_vocabulary) if draft_vocabulary is not None else ()
     model = _with(model, *widened(model.config, model.params))

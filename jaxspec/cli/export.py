@@ -19,6 +19,7 @@ from jaxspec.checkpoints.kv_head import is_kv_head
 from jaxspec.checkpoints.locating import locate
 from jaxspec.checkpoints.model_card import model_name
 from jaxspec.checkpoints.processors import load_tokenizer
+from jaxspec.checkpoints.served_draft import draft_command
 from jaxspec.cli.ask import progress
 from jaxspec.config import KVHeadConfig, text_config
 from jaxspec.errors import InputError, printable
@@ -31,14 +32,16 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 @dataclass(frozen=True)
 class Export:
     """Write a checkpoint, or a head, with a model card as a Hugging Face directory.
-    transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 heads."""
+    transformers 4.57 and 5 load it, except heads; vLLM and SGLang serve EAGLE-3 heads, and vLLM
+    text drafts."""
 
     source: Annotated[str, tyro.conf.Positional]
     """Directory in Hugging Face layout, or hub id."""
     destination: Annotated[Path, tyro.conf.Positional]
     """Directory to write."""
     engine: Annotated[Engine | None, tyro.conf.arg(name="for")] = None
-    """Engine that an EAGLE-3 head is written for; the command that serves it is printed."""
+    """Engine that an EAGLE-3 head, or for vllm a text draft, is written for; the command that
+    serves it is printed."""
     overwrite: bool = False
     """Replace an existing checkpoint in one step; other files of its directory stay."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -88,13 +91,14 @@ def run(args: Export) -> None:
     most = _bytes(args.max_shard_size)
     setup_runtime()
     source = locate(args.source, args.revision)
-    target = None
+    target = served = None
     if args.vocab_of is not None:
         path = locate(args.vocab_of)
+        served = directories.read_config(path)
         if not is_kv_head(source):  # which `export` refuses
             check_words(load_tokenizer(path), load_tokenizer(source))
         classes = directories.read_raw_config(path).get("architectures") or ()
-        size = text_config(directories.read_config(path)).vocab_size
+        size = text_config(served).vocab_size
         target = Target(model_name(path), size, tuple(classes))
     progress(f"exporting {source}")
     config = export(
@@ -111,9 +115,15 @@ def run(args: Export) -> None:
         ),
     )
     _tell(args.destination, config)
-    if args.engine is not None:
-        assert isinstance(config, KVHeadConfig)
-        print(printable(serve_command(config, str(args.destination), args.engine)))
+    if args.engine is None:
+        return
+    place = str(args.destination)
+    if isinstance(config, KVHeadConfig):
+        print(printable(serve_command(config, place, args.engine)))
+    else:
+        assert target is not None
+        assert served is not None
+        print(printable(draft_command(place, target.name, config, served)))
 
 
 def _tell(path: Path, config: Any) -> None:

@@ -38,8 +38,8 @@ class Generate(Ask):
     views: str | None = None
     """Views of the prompt that the draft sees, comma-separated: M (the prompt itself; the default),
     T (text only), C (captions for images), P (image tokens pooled to a quarter), P36 (pooled to
-    36), the variants T-literal, T-special, P-1d, P-after; then kv, a KV head; and last lookup, what
-    followed the newest tokens earlier in prompt and answer. lookup needs no draft."""
+    36), the variants T-literal, T-special, T-slots, P-1d, P-after; then kv, a KV head; and last
+    lookup, what followed the newest tokens earlier in prompt and answer. lookup needs no draft."""
     captioner: str | None = None
     """Captioner of view C: jax:DIR (any LVLM that --target takes), florence2:ID, blip:ID or
     file:CAPTIONS.jsonl."""

@@ -228,6 +228,7 @@ def _member_view(name: str, model: LoadedModel, number: int) -> View:
         "captions are for drafts": view.reads_captions,
         "KV heads are for drafts": view.reads_target,
         "lookup is for drafts": view.looks_up,
+        "the slots counted are a target's": view.counts_slots,
         "it is a text model": view.reads_images and model.images is None,
     }
     for reason, holds in refused.items():

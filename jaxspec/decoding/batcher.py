@@ -37,7 +37,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading import image_inputs, image_tiles, prompt_encoder
 from jaxspec.models.kv_head import head_rows, reads_as_text
 from jaxspec.prompts.captions import Caption, Captioner
-from jaxspec.prompts.rows import bucket, prompt_row, stack_rows, which_image
+from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import parse_weights
 from jaxspec.sampling import Sampling
 from jaxspec.sharding import mesh_of, on_mesh, replicated
@@ -98,8 +98,9 @@ class Batcher:
         """Return the request with its token rows, one for each form, and its sizes."""
         texts, rows = [caption.text for caption in captions], []
         for form in self.assembly.forms:
-            images, view = form.model.images, form.view
-            rows.append(prompt_row(self.encoder, images, view, request.prompt, texts))
+            images = form.model.images, self.assembly.lead.images
+            showing = Showing(form.view, self.encoder, *images)
+            rows.append(prompt_row(showing, request.prompt, texts))
             form.check_context(request, rows[-1])
         ms = sum(caption.ms for caption in captions)
         request = replace(request, rows=tuple(rows), caption_ms=ms)

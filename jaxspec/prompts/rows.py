@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.errors import InputError
-from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
+from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Size, Slots
 from jaxspec.prompts.encoder import Prompt, PromptEncoder
 from jaxspec.prompts.views import View
 
@@ -122,25 +122,41 @@ def rewrite(
     return _concatenated(parts)
 
 
-def prompt_row(
-    encoder: PromptEncoder,
-    images: ImageInputs | None,
-    view: View,
-    prompt: Prompt,
-    captions: Sequence[str] = (),
-) -> PromptRow:
-    """Return the prompt as the view shows it to a model that reads `images` in this way.
+@dataclass(frozen=True)
+class Showing:
+    """What a model is shown for the images of a prompt."""
+
+    view: View
+    encoder: PromptEncoder
+    images: ImageInputs | None
+    """Reader of the model's images; None for a text model."""
+    target: ImageInputs | None
+    """Reader of the target's images, whose slots view T-slots counts."""
+
+    def __call__(self, size: Size, count: int, caption: str = "") -> Slots | list[int]:
+        """Return the slots or ids for an image of this size, one of `count` in its prompt."""
+        if self.view.reads_images:
+            assert self.images is not None
+            return self.images.slots(size, self.view.pool, count)
+        slots = 1
+        if self.view.counts_slots:
+            assert self.target is not None
+            slots = len(self.target.slots(size, None, count).sources)
+        return self.view.substitute(self.encoder, caption, slots)
+
+
+def prompt_row(showing: Showing, prompt: Prompt, captions: Sequence[str] = ()) -> PromptRow:
+    """Return the prompt as a view shows it to a model.
 
     captions: What view C shows, one for each image.
     Raises InputError for a prompt that has no tokens in this view.
     """
-    shown: list[Slots | list[int]] = []
-    for i, image in enumerate(prompt.images):
-        if view.reads_images:
-            assert images is not None
-            shown.append(images.slots((image.height, image.width), view.pool, len(prompt.images)))
-        else:
-            shown.append(view.substitute(encoder, captions[i] if captions else ""))
+    view, encoder, count = showing.view, showing.encoder, len(prompt.images)
+    texts = captions or ("",) * count
+    shown = [
+        showing((image.height, image.width), count, text)
+        for image, text in zip(prompt.images, texts, strict=True)
+    ]
     row = rewrite(prompt.tokens, encoder.image_token, shown)
     if not len(row):
         raise InputError(f"prompt: has no tokens as view {view.name} shows it; say something")

@@ -6,6 +6,7 @@
 | T    | one newline token                                     | text-only    |
 | T-literal | the tokens of the written-out placeholder        | TABED I.2    |
 | T-special | the bare placeholder token, with no image behind | TABED I.2    |
+| T-slots | the placeholder, once for each of the target's image tokens | vLLM   |
 | C    | "image: " and its caption                             | caption      |
 | P    | its features average-pooled to a quarter, before the projector | pooled |
 | P36  | the same, to 36 tokens                                | IbED         |
@@ -47,9 +48,21 @@ class View:
     """A KV head reads the target's cache; the draft is shown no prompt."""
     looks_up: bool = False
     """Lookup reads what the row has written; the draft is shown no prompt."""
+    counts_slots: bool = False
+    """The draft is shown as many tokens for an image as the target, without its features."""
 
-    def substitute(self, encoder: PromptEncoder, caption: str) -> list[int]:
-        """Return the ids that replace one image in a view without images; C reads `caption`."""
+    @property
+    def shows_placeholder(self) -> bool:
+        """Return whether a view without images shows their placeholder token."""
+        return self.name in ("T-special", "T-slots")
+
+    def substitute(self, encoder: PromptEncoder, caption: str, slots: int = 1) -> list[int]:
+        """Return the ids that replace one image in a view without images.
+
+        Args:
+          caption: What view C shows.
+          slots: Number of the target's slots of the image, for view T-slots.
+        """
         tokenizer = encoder.tokenizer
         if self.reads_captions:
             return caption_ids(tokenizer, caption)
@@ -60,14 +73,17 @@ class View:
                 PLACEHOLDER, add_special_tokens=False, split_special_tokens=True
             )
         assert encoder.image_token is not None, "a text model has no images to stand for"
-        return [encoder.image_token]
+        return [encoder.image_token] * (slots if self.counts_slots else 1)
 
 
+_POOLED = re.compile(r"P([1-9]\d*)?(-1d)?(-after)?")
+"""Names of view P: tokens, along the row, behind the projector."""
 VIEWS = {
     "M": View("M", reads_images=True),
     "T": View("T", reads_images=False),
     "T-literal": View("T-literal", reads_images=False),
     "T-special": View("T-special", reads_images=False),
+    "T-slots": View("T-slots", reads_images=False, counts_slots=True),
     "C": View("C", reads_images=False, reads_captions=True),
     "kv": View("kv", reads_images=False, reads_target=True),
     "lookup": View("lookup", reads_images=False, looks_up=True),
@@ -89,10 +105,14 @@ def prompt_views(views: Sequence[View]) -> tuple[View, ...]:
     return tuple(view for view in views if not (view.reads_target or view.looks_up))
 
 
+def is_view(name: str) -> bool:
+    """Return whether a view has this name."""
+    return name in VIEWS or _POOLED.fullmatch(name) is not None
+
+
 def parse_view(name: str) -> View:
     """Return the view of a name; InputError for unknown ones."""
-    pooled = re.fullmatch(r"P([1-9]\d*)?(-1d)?(-after)?", name)
-    if pooled:
+    if pooled := _POOLED.fullmatch(name):
         tokens, flat, after = pooled.groups()
         pool = Pool(
             int(tokens) if tokens else None, "avg1d" if flat else "avg2d", after is not None

@@ -25,10 +25,10 @@ from jaxspec.decoding.memory import prompt_zeros
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel, image_inputs, prompt_encoder, same_images
 from jaxspec.models import LanguageModel, image_zeros
-from jaxspec.models.inputs import TEXT, PromptRows, Slots
+from jaxspec.models.inputs import TEXT, ImageInputs, PromptRows, Slots
 from jaxspec.prompts.encoder import PromptEncoder
 from jaxspec.prompts.placeholders import PLACEHOLDER
-from jaxspec.prompts.rows import PromptRow, bucket, rewrite, stack_rows, which_image
+from jaxspec.prompts.rows import PromptRow, Showing, bucket, rewrite, stack_rows, which_image
 from jaxspec.prompts.views import VIEWS, View
 from jaxspec.typing import Bool, Int, UInt
 
@@ -109,6 +109,8 @@ class ConversationBatches:
     """Buckets of the most image tiles of a row."""
     view: View = VIEWS["M"]
     """View in which drafting will show prompts."""
+    target_images: ImageInputs | None = None
+    """Reader of the target's images, whose slots view T-slots counts."""
     plain: bool = False
     """Leave out questions and roles: images and captions alone (LLaVA's first stage)."""
     teacher: LoadedModel | None = None
@@ -271,10 +273,8 @@ def _form(
 ) -> _Form:
     encoder, count = batches.encoder, len(sizes)
     reader = model.images if view.reads_images else None
-    shown = [
-        reader.slots(size, view.pool, count) if reader else view.substitute(encoder, "")
-        for size in sizes
-    ]
+    showing = Showing(view, encoder, reader, batches.target_images)
+    shown = [showing(size, count) for size in sizes]
     copies = np.ones(len(tokens), np.int32)
     copies[tokens == encoder.image_token] = [
         len(x.sources) if isinstance(x, Slots) else len(x) for x in shown

@@ -33,9 +33,8 @@ from jaxspec.config import KVHeadConfig, ModelConfig
 from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, text_params
-from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, joined, states_before
-from jaxspec.models.layers import apply
+from jaxspec.models.blocks import Reading, pick, read_blocks, read_whole
+from jaxspec.models.kv_head import HeadRows, head_rows, init_head, joined
 from jaxspec.models.vocabulary import places
 from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
@@ -46,7 +45,7 @@ from jaxspec.training.recipes import DataSets, StagedRecipe, draft_words, open_s
 from jaxspec.training.signatures import model_signature
 from jaxspec.training.step import LossFn
 from jaxspec.training.trainer import fit
-from jaxspec.typing import Array, Bool, Float, Int, Params
+from jaxspec.typing import Array, Bool, Int, Params
 
 Loss = Literal["kl", "ce"]
 """KL(target || head) at each token of a block, or cross entropy of the tokens themselves."""
@@ -75,18 +74,6 @@ class HeadRecipe(StagedRecipe):
     """Directory of a head of the same kind to train on; empty starts a fresh one."""
     keep_readings: bool = False
     """Keep the target's passes in memory for later epochs, D + 2 K H numbers a token."""
-
-
-class Reading(struct.PyTreeNode):
-    """The part of a target's pass over whole conversations that a head reads and learns from."""
-
-    hidden: Float[Any, "B L D"]
-    """Final-normed hidden states."""
-    k: Float[Any, "B K L H"] | None = None
-    """The last layer's keys, for a KV head."""
-    v: Float[Any, "B K L H"] | None = None
-    states: Float[Any, "B L fused"] | None = None
-    """The hidden states of three layers, for an EAGLE-3 head."""
 
 
 class HeadBatch(struct.PyTreeNode):
@@ -176,7 +163,7 @@ def draw_anchors(
 
 def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring) -> LossFn:
     """Return the loss of {"target": frozen, "head": trainable} on batches of `HeadBatches`."""
-    head, steps, drafts = KVHead(config), config.gamma, LanguageModel(config.text_config)
+    steps, drafts = config.gamma, LanguageModel(config.text_config)
 
     def loss_fn(params: Params, batch: HeadBatch) -> tuple[Array, dict[str, Array]]:
         frozen = jax.lax.stop_gradient(params["target"])
@@ -185,39 +172,21 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         at = anchors[..., None] + jnp.arange(steps + 1)
         inside = (anchors >= 0)[..., None] & (at < tokens.shape[1])
         at = jnp.clip(at, 0, tokens.shape[1] - 1)
-        wrote = jnp.cumprod(_pick(batch.conversations.mask, at) & inside, axis=-1)
-        block = at[..., :-1]
-        written = PromptRows(_pick(tokens, block).reshape(len(tokens), -1), anchors)
-        words = drafts.text.draft_vocabulary
+        wrote = jnp.cumprod(pick(batch.conversations.mask, at) & inside, axis=-1)
+        block, words = at[..., :-1], drafts.text.draft_vocabulary
         theirs = joined({}, frozen, words)
         own = joined(params["head"], frozen, words) if config.fused else theirs
-        embeds = drafts.embed(own, written, None).reshape(*block.shape, -1)
 
-        rotary = batch.conversations.rows.rotary
-
-        def turned(slots: Int[Array, "B ..."]) -> Array:
-            """Return the rotary positions of slots; with M-RoPE [B, 3, ...]."""
-            if rotary is None:
-                return slots
-            return jax.vmap(lambda row, slots: row[:, slots])(rotary, slots)
-
-        def drafted(head_params: Params) -> Array:
-            if not config.fused:
-                before = states_before(config, reading.hidden, anchors)
-                given = embeds, anchors, turned(block), reading.k, reading.v, batch.slots, before
-                return apply(head, head_params, *given)
-            assert reading.states is not None
-            before = states_before(config, reading.states, anchors)
-            slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-            row = drafts.embed(own, batch.conversations.rows, None), reading.states, turned(slots)
-            given = embeds, anchors, turned(jnp.maximum(block - 1, 0)), row, before
-            return apply(head, head_params, *given, method="unroll")
+        @jax.checkpoint
+        def drafted(head: Params) -> Array:
+            rows = batch.conversations.rows
+            return read_blocks(config, head, frozen, reading, rows, block, batch.slots)
 
         return draft_loss(
             lambda x: drafts.scores(own, x),
-            jax.checkpoint(drafted)(params["head"]),
-            _pick(reading.hidden, block),
-            places(drafts.text, _pick(tokens, at[..., 1:])),
+            drafted(params["head"]),
+            pick(reading.hidden, block),
+            places(drafts.text, pick(tokens, at[..., 1:])),
             wrote[..., 1:],
             anchoring.loss == "kl",
             anchoring.decay,
@@ -231,14 +200,7 @@ def read_target(
     target: LanguageModel, params: Params, batch: ConversationBatch, config: KVHeadConfig
 ) -> Reading:
     """Return the target's reading of whole conversations, for a head."""
-    rows, length = batch.tokens.shape
-    prompt = batch.rows.replace(length=jnp.full(rows, length))
-    embeds = target.embed(params, prompt, encode(target, params, batch.images))
-    kept = config.target_states if config.fused else None
-    hidden, cache = target.read(params, embeds, prompt, length, kept)
-    if cache.hidden is not None:
-        return Reading(hidden, states=cache.hidden[:, 0])
-    return Reading(hidden, cache.k[-1], cache.v[-1])
+    return read_whole(target, params, batch.rows, encode(target, params, batch.images), config)
 
 
 def train_kv_head(
@@ -327,8 +289,3 @@ def _started(
                 "give that"
             )
     return config, head
-
-
-def _pick(values: Array, at: Int[Array, "B A J"]) -> Array:
-    """values[b, at[b, a, j]]"""
-    return values[jnp.arange(values.shape[0])[:, None, None], at]

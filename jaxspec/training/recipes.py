@@ -178,6 +178,8 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
         start = LoadedModel(recipe.start, params, target.tokenizer, target.image_processor)
     else:
         start = LoadedModel(recipe.start, init_params(recipe.start, key), target.tokenizer, None)
+    if parse_view(recipe.view).counts_slots:
+        return _with_placeholder(start, target.config)
     if not _takes_tower(recipe, start.config):
         return start
     if not isinstance(target.config, LlavaConfig) or not isinstance(start.config, RotaryConfig):
@@ -191,6 +193,15 @@ def start_draft(recipe: Recipe, target: LoadedModel) -> LoadedModel:
     own = {"language_model": with_words(start.params, words), **tower()}
     params = {**init_params(config, key), **own}
     return LoadedModel(config, params, target.tokenizer, target.image_processor)
+
+
+def _with_placeholder(start: LoadedModel, target: ModelConfig) -> LoadedModel:
+    """Return a text model with the target's vocabulary, which has the images' placeholder."""
+    words = text_config(target).vocab_size
+    if isinstance(start.config, LvlmConfig) or start.config.vocab_size >= words:
+        return start
+    config = replace(start.config, vocab_size=words)
+    return replace(start, config=config, params=with_words(start.params, words))
 
 
 def _takes_tower(recipe: Recipe, start: ModelConfig) -> bool:
@@ -281,6 +292,7 @@ def stage_data(
         train.batch,
         recipe.buckets,
         recipe.tile_buckets,
+        target_images=target.images,
         seed=train.seed,
         process=process_share(train.mesh.make(train.batch)),
         **options,

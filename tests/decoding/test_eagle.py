@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eval.lib.simulation import whole_row
+from eval.lib.simulation import count_blocks, head_agreement, whole_row
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.checkpoints.kv_head import named_tensors
 from jaxspec.config import KVHeadConfig, text_config
@@ -82,6 +83,24 @@ def test_blocks_are_drafted_as_the_definition_says(family: str, tree: str | None
         probs /= probs.sum(-1, keepdims=True)
         np.testing.assert_allclose(draft.view_probs[0, 0, : len(probs)], probs, atol=2e-6)
     assert len({*emitted}) > 1, emitted
+
+
+@pytest.mark.parametrize("family", OPTIONS)
+def test_one_pass_predicts_the_blocks(family: str, tmp_path: Any) -> None:
+    """Over the target's own answers, whose likeliest tokens the head drafts: blocks are those of decoding."""
+    plain = Engine(replace(headed(tmp_path / "plain", family), head=None), config=replace(ENGINE, views=()))
+    prompts = [plain.encoder.prompt(text, [tiny.page(0)]) for text in ("What?", "Tell me more.", "Who is it?", "a")]
+    answers = [result.tokens for result in plain.generate([Request(prompt, NEW) for prompt in prompts])]
+    words, _ = zip(*Counter(token for answer in answers for token in answer).most_common(3), strict=True)
+    target = headed(tmp_path / "drafted", family, tuple(sorted(words)))
+    engine, total = Engine(target, config=ENGINE), np.zeros(2, int)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert target.head is not None
+        result = engine.generate(Request(prompt, NEW))
+        blocks = count_blocks(head_agreement(target, target.head, prompt, answer, J), J)
+        assert blocks == (result.stats.steps, result.stats.emitted)
+        total += blocks
+    assert 0 < total[0] < total[1]
 
 
 def read_row(target: LoadedModel, prompt: Any, answer: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -71,6 +71,19 @@ def breaking(monkeypatch: pytest.MonkeyPatch, view: str, words: str, error: Base
     monkeypatch.setattr(Engine, "generate", broken)
 
 
+def test_counts_are_written_without_times(preset: EvalConfig, tmp_path: Path) -> None:
+    timed, counted = (
+        measure(tmp_path / name, "--rows", "T", "--sets", "one", "--turns", "1", *options)["rows"][0]
+        for name, options in (("timed", ()), ("counted", ("--no-times",)))
+    )
+    assert {"draft_ms", "speedup_measured", "plain_prefill_ms"} <= timed.keys() - counted.keys()
+    assert [timed[field] for field in MEASURED] == [counted[field] for field in MEASURED]
+    shown = (tmp_path / "counted" / "table.md").read_text()
+    assert "speed-up" not in shown
+    assert "Times" not in shown
+    assert "100.0%" in shown
+
+
 def test_a_stopped_table_goes_on_and_ends_as_one_that_was_not(
     preset: EvalConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,19 @@ def test_blocks_are_no_longer_than_answers(capsys: pytest.CaptureFixture[str]) -
     assert "--gamma: 50 is over the 7 new tokens" in capsys.readouterr().err
 
 
+def test_rows_are_named_or_views() -> None:
+    _, config, _ = parse("mini --rows MT* T-slots M,P9")
+    assert [(row.name, row.views) for row in config.rows] == [
+        ("MT*", ("M", "T")),
+        ("T-slots", ("T-slots",)),
+        ("M,P9", ("M", "P9")),
+    ]
+    with pytest.raises(InputError, match="no row 'T-slot' in the preset"):
+        parse("mini --rows T-slot")
+    with pytest.raises(InputError, match="no row 'M,' in the preset"):
+        parse("mini --rows M,")
+
+
 def test_own_sets() -> None:
     _, config, _ = parse("mini --sets read mine=a/b.jsonl pope=c.parquet --images photos")
     assert (config.sets, config.images) == (("read", "mine", "pope"), Path("photos"))

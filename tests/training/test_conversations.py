@@ -115,10 +115,13 @@ def test_processes_share_a_batch_and_its_shapes() -> None:
         batches(process=(0, 3))
 
 
-@pytest.mark.parametrize(("view", "slots"), [("T", 1), ("P1", 1), ("P", 1)])
+@pytest.mark.parametrize(("view", "slots"), [("T", 1), ("T-slots", PAGE), ("P1", 1), ("P", 1)])
 def test_views_show_images_as_drafting_does(view: str, slots: int) -> None:
     made, whole = (
-        [batches(view=parse_views((name,))[0], tile_buckets=(0, 2))(step) for step in range(GROUP)]
+        [
+            batches(view=parse_views((name,))[0], tile_buckets=(0, 2), target_images=MODEL.images)(step)
+            for step in range(GROUP)
+        ]
         for name in (view, "M")
     )
     answers, expected = ([told(batch, row) for batch in part for row in range(4)] for part in (made, whole))
@@ -126,7 +129,11 @@ def test_views_show_images_as_drafting_does(view: str, slots: int) -> None:
     lengths = [sum(batch.rows.length.sum() for batch in part) for part in (made, whole)]
     images = sum((batch.tokens == IMAGE).sum() for batch in whole) // PAGE
     assert lengths[0] == lengths[1] - images * (PAGE - slots)
-    assert any("pixels" in batch.images for batch in made) == (view != "T")
+    assert any("pixels" in batch.images for batch in made) == (view[0] != "T")
+    if view == "T-slots":  # the target's rows, without features
+        for one, other in zip(made, whole, strict=True):
+            same(one.tokens, other.tokens)
+            assert one.rows.sources is None
 
 
 def test_plain_rows_are_images_and_what_is_said_of_them() -> None:

@@ -280,6 +280,34 @@ def test_a_head_goes_on_from_one_of_its_kind(tmp_path: Path, monkeypatch: pytest
         train_kv_head(other, tmp_path, data)
 
 
+def test_a_stopped_training_of_an_eagle_head_goes_on_to_the_same_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
+    data = {"talk": prepare("talk", tmp_path, [tiny.Talk()[i] for i in range(20)])}
+    stage = replace(child.HEAD_STAGE, steps=7, save_every=2, mesh=MeshConfig(data=1))
+    recipe = replace(child.HEAD, target=str(path), head=FUSED, keep_readings=True)
+    recipe = replace(recipe, stages=(replace(recipe.stages[0], train=stage),), draft_vocabulary=20)
+    _, straight = train_kv_head(recipe, tmp_path / "straight", data)
+    made = HeadBatches.__call__
+
+    def dies(batches: HeadBatches, step: int) -> Any:
+        if step == 5:
+            raise KeyboardInterrupt
+        return made(batches, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HeadBatches, "__call__", dies)
+        with pytest.raises(KeyboardInterrupt):
+            train_kv_head(recipe, tmp_path / "stopped", data)
+    before = len(training.losses(tmp_path / "stopped" / "head"))
+    _, again = train_kv_head(recipe, tmp_path / "stopped", data)
+    jax.tree.map(np.testing.assert_array_equal, again, straight)
+    one, two = (training.losses(tmp_path / name / "head") for name in ("straight", "stopped"))
+    np.testing.assert_array_equal(one, two)
+    assert 0 < before < len(one) == 7
+
+
 def test_an_eagle_head_is_trained_written_and_drafts(tmp_path: Path) -> None:
     """With M-RoPE, on images, with a draft vocabulary; a second run goes on from the first one's head."""
     place = families.write(tmp_path, "qwen2_5_vl") / "target"
