@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.hub.pages import lay_out
 
-PAGES = {page: (ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("python.md", "inference.md", "drafting.md")}
+NAMES = ("collaborative", "drafting", "inference", "picturebook", "python")
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NAMES}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -25,7 +26,7 @@ def test_the_python_of_a_page_runs(
     lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL))
-    for shipped, twin in {"target": pair[0], "draft": pair[1], "kv_head": pair[0].parent / "head"}.items():
-        program = program.replace(f"jaxspec/assets/mini/{shipped}", str(twin))
-    exec(program, {})
+    twins = pair[0].parent
+    program = program.replace("jaxspec/assets/mini/kv_head", str(twins / "head"))
+    exec(program.replace("jaxspec/assets/mini/", f"{twins}/"), {})
     assert len(capsys.readouterr().out.splitlines()) >= program.count("print(")
