@@ -58,9 +58,13 @@ from jaxspec.models.int8 import Weights
 from jaxspec.sharding import make_mesh, on_mesh, replicated
 from jaxspec.typing import Params
 
-Name = Literal["plain", "chain", "kv", "eagle3", "lookup", "tree", "prefill", "prompt", "train"]
+Name = Literal[
+    "plain", "chain", "kv", "onepass", "eagle3", "lookup", "tree", "prefill", "prompt", "train"
+]
 WHOLE = ("prefill", "prompt", "train")
 """Programs without a loop of blocks."""
+HEADS: dict[str, dict[str, Any]] = {"kv": {}, "onepass": {"parallel": True, "markov": 64}}
+"""Programs of a KV head, and its options."""
 GPUS = {
     "a100-40gb": "NVIDIA A100-SXM4-40GB",
     "a100": "NVIDIA A100-SXM4-80GB",
@@ -96,8 +100,9 @@ def main(
       chips: kind and topology in libtpu's notation, such as v5e:2x2, or a kind of GPU and their
         number, such as h100:4; the target is split over all chips.
       programs: plain decoding; a chain or a tree of width 2 drafted from views M and T; a KV head
-        (kv); an EAGLE-3 head of 8,192 draft tokens (eagle3); lookup, without a draft; prefill of
-        the chain or of plain decoding (prompt); a training step of logit distillation (train).
+        (kv), one that drafts a block in one pass (onepass), or an EAGLE-3 head of 8,192 draft
+        tokens (eagle3); lookup, without a draft; prefill of the chain or of plain decoding
+        (prompt); a training step of logit distillation (train).
       batches: batch sizes.
       prompt: slots for prompt tokens; in training, tokens of a row.
       new: slots for new tokens.
@@ -190,10 +195,14 @@ def assembled(config: LatencyConfig, name: Name, width: int | None = None) -> tu
 
     width: Tokens of a target pass with padding; trees and longer blocks are left as they are.
     """
-    alone = {"plain": (), "prompt": (), "kv": ("kv",), "eagle3": ("kv",), "lookup": ("lookup",)}
+    heads = (*HEADS, "eagle3")
+    alone = {"plain": (), "prompt": (), "lookup": ("lookup",), **dict.fromkeys(heads, ("kv",))}
     views = alone.get(name, ("M", "T"))
-    made = {"kv": usual_head, "eagle3": eagle_head}.get(name)
-    head = made and made(config.target)
+    head = None
+    if name in HEADS:
+        head = usual_head(config.target, gamma=config.gamma, **HEADS[name])
+    elif name == "eagle3":
+        head = eagle_head(config.target)
     tree = "2" if name == "tree" else None
     dtype = jnp.dtype(config.dtype)
     return abstract_program(

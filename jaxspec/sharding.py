@@ -86,7 +86,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(?:.*/)?\w*(?:norm|norm[12]|layrnorm|ln_q)/(?:weight|bias)", (None,)),
     (r"image_newline", (None,)),
     # the KV head
-    (r"kv_projector/(?:k|v|queries)|slot_bias", ()),
+    (r"kv_projector/(?:k|v|queries)|slot_bias|masks|markov_(?:in|out)", ()),
     (r"fc/kernel", ("embed", None)),
 )
 """Regex of the whole path -> logical axis of each dimension; () replicates whatever its rank."""

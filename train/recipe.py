@@ -104,6 +104,12 @@ class Ablation:
     target_layers: tuple[int, ...] = ()
     """Three numbers of layers after which a fused head reads hidden states; by default 2, n/2 and
     n-3 of n layers, for which a target needs seven."""
+    layers: int = 1
+    """Decoder layers."""
+    parallel: bool = False
+    """Draft a block in one pass, with learned masks for the tokens behind the newest."""
+    markov: int = 0
+    """Rank of a parallel head's correction by the token before; 0 has none."""
 
 
 def main(args: Sequence[str] | None = None) -> Path:

@@ -36,7 +36,8 @@ from jaxspec.loading import LoadedHead, image_inputs, prompt_encoder
 from jaxspec.models import LanguageModel
 from jaxspec.models.blocks import read_blocks, read_whole
 from jaxspec.models.inputs import PromptRows
-from jaxspec.models.kv_head import HeadRows, head_rows, joined
+from jaxspec.models.kv_head import HeadRows, corrected, head_rows, joined
+from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.captions import Captioner
 from jaxspec.prompts.encoder import Prompt
 from jaxspec.prompts.rows import Showing, prompt_row, stack_rows, which_image
@@ -269,6 +270,7 @@ def predict_heads(
                     (prompt, answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)
                 ]
                 for name, head in heads.items():
+                    head.config.check_gamma(max(gammas))
                     agrees = map_over_processes(
                         lambda some, head=head: [
                             head_agreement(plain.assembly.lead, head, *one, max(gammas))
@@ -335,12 +337,17 @@ def _agreement(
     at: Int[Any, "1 L J"] = np.minimum(
         np.arange(length)[None, :, None] + np.arange(gamma + 1), length - 1
     )
-    hidden = read_blocks(
+    hidden, embeds = read_blocks(
         config, params["head"], params["target"], reading, rows, jnp.asarray(at[..., :-1]), prompts
     )
     drafts = LanguageModel(config.text_config)
     own = joined(params["head"], params["target"], drafts.text.draft_vocabulary)
-    steps = jax.lax.map(lambda x: drafts.logits(own, x).argmax(-1), jnp.moveaxis(hidden, 2, 0))
+
+    def best(step: tuple[Array, Array]) -> Array:
+        scores = corrected(config, params["head"], drafts.scores(own, step[0]), step[1])
+        return fill_vocabulary(drafts.text, scores).argmax(-1)
+
+    steps = jax.lax.map(best, tuple(jnp.moveaxis(x, 2, 0) for x in (hidden, embeds)))
     return jnp.moveaxis(steps, 0, 2) == rows.tokens[:, at[0]][..., 1:]
 
 

@@ -129,6 +129,8 @@ def _export_head(
         text = config.text_config
         words = _first_words(source, text.draft_vocabulary, draft_vocabulary)
         config = replace(config, text_config=replace(text, draft_vocabulary=words))
+        if config.markov:
+            params = {**params, "markov_out": params["markov_out"][:, : len(words)]}
     save_kv_head(
         destination,
         config,

@@ -16,6 +16,9 @@ configuration. All layers of the head read the rotated keys and values of the ta
 | `kv_projector.queries`                             | [k, K, H] | pooling "attention"           |
 | `slot_bias`                                        | [1]       | `slot_bias`                   |
 | `fc.weight`                                        | [D, 2 D]  | feature "last_hidden"         |
+| `masks`                                            | [J-1, D]  | `parallel`                    |
+| `markov_in`                                        | [D, r]    | `markov` r                    |
+| `markov_out`                                       | [r, V]    | `markov` r; V: tokens scored  |
 
 Embedding and output head are the target's and are not stored. `fc` reads a token's embedding and,
 behind it, the hidden state that the token was predicted from. EAGLE heads use the same names.

@@ -86,6 +86,13 @@ class KVHeadConfig:
     feature: Feature = "none"
     gamma: int = 5
     """J: draft length of its training."""
+    parallel: bool = False
+    """Whether one pass drafts a block: J positions, the newest token and behind it learned masks,
+    each of which sees those before it. All read the hidden state of the newest token, if any."""
+    markov: int = 0
+    """r: rank of what a head that is `parallel` adds to the scores of a token for the token before
+    it, as DSpark's Markov head; 0 adds nothing. A token is drawn from the softmax of the sum, and
+    verified against that."""
 
     model_type: ClassVar = "jaxspec_kv_head"
 
@@ -97,6 +104,16 @@ class KVHeadConfig:
             raise InputError(
                 f"KV head: feature {self.feature!r} of a decoder {type(self.text_config).__name__};"
                 " use `KVHeadConfig.of_target`"
+            )
+        if self.parallel and (self.fused or self.gamma < 2):
+            raise InputError(
+                f"KV head: parallel with feature {self.feature!r} and gamma {self.gamma}; give "
+                "feature none or last_hidden, and gamma 2 or more"
+            )
+        if self.markov < 0 or (self.markov and not self.parallel):
+            raise InputError(
+                f"KV head: markov {self.markov} of a head whose parallel is {self.parallel}; give "
+                "0, or 1 or more and parallel"
             )
         if self.pools and not 0 < self.image_slots <= self.image_tokens:
             raise InputError(
@@ -136,6 +153,14 @@ class KVHeadConfig:
         """Hidden states of its own that it reads, as `KVCache.kept`."""
         text = self.text_config
         return (1,) if isinstance(text, EagleConfig) and not text.norm_output else ()
+
+    def check_gamma(self, gamma: int) -> None:
+        """Raise InputError for a draft length that the head cannot draft."""
+        if self.parallel and gamma > self.gamma:
+            raise InputError(
+                f"gamma: {gamma}, and one pass of the KV head drafts {self.gamma} tokens; give at "
+                "most that"
+            )
 
     def for_target(self, target: Any) -> Self:
         """Return the configuration with the layers of this target that it reads.
@@ -193,7 +218,7 @@ class KVHeadConfig:
             )
         if options.get("feature") == "fused":
             own = eagle_decoder(text, layers, target_layers)
-            given = {"feature", "gamma", "target_name"} & options.keys()
+            given = {"feature", "gamma", "target_name", "parallel", "markov"} & options.keys()
             return cls(own, target_hash(target), pooling="drop", **{k: options[k] for k in given})
         if text is target:
             image_tokens, options = (
@@ -237,9 +262,14 @@ class KVHeadConfig:
             return self.text_config.to_hf() | {"jaxspec": own | {"gamma": self.gamma}}
         return (
             {"model_type": self.model_type}
-            | asdict(self)
+            | self.options()
             | {"text_config": self.text_config.to_hf()}
         )
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields, without those that older heads lack where they are off."""
+        newer = ("parallel", "markov")
+        return {name: value for name, value in asdict(self).items() if value or name not in newer}
 
 
 def usual_layers(depth: int) -> tuple[int, ...]:

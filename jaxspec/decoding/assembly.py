@@ -154,6 +154,8 @@ def build_program(
         )
     shown = prompt_views(views) if draft is not None else ()
     reader = draft or target
+    if head is not None:
+        head.check_gamma(config.gamma)
     drafter = make_drafter(reader, shown, config.gamma, size, tree, config.context, head, lookup)
     weighting = parse_weighting(config.weighting)
     block = drafter.nodes + 1

@@ -25,6 +25,7 @@ from jaxspec.models.head_cache import adopt_target_kv, pack, pack_own
 from jaxspec.models.inputs import PromptRows
 from jaxspec.models.kv_head import KVHead, joined
 from jaxspec.models.layers import apply
+from jaxspec.models.vocabulary import fill_vocabulary
 from jaxspec.prompts.views import View
 from jaxspec.sampling import Sampling, by_place, fit_vocabulary, mix, tempered
 from jaxspec.typing import Array, Float, Int, Params
@@ -61,6 +62,14 @@ class BlockInputs:
         return step_keys(self.options, self.count, place)
 
 
+class Plan(struct.PyTreeNode):
+    """What one pass of a KV head says of a block; the tokens are chosen one by one."""
+
+    scores: Float[Array, "B J V"]
+    place: Int[Array, ""]
+    """Place of the next token, 0 at first; all nodes of a tree's level have the same."""
+
+
 class DraftState(struct.PyTreeNode):
     """Carry a draft's caches from block to block.
 
@@ -78,6 +87,9 @@ class DraftState(struct.PyTreeNode):
     between blocks come from the target's hidden states."""
     text: Text | None = None
     """Prompt and answer before this block, which lookup searches."""
+    plan: Plan | None = None
+    """Scores of the block that is being drafted, for a head that is `parallel`; None between
+    blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +199,7 @@ class Drafter(ABC):
             state = state.replace(text=state.text.holding(inputs.tokens, inputs.count))
         logits, read = self._read_newest(inputs, state)
         draft, read = self._propose(inputs, logits, read)
-        return draft, rewound(read, state)
+        return draft, rewound(read.replace(plan=None), state)
 
     @abstractmethod
     def _propose(
@@ -243,6 +255,8 @@ class Drafter(ABC):
         if state.last is not None:
             first = jnp.where(self._feed(inputs.count) == 1, state.last, fed[:, 0])
             fed = fed.at[:, 0].set(first)
+        if self.head is not None and self.head.parallel:
+            state = self.planned(inputs.params, recent[:, 1], state)
         if head is None or self.head is None or not self.head.fused:
             return self._read(inputs.params, fed, recent[:, 1:], state)
         logits, read = self._read_verified(inputs, head)
@@ -301,7 +315,11 @@ class Drafter(ABC):
             logits = fit_vocabulary(logits[:, -width:], self.vocabulary)
             parts.append(logits.reshape(len(self.views), -1, *logits.shape[1:]))
             state = state.replace(cache=cache)
-        if state.head is not None:
+        if state.plan is not None:
+            logits, plan = self._read_plan(params, tokens, state.plan)
+            parts.append(fit_vocabulary(logits, self.vocabulary)[None])
+            state = state.replace(plan=plan)
+        elif state.head is not None:
             logits, cache = self._read_head(params, tokens, state.head, mask)
             parts.append(fit_vocabulary(logits, self.vocabulary)[None])
             state = state.replace(head=cache)
@@ -322,6 +340,33 @@ class Drafter(ABC):
         before = hidden_before(cache, tokens.shape[1], mask)
         fused = apply(KVHead(self.head), params["head"], embeds, before, method="fuse")
         return model.advance(own, fused, cache, mask)
+
+    def planned(self, params: Params, newest: Int[Array, " B"], state: DraftState) -> DraftState:
+        """Run one pass of a parallel head over the newest token and the masks behind it."""
+        assert self.head is not None
+        assert state.head is not None
+        model, own = self._head_model(params)
+        cache = state.head
+        embeds = model.embed(own, PromptRows(newest[:, None], cache.length), None)[:, 0]
+        before = hidden_before(cache, 1, None)[:, 0] if self.head.reads_hidden else None
+        given = embeds, before, self.gamma
+        block = apply(KVHead(self.head), params["head"], *given, method="masked")
+        scores, cache = model.advance(own, block, cache)
+        return state.replace(head=cache, plan=Plan(scores, jnp.zeros((), jnp.int32)))
+
+    def _read_plan(
+        self, params: Params, tokens: Int[Array, "B T"], plan: Plan
+    ) -> tuple[Float[Array, "B T V"], Plan]:
+        """Return the scores of what follows each of T tokens at the plan's place."""
+        assert self.head is not None
+        scores = jax.lax.dynamic_slice_in_dim(plan.scores, plan.place, 1, axis=1)
+        scores = jnp.broadcast_to(scores, (*tokens.shape, scores.shape[-1]))
+        if self.head.markov:
+            model, own = self._head_model(params)
+            embeds = model.embed(own, PromptRows(tokens, tokens[:, 0]), None)
+            added = apply(KVHead(self.head), params["head"], embeds, method="correction")
+            scores += fill_vocabulary(model.text, added)
+        return scores, plan.replace(place=plan.place + 1)
 
     def _head_model(self, params: Params) -> tuple[LanguageModel, Params]:
         assert self.head is not None

@@ -93,11 +93,14 @@ def abstract_program(
     return build_program(model, reader, head, config, shares), params
 
 
-def usual_head(target: ModelConfig) -> KVHeadConfig:
-    """Return the KV head of `train.recipe kv_llava15_7b`: 64 slots an image, if sizes are fixed."""
+def usual_head(target: ModelConfig, **options: Any) -> KVHeadConfig:
+    """Return the KV head of `train.recipe kv_llava15_7b`: 64 slots an image, if sizes are fixed.
+
+    options: More fields.
+    """
     tokens = getattr(target, "image_tokens", None)
     pooled = {} if tokens is None else {"image_slots": min(64, tokens), "slot_bias": True}
-    return KVHeadConfig.of_target(target, **pooled)
+    return KVHeadConfig.of_target(target, **pooled, **options)
 
 
 def sizes_of(program: Any, prompt: int, tiles: int, new: int) -> Sizes:
@@ -148,6 +151,8 @@ def plan(program: Any, params: Params, devices: int, batch: int, sizes: Sizes) -
             [leaf for path, leaf in flat(params["target"]).items() if "lm_head" in path]
         )
     drafts = program.drafter.gamma if isinstance(program, Speculator) else 0
+    if drafts and not program.drafter.views and program.head is not None and program.head.parallel:
+        drafts = 1
     return Plan(report, plain, plain + drafts * drafted)
 
 

@@ -57,8 +57,8 @@ def read_blocks(
     rows: PromptRows,
     block: Int[Array, "B A J"],
     slots: HeadRows,
-) -> Float[Array, "B A J D"]:
-    """Return the final-normed hidden states of a head in blocks of J tokens of each row.
+) -> tuple[Float[Array, "B A J D"], Float[Array, "B A J D"]]:
+    """Return a head's final hidden states in blocks of J tokens, and the tokens' embeddings.
 
     Args:
       block: Slots of the blocks' tokens, of which the first is the anchor.
@@ -78,13 +78,13 @@ def read_blocks(
     if not config.fused:
         before = states_before(config, reading.hidden, anchors)
         given: Any = embeds, anchors, turned(block), reading.k, reading.v, slots, before
-        return apply(KVHead(config), head, *given)
+        return apply(KVHead(config), head, *given), embeds
     assert reading.states is not None
     before = states_before(config, reading.states, anchors)
     whole = jnp.broadcast_to(jnp.arange(rows.tokens.shape[1]), rows.tokens.shape)
     row = drafts.embed(own, rows, None), reading.states, turned(whole)
     given = embeds, anchors, turned(jnp.maximum(block - 1, 0)), row, before
-    return apply(KVHead(config), head, *given, method="unroll")
+    return apply(KVHead(config), head, *given, method="unroll"), embeds
 
 
 def pick(values: Array, at: Int[Array, "B A J"]) -> Array:

@@ -15,6 +15,11 @@ output head. Its slot p reads the embedding of token p + 1 next to the hidden st
 state is `fc` of three of the target's, or, of a token that it drafted itself, its own output. It
 takes the position of token p.
 
+A KV head that is `parallel` drafts a block in one pass, as DFlash, P-EAGLE and DSpark do: mask
+embeddings stand for the tokens that it does not know. With gamma = 3 and the newest token x, it
+reads x m1 m2, and scores what follows each of them. So it reads its layers and the output head
+once a block, and a token's scores depend on the tokens drafted before it by `correction` alone.
+
 Decoding and training use the same parameters in two ways:
 
 - decoding: `models/head_cache.py` makes an ordinary `KVCache`, and the head is a `CausalLM` over
@@ -40,7 +45,7 @@ from jaxspec.errors import InputError
 from jaxspec.models.anchored import NEVER, AnchoredAttention, Block, Context
 from jaxspec.models.decoder import Places, layer_of
 from jaxspec.models.kv_projector import KVProjector
-from jaxspec.models.layers import INIT, Dense, RMSNorm
+from jaxspec.models.layers import INIT, Dense, RMSNorm, apply, times, wide
 from jaxspec.models.vocabulary import head_kernel
 from jaxspec.typing import Array, Float, Int, Params
 
@@ -73,6 +78,12 @@ class KVHead(nn.Module):
         if c.pools and c.slot_bias:
             weight = math.log(c.image_tokens / c.image_slots)
             self.slot_bias = self.param("slot_bias", lambda _: jnp.full((1,), weight, jnp.float32))
+        if c.parallel:
+            self.masks = self.param("masks", INIT, (c.gamma - 1, text.hidden_size))
+        if c.markov:
+            words = len(text.draft_vocabulary) or text.vocab_size
+            self.markov_in = self.param("markov_in", INIT, (text.hidden_size, c.markov))
+            self.markov_out = self.param("markov_out", nn.initializers.zeros, (c.markov, words))
 
     def context(
         self, k: Float[Array, "B K S H"], v: Float[Array, "B K S H"], rows: HeadRows
@@ -117,6 +128,31 @@ class KVHead(nn.Module):
         both = jnp.concatenate([embeds, before], axis=-1)
         return both if self.config.fused else self.fc(both)
 
+    def masked(
+        self, embeds: Float[Array, "... D"], before: Float[Array, "... D"] | None, count: int
+    ) -> Float[Array, "... J D"]:
+        """Return the layers' inputs of a block of `count` tokens, of which the first is known.
+
+        Args:
+          embeds: Embedding of the known token.
+          before: The hidden state that predicted it, for a head that reads hidden states.
+        """
+        masks = self.masks[: count - 1].astype(embeds.dtype)
+        shape = (*embeds.shape[:-1], *masks.shape)
+        x = jnp.concatenate([embeds[..., None, :], jnp.broadcast_to(masks, shape)], axis=-2)
+        if before is None:
+            return x
+        return self.fuse(x, jnp.broadcast_to(before[..., None, :], x.shape))
+
+    def correction(self, embeds: Float[Array, "... D"]) -> Float[Array, "... words"]:
+        """Return what tokens with these embeddings add to the scores of their followers."""
+        exact = embeds.astype(wide(embeds.dtype))
+        # Embeddings of any scale learn at the same rate.
+        square = jnp.mean(exact * exact, axis=-1, keepdims=True)
+        normed = exact * jax.lax.rsqrt(square + self.config.text_config.rms_norm_eps)
+        low = times(normed.astype(embeds.dtype), self.markov_in)
+        return times(low, self.markov_out, exact.dtype).astype(jnp.float32)
+
     def combine(self, states: Float[Array, "... fused"]) -> Float[Array, "... D"]:
         """Return the hidden states that an EAGLE-3 head reads of the target's."""
         text = self.config.text_config
@@ -156,7 +192,7 @@ class KVHead(nn.Module):
         """Return the final-normed hidden states of blocks of J tokens that begin at the anchors.
 
         Args:
-          embeds: The target's embeddings of the blocks' tokens.
+          embeds: The target's embeddings of the blocks' tokens; a parallel head reads the first.
           anchors: Index of each block's first token in the target's row.
           rotary: Positions of the tokens.
           k, v: The target's last layer.
@@ -197,6 +233,8 @@ class KVHead(nn.Module):
                 x, blocks[i] = layer(x, Places(flat, flat, seen), blocks[i])
             return x.reshape(*shape, -1)
 
+        if self.config.parallel:
+            return self.norm(read(self.masked(embeds[:, :, 0], before, embeds.shape[2]), rotary))
         if before is None:
             return self.norm(read(embeds, rotary))
         fed, out = before[:, :, None], []
@@ -206,6 +244,21 @@ class KVHead(nn.Module):
             out.append(self.norm(x))
             fed = x if self.config.own_states else out[-1]
         return jnp.concatenate(out, axis=2)
+
+
+def corrected(
+    config: KVHeadConfig,
+    params: Params,
+    scores: Float[Array, "... words"],
+    embeds: Float[Array, "... D"],
+) -> Float[Array, "... words"]:
+    """Return the scores of tokens, with the correction of a head that has one.
+
+    embeds: Embeddings of the tokens before them.
+    """
+    if not config.markov:
+        return scores
+    return scores + apply(KVHead(config), params, embeds, method="correction")
 
 
 def states_before(

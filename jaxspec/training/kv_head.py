@@ -34,7 +34,7 @@ from jaxspec.errors import InputError
 from jaxspec.loading import LoadedModel
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.blocks import Reading, pick, read_blocks, read_whole
-from jaxspec.models.kv_head import HeadRows, head_rows, init_head, joined
+from jaxspec.models.kv_head import HeadRows, corrected, head_rows, init_head, joined
 from jaxspec.models.vocabulary import places
 from jaxspec.sharding import shardings
 from jaxspec.training.conversations import ConversationBatch, ConversationBatches
@@ -178,12 +178,12 @@ def make_loss(target: LanguageModel, config: KVHeadConfig, anchoring: Anchoring)
         own = joined(params["head"], frozen, words) if config.fused else theirs
 
         @jax.checkpoint
-        def drafted(head: Params) -> Array:
+        def drafted(head: Params) -> tuple[Array, Array]:
             rows = batch.conversations.rows
             return read_blocks(config, head, frozen, reading, rows, block, batch.slots)
 
         return draft_loss(
-            lambda x: drafts.scores(own, x),
+            lambda x: corrected(config, params["head"], drafts.scores(own, x[0]), x[1]),
             drafted(params["head"]),
             pick(reading.hidden, block),
             places(drafts.text, pick(tokens, at[..., 1:])),
@@ -248,7 +248,7 @@ def train_kv_head(
     loss_fn = make_loss(target.model, config, recipe.anchoring)
     for stage in recipe.stages:
         conversations, inputs = stage_data(recipe, stage, sources, target, target)
-        inputs |= {"head": asdict(config), "anchoring": asdict(recipe.anchoring)}
+        inputs |= {"head": config.options(), "anchoring": asdict(recipe.anchoring)}
         if recipe.start:
             inputs["start"] = model_signature(recipe.start)
         batches = HeadBatches(conversations, config, recipe.anchoring, stage.train.seed, readings)
@@ -268,8 +268,9 @@ def _started(
 ) -> tuple[KVHeadConfig, Params]:
     """Return a trained head, with the draft vocabulary `words` or its own.
 
-    Raises InputError where it differs from `wanted` in more than J. An EAGLE-3 head keeps its
-    decoder and its draft vocabulary.
+    Raises InputError where it differs from `wanted` in more than J, or in J if one pass drafts
+    them. An EAGLE-3 head keeps its decoder and its draft vocabulary, and a head with a correction
+    its draft vocabulary.
     """
     found, head = load_kv_head(path, jnp.float32)
     if found.fused and wanted.fused:
@@ -282,7 +283,12 @@ def _started(
     theirs = replace(
         found, text_config=replace(found.text_config, draft_vocabulary=text.draft_vocabulary)
     )
-    for name in (each.name for each in fields(config) if each.name not in ("gamma", "target_name")):
+    if found.markov and text.draft_vocabulary != found.text_config.draft_vocabulary:
+        raise InputError(
+            f"start {path}: its correction is for other tokens; give --draft-vocabulary 0"
+        )
+    free = ("target_name",) if config.parallel else ("gamma", "target_name")
+    for name in (each.name for each in fields(config) if each.name not in free):
         if (own := getattr(config, name)) != (there := getattr(theirs, name)):
             raise InputError(
                 f"start {path}: its {name} is {there!r:.60}, and the recipe's {own!r:.60}; "

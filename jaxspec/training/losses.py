@@ -8,7 +8,7 @@ KL and total variation distance for drafts. A drafted token is accepted with pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -115,8 +115,8 @@ def distillation_loss(
 
 
 def draft_loss(
-    score: Callable[[Float[Array, "... D"]], Float[Array, "... V"]],
-    drafted: Float[Array, "B A J D"],
+    score: Callable[[Any], Float[Array, "... V"]],
+    drafted: Any,
     teacher: Float[Array, "B A J D"],
     labels: Int[Array, "B A J"],
     mask: Int[Array, "B A J"],
@@ -130,9 +130,9 @@ def draft_loss(
     fewer logits exist at once.
 
     Args:
-      score: output head, hidden states to logits.
+      score: output head, `drafted` to logits.
       score_teacher: the target's output head; None if it is the draft's too.
-      drafted: the draft's hidden states.
+      drafted: the draft's hidden states, and what else its output head reads, each [B, A, J, D].
       teacher: the target's hidden states at the same tokens.
       labels: following tokens; -1, a token that the draft does not score, ends a block.
       mask: tokens that count, from the beginning of a block.
@@ -146,7 +146,7 @@ def draft_loss(
     """
 
     @jax.checkpoint
-    def step(drafted: Array, teacher: Array, labels: Array, mask: Array) -> tuple[Array, ...]:
+    def step(drafted: Any, teacher: Array, labels: Array, mask: Array) -> tuple[Array, ...]:
         q = jax.nn.log_softmax(score(drafted))
         p = jax.lax.stop_gradient(jax.nn.log_softmax((score_teacher or score)(teacher)))
         named = jnp.take_along_axis(q, labels[..., None], axis=-1)[..., 0]
@@ -156,8 +156,9 @@ def draft_loss(
         return (loss * mask).sum(), (accepted * mask).sum(), agrees
 
     learned = mask * jnp.cumprod(labels >= 0, axis=-1)
-    over = (jnp.moveaxis(x, 2, 0) for x in (drafted, teacher, labels, learned.astype(jnp.float32)))
-    losses, accepted, agrees = jax.lax.map(lambda xs: step(*xs), tuple(over))
+    over = drafted, teacher, labels, learned.astype(jnp.float32)
+    steps = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), over)
+    losses, accepted, agrees = jax.lax.map(lambda xs: step(*xs), steps)
     count = learned.sum((0, 1)).astype(jnp.float32)
     each = losses / jnp.maximum(count, 1.0)
     weights = decay ** jnp.arange(len(each)) * (count > 0)

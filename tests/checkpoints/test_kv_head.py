@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "attention": {"pooling": "attention", "slot_bias": False},
     "hidden states": {"feature": "last_hidden"},
     "two layers": {"layers": 2},
+    "one pass": {"parallel": True, "markov": 2, "gamma": 3},
 }
 
 
@@ -39,6 +40,9 @@ def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     config, params = saved(tmp_path / "head", name)
     found, read = load_kv_head(tmp_path / "head")
     assert found == config
+    if name != "one pass":
+        raw = json.loads((tmp_path / "head" / "config.json").read_text())
+        assert not {"parallel", "markov"} & raw.keys(), "older heads have no such entries"
     assert jax.tree.structure(read) == jax.tree.structure(params)
     for ours, theirs in zip(jax.tree.leaves(read), jax.tree.leaves(params), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -97,6 +101,8 @@ def test_tensors_that_do_not_fit_are_named(spoil: Any, told: str, tmp_path: Path
         ({"image_tokens": 10**9}, "image_tokens 1000000000 is not supported; give int"),
         ({"image_tokens": 65_536, "image_slots": 65_536}, "matrices of over 16777216 numbers"),
         ({"slot_bias": "yes"}, "slot_bias 'yes' is not supported"),
+        ({"parallel": True, "gamma": 1}, "feature 'none' and gamma 1; give feature none or last_hidden, and gamma 2"),
+        ({"markov": 4}, "markov 4 of a head whose parallel is False; give 0, or 1 or more and parallel"),
         ({"text_config": {"num_hidden_layers": 1000}}, "num_hidden_layers 1000, and the files hold"),
     ],
 )

@@ -39,7 +39,9 @@ def headed(target: LoadedModel) -> LoadedModel:
 def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **options: Any) -> dict[str, Engine]:
     config = replace(CONFIG, **options)
     eagle = tiny.kv_head(LanguageModel(target.config), target.params, feature="fused", target_layers=(0, 1, 2))
+    one_pass = tiny.kv_head(LanguageModel(target.config), target.params, parallel=True, markov=2)
     return {
+        "one pass": Engine(replace(target, head=LoadedHead(*one_pass)), config=replace(config, views=("kv",))),
         "eagle": Engine(replace(target, head=LoadedHead(*eagle)), config=replace(config, views=("kv",))),
         "plain": Engine(target, config=replace(config, views=())),
         "views": Engine(target, draft, config),
@@ -48,7 +50,7 @@ def engines(target: LoadedModel, draft: LoadedModel, headed: LoadedModel, **opti
     }
 
 
-KINDS = ("plain", "views", "kv", "eagle", "lookup")
+KINDS = ("plain", "views", "kv", "eagle", "one pass", "lookup")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -34,8 +34,9 @@ DRAFT_PARAMS = tiny.noisy(TARGET_PARAMS, 0.05)
 HEADS = {
     "kv": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden"),
     "eagle": tiny.kv_head(TARGET, TARGET_PARAMS, feature="fused", target_layers=(0, 1, 2)),
+    "one pass": tiny.kv_head(TARGET, TARGET_PARAMS, feature="last_hidden", parallel=True, markov=2),
 }
-"""An EAGLE-3 head is a view kv too; here its name is another."""
+"""All are a view kv; here those that are not one token a pass have names of their own."""
 SHAPES = [(1, None), (3, None), (7, None), (3, "2:9"), (3, "dynamic:2:6")]
 """Draft lengths and trees."""
 GRID = [
@@ -47,6 +48,10 @@ GRID = [
     (("M", "T", "kv"), 3, None),
     (("eagle",), 3, None),
     (("M", "T", "eagle"), 2, "dynamic:2:4"),
+    (("one pass",), 3, None),
+    (("one pass",), 3, "2:5"),
+    (("M", "T", "one pass"), 3, None),
+    (("one pass", "lookup"), 3, "dynamic:2:6"),
     *((("lookup",), 3, tree) for tree in (None, "chains:2")),
     *(
         (("M", "eagle", "lookup"), 3, None),
@@ -67,9 +72,13 @@ def head_of(views: tuple[str, ...]) -> tuple[Any, Params]:
     return next((HEADS[view] for view in views if view in HEADS), (None, {}))
 
 
+def in_engine(views: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple("kv" if view in HEADS else view for view in views)
+
+
 def batch_of(*views: str) -> PromptBatch:
     head, _ = head_of(views)
-    return tiny.prompts(LENGTHS, IMAGES, tuple(view.replace("eagle", "kv") for view in views), head=head)
+    return tiny.prompts(LENGTHS, IMAGES, in_engine(views), head=head)
 
 
 def plain(options: Sampling, target: Params = TARGET_PARAMS) -> list[list[int]]:
@@ -89,7 +98,7 @@ def speculative(
     """Decode; `policy` sets the drafter's context, its tree, or the weighting."""
     head, head_params = head_of(views)
     batch = batch_of(*views) if batch is None else batch
-    views = tuple(view.replace("eagle", "kv") for view in views)
+    views = in_engine(views)
     spec = tiny.speculator(TARGET, draft[0], views, gamma, head=head, **policy)
     batch = batch.replace(view_images=batch.view_images if draft[0].has_vision else None)
     batch = batch if weights is None else tiny.weighted(batch, *weights)
@@ -153,7 +162,7 @@ def test_weights_that_move_change_nothing_but_the_pace(weighting: str) -> None:
     assert not same_stats(state, speculative(("M", "T"), 3, options)), "the weights did not move"
 
 
-@pytest.mark.parametrize("views", [("M", "T"), ("M", "eagle", "lookup")])
+@pytest.mark.parametrize("views", [("M", "T"), ("M", "eagle", "lookup"), ("M", "one pass")])
 def test_weights_of_one_view_are_that_view(views: tuple[str, ...]) -> None:
     """The same histogram and not only the same tokens; so that the grid's mixtures are known to differ."""
     options = tiny.sampling(B, new=NEW, eos=NOBODY)

@@ -13,15 +13,17 @@ import pytest
 from jaxspec import Engine, EngineConfig, LoadedModel, Request
 from jaxspec.cache import KVCache, TreeMask, hidden_before
 from jaxspec.config import KVHeadConfig
+from jaxspec.decoding.assembly import build_program
 from jaxspec.decoding.drafter import DraftState
 from jaxspec.decoding.drafters import make_drafter
+from jaxspec.errors import InputError
 from jaxspec.loading import LoadedHead
 from jaxspec.models import LanguageModel, text_params
 from jaxspec.models.anchored import Block
 from jaxspec.models.decoder import Layer, Places
 from jaxspec.models.head_cache import pack
 from jaxspec.models.inputs import PromptRows, in_order
-from jaxspec.models.kv_head import HeadRows, KVHead, head_rows, init_head, joined, states_before
+from jaxspec.models.kv_head import HeadRows, KVHead, corrected, head_rows, init_head, joined, states_before
 from jaxspec.typing import Array, Params
 
 from tests import tiny
@@ -36,6 +38,8 @@ HEADS = {
     "hidden states, two layers": {"feature": "last_hidden", "layers": 2},
     "images alone": {"reads_text": False, "feature": "last_hidden"},
     "all, two layers": {"pooling": "none", "layers": 2},
+    "one pass": {"slot_bias": True, "parallel": True},
+    "one pass, hidden states": {"feature": "last_hidden", "parallel": True, "markov": 2, "layers": 2},
 }
 PAGES, BEFORE, NEW, J = (2, 0, 1), 6, 12, 3
 
@@ -81,7 +85,7 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         hidden: Any = KVHead(config).apply(
             {"params": params}, embeds[:, at], anchors, blocks_of, target.k[-1], target.v[-1], rows, before
         )
-        trained = TARGET.logits(PARAMS, hidden)
+        trained = corrected(config, params, TARGET.logits(PARAMS, hidden), embeds[:, at])
 
         prompt = head_rows(config, [image[:start] for image in shown], start, 2)
         drafter = make_drafter(LanguageModel(config.text_config), (), J, TEXT.vocab_size, head=config)
@@ -91,9 +95,12 @@ def test_decoding_scores_what_training_scored(name: str) -> None:
         decoded = []
         for begin, emitted in zip(starts, blocks, strict=True):
             steps, block = [], state
+            if config.parallel:
+                block = drafter.planned(shared, tokens[:, begin], block)
             for s in range(J):
                 logits, block = drafter.extend(shared, tokens[:, begin + s, None], block)
                 steps.append(logits[0, :, 0])
+            block = block.replace(plan=None)
             decoded.append(jnp.stack(steps, axis=1))
             block = block.replace(head=block.head.replace(length=state.head.length))
             done = target.replace(length=jnp.full(3, begin + emitted))
@@ -204,10 +211,16 @@ def test_nodes_of_a_tree_follow_their_parents() -> None:
 
 
 def test_a_head_takes_its_own_target_only() -> None:
-    from jaxspec.errors import InputError
-
     config = KVHeadConfig.of_target(TARGET.config, image_slots=2)
     assert config.for_target(TARGET.config) == config
     other = replace(TARGET.config, text_config=replace(TEXT, rope_theta=5e5))
     with pytest.raises(InputError, match=r"made for a target of configuration \w{16}, and this llava "):
         config.for_target(other)
+
+
+def test_one_pass_drafts_at_most_what_it_was_trained_for() -> None:
+    config, _ = tiny.kv_head(TARGET, PARAMS, parallel=True, gamma=3)
+    for gamma in (2, 3):
+        build_program(TARGET, None, config, EngineConfig(views=("kv",), gamma=gamma), False)
+    with pytest.raises(InputError, match="gamma: 5, and one pass of the KV head drafts 3 tokens; give at most that"):
+        build_program(TARGET, None, config, EngineConfig(views=("kv",)), False)

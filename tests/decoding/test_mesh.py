@@ -77,7 +77,14 @@ def test_a_loop_is_entered_again_on_a_data_parallel_mesh(pair, monkeypatch, name
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("options", [{"feature": "last_hidden"}, {"feature": "fused", "target_layers": (0, 1, 2)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"feature": "last_hidden"},
+        {"feature": "fused", "target_layers": (0, 1, 2)},
+        {"feature": "last_hidden", "parallel": True, "markov": 2},
+    ],
+)
 def test_a_kv_head_is_split_as_its_target_is(pair, options):
     alone, split = LoadedModel.load(pair[0]), LoadedModel.load(pair[0], mesh=make_mesh(model=2))
     head = LoadedHead(*tiny.kv_head(alone.model, alone.params, **options))

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxspec.decoding import speculative
+from jaxspec.decoding.drafter import BlockInputs, DraftState
+from jaxspec.decoding.drafters import ChainDrafter
 from jaxspec.models import build
 from jaxspec.models.int8 import int8_params
 from jaxspec.sampling import draw
@@ -43,7 +45,11 @@ TARGET, PARAMS = lvlm(16, 2, seed=3, scale=0.4, vocabulary=VOCABULARY, image=IMA
 INT8 = int8_params(PARAMS)
 DRAFT = noisy(PARAMS, 0.7)
 VIEWS = ("M", "T", "P")
-HEADS = {"kv": kv_head(TARGET, PARAMS), "eagle": kv_head(TARGET, PARAMS, feature="fused", target_layers=(0, 1, 2))}
+HEADS = {
+    "kv": kv_head(TARGET, PARAMS),
+    "eagle": kv_head(TARGET, PARAMS, feature="fused", target_layers=(0, 1, 2)),
+    "one pass": kv_head(TARGET, PARAMS, parallel=True, markov=4),
+}
 
 
 @functools.cache
@@ -92,6 +98,8 @@ def drawn(
         head = head and replace(head, text_config=replace(head.text_config, draft_vocabulary=(4, 0, 2)))
         if kind == "eagle":
             head_params = eagle_params(head, PARAMS)
+        if kind == "one pass":
+            head_params = {**head_params, "markov_out": head_params["markov_out"][:, :3]}
     prompt = weighted(prompts([4], [1], views, image=IMAGE, head=head), *weights)
     batch = jax.tree.map(lambda x: jnp.repeat(x, ROWS, axis=0), prompt)
     target = INT8 if int8 else PARAMS
@@ -151,6 +159,18 @@ CASES = [
         {"temperature": 0.7, "views": ("M", "kv"), "weights": (0.5, 0.5), "kind": "eagle", "few_words": True},
         id="mixed EAGLE-3, few words",
     ),
+    pytest.param(3, {"temperature": 1.0, "views": ("kv",), "weights": (1.0,), "kind": "one pass"}, id="one pass"),
+    pytest.param(
+        2,
+        {"temperature": 0.7, "top_p": 0.8, "views": ("kv",), "weights": (1.0,), "kind": "one pass", "tree": "2:4"},
+        id="one pass, tree",
+    ),
+    pytest.param(
+        2,
+        {"temperature": 0.7, "views": ("M", "kv", "lookup"), "weighting": "mt-paper", "kind": "one pass"}
+        | {"few_words": True},
+        id="mixed one pass, few words",
+    ),
     pytest.param(3, {"temperature": 1.0, "views": ("lookup",), "weights": (1.0,)}, id="lookup"),
     pytest.param(
         1, {"temperature": 0.7, "top_p": 0.8, "tree": "3", "views": ("lookup",), "weights": (1.0,)}, id="lookup, tree"
@@ -201,5 +221,22 @@ def test_lookup_that_hides_what_it_drew_from_is_noticed(monkeypatch: pytest.Monk
     monkeypatch.setattr(speculative, "verify", even)
     run_speculative.clear_cache()
     counts = drawn(3, temperature=1.0, views=("lookup",), weights=(1.0,))
+    run_speculative.clear_cache()
+    assert goodness_of_fit(counts, joint(1.0, 0, 1.0)) < 1e-6
+
+
+def test_a_correction_that_verification_does_not_know_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens drawn with the correction for the token before, and accepted as if drawn without."""
+    propose = ChainDrafter._propose
+
+    def forgetful(self: ChainDrafter, inputs: BlockInputs, logits: Array, state: DraftState) -> Any:
+        draft, read = propose(self, inputs, logits, state)
+        assert state.plan is not None
+        _, probs = self._distributions(inputs, state.plan.scores[None])
+        return draft.replace(probs=probs[0]), read
+
+    monkeypatch.setattr(ChainDrafter, "_propose", forgetful)
+    run_speculative.clear_cache()
+    counts = drawn(3, temperature=1.0, views=("kv",), weights=(1.0,), kind="one pass")
     run_speculative.clear_cache()
     assert goodness_of_fit(counts, joint(1.0, 0, 1.0)) < 1e-6

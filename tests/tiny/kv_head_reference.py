@@ -27,12 +27,17 @@ def run_block(
     """Final-normed hidden states [J, D] of a block that begins at token `anchor` of the row.
 
     Args:
-      embeds: [J, D], the target's embeddings of the block's tokens.
+      embeds: [J, D], the target's embeddings of the block's tokens. A parallel head reads the first alone.
       k, v: [S, K, H], the target's last layer.
       shown: [S], which image a slot shows, -1 for text.
       before: [D], the target's final-normed hidden state of the token before the anchor.
     """
     context = read_target(config, tensors, k, v, np.asarray(shown), int(anchor))
+    if config.get("parallel"):
+        stream = torch.cat([embeds[:1], tensors["masks"][: len(embeds) - 1]])
+        if config["feature"] != "none":
+            stream = torch.cat([stream, before.expand(len(stream), -1)], dim=-1) @ tensors["fc.weight"].T
+        return run_layers(config["text_config"], tensors, stream, int(anchor), context)
     if config["feature"] == "none":
         return run_layers(config["text_config"], tensors, embeds, int(anchor), context)
     hidden = [before]

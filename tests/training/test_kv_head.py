@@ -39,6 +39,7 @@ from tests.training import child
 from tests.training.test_conversations import batches, joined, same
 
 FUSED = {"feature": "fused", "target_layers": (0, 1, 1), "gamma": 3}
+ONE_PASS = {"feature": "last_hidden", "parallel": True, "markov": 2, "gamma": 3, "image_slots": 1}
 MASK = np.asarray(
     [
         [0, 0, 1, 1, 1, 0, 1, 1, 0],  # two answers, of three tokens and of two
@@ -229,6 +230,50 @@ def test_an_eagle_heads_loss_is_that_of_its_definition() -> None:
     assert float(loss) == pytest.approx((weights * sums / counts).sum() / weights.sum(), rel=1e-4)
 
 
+@pytest.mark.parametrize("feature", ["none", "last_hidden"])
+def test_a_one_pass_heads_loss_is_that_of_its_definition(feature: str) -> None:
+    """Blocks that read one token, by the reference in PyTorch, with the correction for the true token before."""
+    torch = pytest.importorskip("torch", reason="torch is the oracle: install the `parity` extra")
+    from tests.tiny.kv_head_reference import run_block
+
+    target, params = tiny.text_only(*tiny.lvlm(16, 2, seed=0))
+    config, head = tiny.kv_head(target, params, feature=feature, parallel=True, markov=2, gamma=3)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, 20, (2, 12)).astype(np.int32)
+    mask = np.zeros((2, 12), bool)
+    mask[0, 5:9] = mask[1, 6:] = True
+    rows = PromptRows(tokens, np.full(2, 12))
+    whole = ConversationBatch(rows, mask, None, np.arange(2, dtype=np.uint32))
+    shown = np.full((2, 12), -1)
+    batch = HeadBatches(Given(whole, shown), config, Anchoring(anchors=2), seed=1)(0)  # type: ignore[arg-type]
+    loss_fn = make_loss(target, config, Anchoring(anchors=2, decay=0.5))
+    both = {"target": params, "head": head}
+    (loss, _), gradient = jax.jit(jax.value_and_grad(loss_fn, has_aux=True))(both, batch)
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(gradient["head"]))
+
+    read = jax.tree.map(np.asarray, read_target(target, params, whole, config))
+    tensors = {name: torch.tensor(leaf) for name, leaf in named_tensors(head).items()}
+    embedding = np.asarray(params["model"]["embed_tokens"]["embedding"])
+    output = np.asarray(params["lm_head"]["kernel"])
+    sums, counts = np.zeros(3), np.zeros(3)
+    for b, anchor in [(row, one) for row in range(2) for one in batch.anchors[row] if one >= 0]:
+        block = embedding[tokens[b, np.minimum(anchor + np.arange(3), 11)]]
+        k, v = (torch.tensor(leaf[b].swapaxes(0, 1)) for leaf in (read.k, read.v))
+        before = torch.tensor(read.hidden[b, anchor - 1])
+        hidden = run_block(config.to_dict(), tensors, torch.tensor(block), k, v, shown[b], anchor, before).numpy()
+        normed = block / np.sqrt((block**2).mean(-1, keepdims=True) + config.text_config.rms_norm_eps)
+        scores = hidden @ output + normed @ head["markov_in"] @ head["markov_out"]
+        for step in range(3):
+            if anchor + step + 1 >= 12 or not mask[b, anchor : anchor + step + 2].all():
+                break
+            p, q = (np.asarray(jax.nn.log_softmax(x)) for x in (read.hidden[b, anchor + step] @ output, scores[step]))
+            sums[step] += (np.exp(p) * (p - q)).sum()
+            counts[step] += 1
+    assert counts.all()
+    weights = 0.5 ** np.arange(3)
+    assert float(loss) == pytest.approx((weights * sums / counts).sum() / weights.sum(), rel=1e-4)
+
+
 def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Begun(Exception):
         pass
@@ -246,7 +291,7 @@ def test_the_target_lies_on_its_mesh_before_training_begins(tmp_path: Path, monk
         train_kv_head(replace(child.HEAD, target=str(path)), tmp_path, {"talk": data})
 
 
-@pytest.mark.parametrize("options", [child.HEAD.head, FUSED], ids=["KV head", "EAGLE-3"])
+@pytest.mark.parametrize("options", [child.HEAD.head, FUSED, ONE_PASS], ids=["KV head", "EAGLE-3", "one pass"])
 def test_losses_on_a_mesh_are_those_of_one_device(options: Any, tmp_path: Path) -> None:
     """The target is split over both axes, the rows over one."""
     path = tiny.save(tmp_path / "target", tiny.CONFIG, tiny.random_params(tiny.CONFIG))
