@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from jaxspec.config import KVHeadConfig, LvlmConfig, text_config
 from jaxspec.decoding.alternating import Alternating
+from jaxspec.decoding.compile_cache import Held
 from jaxspec.decoding.drafters import make_drafter
 from jaxspec.decoding.engine_config import CollaborationConfig, EngineConfig
 from jaxspec.decoding.one_proposer import OneProposer
@@ -66,6 +68,11 @@ class Assembly:
     """Models of the program's towers."""
     lead: LoadedModel
     """Model whose tokeniser and chat template write the prompts."""
+
+    @cached_property
+    def held(self) -> Held:
+        """Return the program with its parameters and their mesh, as compiled steps take them."""
+        return Held(self.program, mesh_of(self.lead.params), self.params)
 
 
 def chosen_views(

@@ -20,7 +20,6 @@ from jaxspec.decoding.assembly import Assembly
 from jaxspec.decoding.compile_cache import Held, timed
 from jaxspec.decoding.engine_config import BATCH_BUCKETS, Batching, EngineConfig
 from jaxspec.decoding.memory import Sizes
-from jaxspec.decoding.program import BatchParts
 from jaxspec.decoding.requests import (
     EncodedRequest,
     Request,
@@ -40,7 +39,7 @@ from jaxspec.prompts.captions import Caption, Captioner
 from jaxspec.prompts.rows import Showing, bucket, prompt_row, stack_rows, which_image
 from jaxspec.prompts.views import parse_weights
 from jaxspec.sampling import Sampling
-from jaxspec.sharding import mesh_of, on_mesh, replicated
+from jaxspec.sharding import on_mesh, replicated
 
 FIRST, FACTOR = 128, 4
 """Slots for new tokens in a first cache, and the growth factor of a full cache."""
@@ -71,10 +70,8 @@ class Batcher:
     """Captioner of view C, called once for all images of a call."""
 
     def __post_init__(self) -> None:
-        self.program = self.assembly.program
+        self.program, self.mesh = self.assembly.program, self.assembly.held.mesh
         self.encoder = prompt_encoder(self.assembly.lead)
-        self.mesh = mesh_of(self.assembly.lead.params)
-        self._held = Held(self.program, self.mesh, self.assembly.params)
 
     def read(self, requests: Sequence[Request | str]) -> list[EncodedRequest]:
         """Return the requests with captions, token rows for each form, and sizes."""
@@ -163,8 +160,8 @@ class Batcher:
         return rooms(sizes.new, self.program.most_tokens) if self.grows else [sizes.new]
 
     def held(self, requests: Sequence[EncodedRequest]) -> Held:
-        """Return the program with its parameters, the same ones for all requests."""
-        return self._held
+        """Return the program with its parameters, which are the same for all requests."""
+        return self.assembly.held
 
     def together(
         self,
@@ -238,7 +235,7 @@ class Batcher:
             shown = [self._shown(request) for request in padded]
             head = head_rows(head, shown, sizes.text, sizes.images)
         rows = stack_rows(forms, sizes.length, sizes.views or None)
-        return self.program.inputs(BatchParts(rows, images, weights, head)), options
+        return self.program.inputs(rows, images, weights, head), options
 
     def scored(
         self, request: EncodedRequest, tokens: Sequence[int]

@@ -23,7 +23,7 @@ from flax import struct
 
 from jaxspec.cache import KVCache
 from jaxspec.decoding.combination import combined, greedy_token
-from jaxspec.decoding.program import BatchParts, Member, Program
+from jaxspec.decoding.program import Member, Program
 from jaxspec.decoding.speculative import copied
 from jaxspec.decoding.state import (
     DecodeState,
@@ -51,10 +51,6 @@ class Collaboration(Program):
 
     def caches(self, state: DecodeState) -> tuple[KVCache, ...]:
         return state.target
-
-    def inputs(self, parts: BatchParts) -> PromptBatch:
-        first, *others = map(Prompts, parts.rows, parts.images)
-        return PromptBatch(first.rows, first.images, others=tuple(others))
 
 
 class CollaborationStats(struct.PyTreeNode):

@@ -14,7 +14,7 @@ from jax.sharding import Sharding
 
 from jaxspec.cache import KVCache
 from jaxspec.config import ModelConfig, QwenVLConfig, TextConfig
-from jaxspec.decoding.program import BatchParts, Member, Program
+from jaxspec.decoding.program import Member, Program
 from jaxspec.decoding.speculative import Speculator
 from jaxspec.decoding.state import DecodeState, PromptBatch, map_caches
 from jaxspec.models import LanguageModel, image_zeros
@@ -199,7 +199,7 @@ def abstract_inputs(program: Program, batch: int, sizes: Sizes) -> tuple[PromptB
         head = program.head and jax.tree.map(
             jnp.asarray, no_rows(program.head, batch, sizes.text, sizes.images)
         )
-        return program.inputs(BatchParts(rows, images, weights, head)), _options(batch)
+        return program.inputs(rows, images, weights, head), _options(batch)
 
     return jax.eval_shape(make)
 

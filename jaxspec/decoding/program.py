@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from jaxspec.cache import KVCache
 from jaxspec.config import KVHeadConfig
-from jaxspec.decoding.state import DecodeState, Pause, PromptBatch
+from jaxspec.decoding.state import DecodeState, Pause, PromptBatch, Prompts
 from jaxspec.models import LanguageModel
 from jaxspec.models.inputs import Pool, PromptRows
 from jaxspec.models.kv_head import HeadRows
@@ -29,19 +28,6 @@ class Member:
     """Pooling of image features; None keeps all."""
     reads_images: bool = True
     """Whether the prompt shows images."""
-
-
-class BatchParts(NamedTuple):
-    """Everything that a program may make its `PromptBatch` of."""
-
-    rows: Sequence[PromptRows]
-    """Prompts in each of the program's `forms`."""
-    images: Sequence[Images]
-    """Tiles for each of the program's `towers`."""
-    weights: Float[Array, "B R"] | None = None
-    """Initial weights of the draft's views."""
-    head: HeadRows | None = None
-    """Slots of the target's rows that a KV head reads."""
 
 
 class Program(ABC):
@@ -91,9 +77,27 @@ class Program(ABC):
     def most_tokens(self) -> int:
         """Return the most tokens that one step may add to a row."""
 
-    @abstractmethod
-    def inputs(self, parts: BatchParts) -> PromptBatch:
-        """Return the batch that `prefill` reads."""
+    def inputs(
+        self,
+        rows: Sequence[PromptRows],
+        images: Sequence[Images],
+        weights: Float[Array, "B R"] | None = None,
+        head: HeadRows | None = None,
+    ) -> PromptBatch:
+        """Return the batch that `prefill` reads.
+
+        Args:
+          rows: Prompts in each of the program's `forms`.
+          images: Tiles for each of the program's `towers`.
+          weights: Initial weights of the draft's views.
+          head: Slots of the target's rows that a KV head reads.
+        """
+        count = len(self.members)
+        first, *others = map(Prompts, rows[:count], images)
+        (own,) = images[count:] or (None,)
+        return PromptBatch(
+            first.rows, first.images, tuple(rows[count:]), own, weights, head, others=tuple(others)
+        )
 
     @abstractmethod
     def prefill(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxspec.cache import KVCache, TreeMask, keep_path
 from jaxspec.config import KVHeadConfig
 from jaxspec.decoding.drafter import BlockInputs, Drafter
-from jaxspec.decoding.program import BatchParts, Member, Program
+from jaxspec.decoding.program import Member, Program
 from jaxspec.decoding.state import (
     DecodeState,
     DecodeStats,
@@ -93,9 +93,6 @@ class Autoregressive(TargetProgram):
     def most_tokens(self) -> int:
         return 1
 
-    def inputs(self, parts: BatchParts) -> PromptBatch:
-        return PromptBatch(parts.rows[0], parts.images[0])
-
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
     ) -> DecodeState:
@@ -163,11 +160,6 @@ class Speculator(TargetProgram):
     @property
     def most_tokens(self) -> int:
         return self.drafter.gamma + 1
-
-    def inputs(self, parts: BatchParts) -> PromptBatch:
-        (target, *views), images = parts.rows, parts.images
-        own = images[1] if self.towers[1] else None
-        return PromptBatch(target, images[0], tuple(views), own, parts.weights, parts.head)
 
     def prefill(
         self, params: Params, batch: PromptBatch, options: Sampling, new_slots: int
