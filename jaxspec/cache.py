@@ -1,12 +1,12 @@
-"""The key-value cache: rows of one batch, each with its own length.
+"""Hold the keys and values of a batch whose rows have their own lengths.
 
-Rows are padded on the right, so the slot of a token is its index in the row, and a query in slot p
-may read exactly the slots 0..p. Slots at or past a row's length hold rubbish that no query can see
-before it is overwritten: rolling a row back is setting its length, nothing is ever cleared.
+Rows are padded on the right. So the slot of a token is its index in the row, and a query in slot p
+reads exactly the slots 0..p. Slots at or past a row's length hold old values, and each is
+overwritten before a query can read it. To roll a row back, set its length; nothing is cleared.
 
-A token tree is in the newest slots, one node a slot, parents before children, its root first. A
-node's position is its depth below the root, and of the tree it may read its ancestors and itself
-alone. Once a path is chosen, its nodes are moved together and the row is a plain sequence again.
+A token tree fills the newest slots, one node per slot, the root first and parents before children.
+A node's position is its depth below the root. In the tree it reads its ancestors and itself. Once a
+path is chosen, its nodes are moved together, and the row is a plain sequence again.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class KVCache(struct.PyTreeNode):
-    """One pair of leaves a layer: XLA updates them in place, where one stacked leaf is copied every
-    step.
+    """Hold one pair of leaves per layer.
 
-    Heads come before slots: attention multiplies one matrix [S, H] a head, and with the slots in
-    front XLA would copy the whole cache into that order in every pass.
+    XLA updates these leaves in place; it would copy one stacked leaf in every step. Heads come
+    before slots, because attention multiplies one matrix [S, H] per head. With the slots in front,
+    XLA would copy the whole cache into that order in every pass.
     """
 
     k: tuple[Float[Array, "B K S H"], ...]
     v: tuple[Float[Array, "B K S H"], ...]
     length: Int[Array, " B"]
-    """Tokens of each row that are valid."""
+    """Number of valid tokens of each row."""
     shift: Int[Array, " B"]
-    """Rotary position of a new token less its slot: 0, but where images take other positions than
-    slots (M-RoPE), or fewer slots than positions (KV heads)."""
+    """Rotary position of a new token minus its slot. It is 0, unless images have other positions
+    than slots (M-RoPE), or fewer slots than positions (KV heads)."""
     bias: Float[Array, "B S"] | None = None
-    """Added to each slot's attention scores; None adds nothing."""
+    """Bias of each slot's attention scores; None adds nothing."""
     hidden: Float[Array, "B 1 S D"] | None = None
-    """Hidden states of the tokens, laid out as one head's keys are; kept where a draft head reads
+    """Hidden states of the tokens, in the layout of one head's keys; None if no draft head reads
     them."""
     kept: tuple[int, ...] = struct.field(pytree_node=False, default=())
-    """Which hidden states: those after so many layers, one behind the other; () the final-normed
+    """Numbers of layers after which hidden states are kept, concatenated; () keeps the final-normed
     ones."""
 
     @property
@@ -52,17 +52,15 @@ LayerCache = tuple[Array, ...]
 
 
 class TreeMask(struct.PyTreeNode):
-    """How T new tokens stand in a token tree that fills the newest slots, of which theirs are the
-    last.
+    """Place T new tokens in a token tree, which fills the newest slots and ends with them.
 
-    If the tree is a root with the children 1 and 2, which are new, depth is [1, 1], and seen [[1,
-    1, 0], [1, 0, 1]].
+    For a root with two new children, depth is [1, 1] and seen is [[1, 1, 0], [1, 0, 1]].
     """
 
     depth: Int[Array, "#B T"]
     """Steps below the tree's root."""
     seen: Bool[Array, "#B T tree"]
-    """Which nodes each may read: its ancestors and itself."""
+    """Nodes that each token reads: its ancestors and itself."""
 
 
 def init_cache(
@@ -95,11 +93,11 @@ def init_cache(
 def write(
     leaf: Float[Array, "B K S H"], new: Float[Array, "B T K H"], positions: Int[Array, "B T"]
 ) -> Float[Array, "B K S H"]:
-    """Put T new entries a row at their positions; entries past the last slot are dropped.
+    """Write T new entries per row at their positions; entries past the last slot are dropped.
 
-    A scatter, because `dynamic_update_slice` would clamp at the end and overwrite valid slots.
-    Never of one entry: XLA turns that into a choice between the whole leaf with and without it, and
-    copies the cache in every pass.
+    This is a scatter, because `dynamic_update_slice` would clamp at the end and overwrite valid
+    slots. It never writes a single entry: XLA would select between the whole leaf with and without
+    it, and so copy the cache in every pass.
     """
     if positions.size == 1:
         nowhere = jnp.full_like(positions, leaf.shape[2])
@@ -114,7 +112,7 @@ def written(
     positions: Int[Array, "B T"],
     live: int | None,
 ) -> Float[Array, "B K S H"]:
-    """Return the leaf with T new entries a row; `live` entries are whole rows, from slot 0 on."""
+    """Return the leaf with T new entries per row; if T is `live`, they fill the slots from 0 on."""
     if live == new.shape[1]:
         return leaf.at[:, :, :live].set(new.swapaxes(1, 2).astype(leaf.dtype))
     return write(leaf, new, positions)
@@ -127,11 +125,11 @@ def remember(
     positions: Int[Array, "B T"],
     live: int | None,
 ) -> tuple[Float[Array, "B K S H"], Float[Array, "B K S H"], LayerCache | None]:
-    """Return the keys and values that T new tokens attend to, theirs included, and a layer's cache
-    with theirs written.
+    """Write T new keys and values; return those to attend to, and the layer's cache.
 
-    Of the cache the first `live` slots are read, or all. Without a cache there are no others than
-    the new ones.
+    Without a cache, the new tokens attend only to each other.
+
+    live: Number of slots to read, from slot 0 on; None reads all.
     """
     if cache is None:
         return k.swapaxes(1, 2), v.swapaxes(1, 2), None
@@ -141,11 +139,11 @@ def remember(
 
 
 def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -> KVCache:
-    """Move the nodes `path` of a tree whose root is at slot `root` to the J slots behind it.
+    """Move the nodes `path` of a tree to the J slots behind its root, which is at slot `root`.
 
-    With the root at slot 7, of the path [2, 5, 0] (two nodes stand) slots 9, 12 and 7 are copied to
-    8, 9 and 10. Only the J slots of each row are read and written. What is rejected, or stood
-    there, is rubbish afterwards.
+    With the root at slot 7, the path [2, 5, 0] (two accepted nodes) copies slots 9, 12 and 7 to 8,
+    9 and 10. Only J slots of each row are read and written. No query reads slot 10, or another
+    node, before it is overwritten.
     """
     source = (root[:, None] + path)[:, None, :, None]
     slots = root[:, None] + 1 + jnp.arange(path.shape[1])
@@ -160,13 +158,13 @@ def keep_path(cache: KVCache, root: Int[Array, " B"], path: Int[Array, "B J"]) -
 
 
 def hidden_before(cache: KVCache, count: int, tree: TreeMask | None) -> Float[Array, "B T D"]:
-    """Return the hidden states before the next `count` tokens of each row; before nodes of a tree,
-    their parents'."""
+    """Return the hidden state before each of the next `count` tokens; before a tree's node, its
+    parent's."""
     slots = cache.length[:, None] + jnp.arange(count) - 1
     if tree is not None:
         nodes = jnp.arange(tree.seen.shape[-1])
         above = tree.seen & (nodes < nodes[-count:, None])
         slots = (cache.length + count - len(nodes))[:, None] + jnp.where(above, nodes, 0).max(-1)
     assert cache.hidden is not None
-    # A row that has read nothing keeps what is before its first token in its last slot, -1.
+    # An empty row keeps the state before its first token in its last slot, -1.
     return jnp.take_along_axis(cache.hidden, slots[:, None, :, None], axis=2)[:, 0]

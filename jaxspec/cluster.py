@@ -1,4 +1,4 @@
-"""Processes that compute together: how they find each other, share work, and fail alike."""
+"""Let processes compute together: they find each other, share work, and fail together."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Made = TypeVar("Made")
 
 
 def join_cluster(place: str) -> None:
-    """Make this process one of several that compute together; call it before using a device.
+    """Join this process to others that compute together; call it before using a device.
 
     Args:
-      place: Empty for a lone process; `auto` on TPU slices, under SLURM and Open MPI; else
-        `HOST:PORT,COUNT,INDEX`: process 0's address, the number of processes, and this one's.
+      place: Empty for a single process; `auto` on TPU slices, under SLURM and Open MPI; otherwise
+        `HOST:PORT,COUNT,INDEX`: address of process 0, number of processes, index of this one.
 
-    Raises InputError for another form, or where `auto` finds nothing.
+    Raises InputError for another form, or if `auto` finds nothing.
     """
     if not place:
         return
@@ -49,16 +49,17 @@ def join_cluster(place: str) -> None:
 
 
 def process() -> tuple[int, int]:
-    """Return (i, n): this is process i of n. A lone process touches no device for it."""
+    """Return (i, n): this is process i of n. For a single process no device is touched."""
     return (
         (jax.process_index(), jax.process_count()) if jax.distributed.is_initialized() else (0, 1)
     )
 
 
 def in_all(work: Callable[[], Made]) -> list[Made]:
-    """Return the work's results of all processes, in their order; raise in all if one raises.
+    """Do the work in every process and return all results, in the order of the processes.
 
-    All processes must call it at the same place, and its result must pickle.
+    If one process raises, all raise. All processes must call this at the same place, and results
+    must pickle.
     """
     if process()[1] == 1:
         return [work()]
@@ -84,14 +85,14 @@ def in_all(work: Callable[[], Made]) -> list[Made]:
 
 
 def on_first(work: Callable[[], Made]) -> Made:
-    """Do the work in the first process and return its result in all, as `in_all`."""
+    """Do the work in the first process and return its result in all; errors are as in `in_all`."""
     first = process()[0] == 0
     return in_all(lambda: work() if first else None)[0]  # type: ignore[return-value]
 
 
 @contextmanager
 def sole_on_first(*places: str | Path) -> Iterator[None]:
-    """Hold lock files in the first process while the block runs; a bucket has none.
+    """Hold lock files in the first process while the block runs; buckets have no locks.
 
     Raises InputError in all processes while another run holds one.
     """
@@ -104,7 +105,7 @@ def sole_on_first(*places: str | Path) -> Iterator[None]:
 def map_over_processes(
     work: Callable[[Sequence[Item]], Sequence[Made]], items: Sequence[Item]
 ) -> list[Made]:
-    """Return the work's results for all items, in their order; each process does a share."""
+    """Return the work's results for all items, in their order; each process takes a share."""
     index, count = process()
     shares = in_all(lambda: list(work(items[index::count])))
     return [shares[i % count][i // count] for i in range(len(items))]

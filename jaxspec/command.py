@@ -32,9 +32,9 @@ def run_script(main: Callable[..., object], description: str | None = None) -> N
     """Run a script under `train/` or `eval/`; its options are the parameters of `main`.
 
     Args:
-      description: what --help begins with; by default the docstring of `main`.
+      description: Beginning of --help; by default the docstring of `main`.
     """
-    import tyro  # what only imports this module does without
+    import tyro  # here, because this module is imported by more than scripts
 
     name = script_name()
     with input_errors(name):
@@ -44,8 +44,8 @@ def run_script(main: Callable[..., object], description: str | None = None) -> N
 def expect_interrupt(program: str) -> None:
     """Let Ctrl-C end the process with one line during imports, until `input_errors` takes over.
 
-    That takes seconds, and jaxlib's modules do not survive an exception. Also keep the hub's
-    progress bars, which it draws by default, out of pipes and files.
+    Imports take seconds, and jaxlib's modules do not survive an exception. This also keeps the
+    hub's progress bars out of pipes and files.
     """
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -82,10 +82,8 @@ def input_errors(program: str) -> Iterator[None]:
         _end(f"{program}: error: {printable(' '.join(str(error).split()))}", 2)
     except KeyboardInterrupt:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more, and it ends without a word
-        atexit.register(
-            os._exit, 130
-        )  # at once: XLA crashes where it is taken down while a program runs
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it silently
+        atexit.register(os._exit, 130)  # XLA crashes if it is taken down while a program runs
         _end(f"{program}: interrupted", 130)
     except OSError as error:
         if error.errno in (errno.EPIPE, errno.EIO) and silence_unread():
@@ -132,7 +130,7 @@ def _silence(stream: TextIO) -> None:
 def _end(line: str, code: int) -> NoReturn:
     with suppress(OSError):
         if "tqdm" in sys.modules:
-            for bar in list(sys.modules["tqdm"].tqdm._instances):  # each that is open ends its line
+            for bar in list(sys.modules["tqdm"].tqdm._instances):  # so that each bar ends its line
                 bar.leave = True
                 bar.close()
         clear = "\r\033[K" if sys.stderr.isatty() else ""  # clears a progress line

@@ -1,4 +1,4 @@
-"""Errors for users: bad input that they can mend, in one line."""
+"""Report input that users can mend, in one line."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from contextlib import contextmanager
 from numbers import Integral
 
 _LONGEST = 200
-"""Characters kept of another library's message."""
+"""Most characters that are kept of another library's message."""
 
 
 class InputError(ValueError):
-    """Bad input, in one line: what is wrong, where, the value found, and how to mend it.
+    """Say in one line what is wrong with an input, where, its value, and how to mend it.
 
-    Example: `gamma: 0; give a whole number, 1 or more`. Commands print the message to
-    standard error and exit with code 2; programs catch it as a ValueError.
+    Example: `gamma: 0; give a whole number, 1 or more`. Commands print the message to standard
+    error and exit with code 2. Programs catch it as a ValueError.
     """
 
 
 class Diverged(InputError):
-    """The loss or gradient of a training run is no longer a number."""
+    """Report a loss or gradient of a training run that is not a number."""
 
 
 def check_counts(**counts: object) -> None:
-    """Raise InputError, by its name, for the first count that is not a whole number from 1 on."""
+    """Raise InputError, with the name, for the first count that is not a whole number from 1 on."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or count < 1:
             raise InputError(f"{name}: {count}; give a whole number, 1 or more")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the mend for an unknown name: the most similar known one, or all of them."""
+    """Return the mend for an unknown name: the most similar known name, or all known names."""
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known) or 'none'}"
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for control characters and those without an encoding."""
+    """Return the text with escapes for control characters and characters without an encoding."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, cut and printable; without a message, its type's name."""
+    """Return the first line of an error's message, cut and printable; if empty, its type's name."""
     line = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in line[:_LONGEST])
 
@@ -56,7 +56,7 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
         yield
     except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic of tokenizers is no Exception
+    except BaseException as error:  # tokenizers' panics are no `Exception`
         if "trust_remote_code" in str(error):
             mend = "a checkpoint's own code is never run: use a class that transformers has"
         raise InputError(f"{what} ({first_line(error)}); {mend}") from error
@@ -64,7 +64,7 @@ def reading(what: str, mend: str = "save it again with save_pretrained") -> Iter
 
 @contextmanager
 def needing(what: str, extra: str) -> Iterator[None]:
-    """Raise InputError for a failing import within: what needs it, and the extra that has it."""
+    """Raise InputError for a failing import within; name what needs it and the extra to install."""
     try:
         yield
     except ImportError as error:
@@ -75,7 +75,7 @@ def needing(what: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def located(place: object) -> Iterator[None]:
-    """Put the place in front of an InputError's line, unless the line names it."""
+    """Prefix an InputError's line with the place, unless the line already names it."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Files and directories that are written whole or not at all, whenever their program ends."""
+"""Write files and directories whole or not at all, whenever the program ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from jaxspec.errors import InputError
 
 ASSETS = Path(__file__).resolve().parent / "assets"
-"""Files that ship with the package: a page, and models, each pair in its own folder."""
+"""Folder of files that ship with the package: a page, and models, each pair in its own folder."""
 TRIALS = Path("runs", "debug")
 """Folder for the output of trials (`--debug`)."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
@@ -28,7 +28,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 def trial_of(place: Path) -> Path:
-    """Return where a trial writes, so that it never blocks the run that writes to `place`.
+    """Return the place for a trial's output, apart from the output of the real run at `place`.
 
     >>> trial_of(Path("runs/train/mini")).as_posix(), trial_of(Path("/data/mix")).as_posix()
     ('runs/debug/train/mini', 'runs/debug/data/mix')
@@ -39,12 +39,12 @@ def trial_of(place: Path) -> Path:
 
 
 def is_trial(place: Path) -> bool:
-    """Return whether only trials write there."""
+    """Return whether the place is in the folder of trials."""
     return Path(os.path.abspath(place)).is_relative_to(os.path.abspath(TRIALS))
 
 
 def forget_trial(place: Path) -> None:
-    """Remove an earlier trial's output at `place` and in its siblings of that name."""
+    """Remove an earlier trial's output: `place`, and files next to it named `place.*`."""
     if not is_trial(place):
         return
     with writing(place):
@@ -56,7 +56,7 @@ def forget_trial(place: Path) -> None:
 
 
 def _said_by_system(error: BaseException) -> str | None:
-    """Return the operating system's message, if it is the cause, also through TensorStore."""
+    """Return the operating system's message if it caused the error, also through TensorStore."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     found = re.search(
@@ -67,7 +67,7 @@ def _said_by_system(error: BaseException) -> str | None:
 
 
 class WriteError(InputError):
-    """The error of `writing`."""
+    """Report a file that cannot be written."""
 
 
 @contextmanager
@@ -75,8 +75,8 @@ def writing(path: Path | str, then: str | Callable[[], str] = "try again") -> It
     """Raise a WriteError for a system error within, such as a full disk.
 
     Args:
-      path: Where something is written.
-      then: What to do after mending the cause.
+      path: File or directory that is written.
+      then: Advice for the time after the cause is mended.
     """
     try:
         yield
@@ -92,7 +92,7 @@ def writing(path: Path | str, then: str | Callable[[], str] = "try again") -> It
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit within, so that files are cleaned up."""
+    """Let SIGTERM and SIGHUP raise SystemExit within, so that the block can clean up its files."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -118,7 +118,7 @@ def signals_raise() -> Iterator[None]:
 def whole(path: Path) -> Iterator[Path]:
     """Yield a new file next to `path`, which replaces it if the block succeeds.
 
-    Its folder is made. Raises InputError where it cannot be written.
+    Folders are made as needed. Raises InputError if the file cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path), signals_raise():
@@ -140,12 +140,12 @@ def write_text(path: Path, text: str) -> None:
 def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Path]:
     """Yield a new directory next to `path`, which replaces it if the block succeeds.
 
-    Entries of an existing directory are kept, unless their names are `replaced` or written anew.
-    `path` always holds the old or the new directory, except between two renames: a program that is
-    killed there leaves the old one as `.NAME.old`, and the next call restores it. Later calls also
-    remove what killed programs left half written.
+    Entries of an existing directory are kept, unless the block writes them anew or `replaced` names
+    them. `path` always holds the old or the new directory, except between two renames. A program
+    that is killed there leaves the old directory as `.NAME.old`, and the next call restores it.
+    Later calls also remove half-written directories of killed programs.
 
-    Raises InputError where it cannot be written, or another process writes it.
+    Raises InputError if the directory cannot be written, or if another process writes it.
     """
     with writing(path), signals_raise():
         check_directory(path)
@@ -154,7 +154,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
             old = _restore(path)
             for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
                 shutil.rmtree(left)
-            if old.exists():  # killed behind the second rename: `path` is the new one
+            if old.exists():  # a program was killed after the second rename: `path` is the new one
                 old.rename(fresh)
                 shutil.rmtree(fresh)
             fresh.mkdir()
@@ -167,7 +167,7 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
                     shutil.copymode(path, fresh)
                     path.rename(old)
                     fresh.rename(path)
-                    old.rename(fresh)  # so that `old` is always whole, also while it is removed
+                    old.rename(fresh)  # so that `old` is whole whenever it exists
                 else:
                     fresh.rename(path)
             finally:
@@ -176,9 +176,9 @@ def whole_directory(path: Path, replaced: Callable[[str], bool]) -> Iterator[Pat
 
 
 def check_directory(path: Path) -> None:
-    """Raise InputError where no directory can be written; restore one that a kill moved aside."""
+    """Raise InputError if no directory can be written here; restore one that a kill moved aside."""
     if str(path) != str(path).encode(errors="replace").decode():
-        raise InputError(f"{path}: is no UTF-8, which tokenisers cannot open; give another name")
+        raise InputError(f"{path}: is not UTF-8, so tokenisers cannot open it; give another name")
     with writing(path):
         if path.is_symlink():
             raise InputError(f"{path}: is a symbolic link; give the directory that it leads to")
@@ -203,9 +203,9 @@ def _lock_of(path: Path) -> Path:
 
 
 def _restore(path: Path) -> Path:
-    """Bring back the directory that a killed program had moved aside, and not replaced yet.
+    """Restore the directory that a killed program moved aside but did not replace.
 
-    Returns where such a directory is found.
+    Returns the path of a directory that is moved aside, `.NAME.old`.
     """
     old = path.with_name(f".{path.name}.old")
     if not path.exists() and old.exists():
@@ -217,10 +217,10 @@ def _restore(path: Path) -> Path:
 def sole(path: Path) -> Iterator[None]:
     """Hold a lock file, which names this process and host, while the block runs.
 
-    The operating system releases it when the process ends, however it ends. A file system without
-    locks guards nothing.
+    The operating system releases the lock when the process ends, however it ends. On file systems
+    without locks the block runs unguarded.
 
-    Raises InputError while another process holds it.
+    Raises InputError while another process holds the lock.
     """
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
     with writing(path):
@@ -239,12 +239,12 @@ def sole(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: who has opened it tries again
+        path.unlink(missing_ok=True)  # while held, so that a waiting process makes a new file
         lock.release()
 
 
 def _link(entry: Path, to: Path) -> None:
-    """Give the same files a second path, so that either may be removed."""
+    """Give an entry a second path by hard links, so that either path can be removed."""
     if entry.is_dir() and not entry.is_symlink():
         shutil.copytree(entry, to, symlinks=True, copy_function=os.link)
     else:

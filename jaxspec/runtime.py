@@ -1,4 +1,4 @@
-"""What every command sets up before it computes."""
+"""Set up JAX and transformers before a command computes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from jaxspec.errors import InputError, nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
 PROGRAM_BYTES = 2**30
-"""Most that compiled programs take on disk."""
+"""Most bytes that compiled programs take on disk."""
 
 
 def setup_runtime() -> None:
-    """Keep compiled programs on disk, unless the process does, and silence transformers.
+    """Keep compiled programs on disk and silence transformers.
 
-    The user's cache directory holds the `PROGRAM_BYTES` that were used last.
+    A compilation cache that the process has set up stays as it is. Otherwise programs are kept in
+    the user's cache directory, up to `PROGRAM_BYTES`; those used last stay.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when transformers is imported
     if "transformers" in sys.modules:
@@ -28,9 +29,8 @@ def setup_runtime() -> None:
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         directory = cache_directory() / "programs"
         with suppress(OSError):
-            for program in directory.glob(
-                "*-cache"
-            ):  # jax keeps no more where a killed process left one without this
+            # Where a killed process left a program without this file, jax keeps no more programs.
+            for program in directory.glob("*-cache"):
                 program.with_name(program.name.replace("-cache", "-atime")).touch()
         jax.config.update("jax_compilation_cache_dir", str(directory))
         jax.config.update("jax_compilation_cache_max_size", PROGRAM_BYTES)
@@ -45,7 +45,7 @@ def parse_dtype(name: str) -> jnp.dtype:
 
 
 def cache_directory() -> Path:
-    """Return the cache: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
+    """Return the cache's directory: `$XDG_CACHE_HOME/jaxspec`, else `~/.cache/jaxspec`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxspec"
 
 

@@ -1,9 +1,9 @@
-"""Placement on a mesh: one strict table, parameter path -> logical axes -> mesh axes.
+"""Place arrays on a mesh by one strict table: parameter path -> logical axes -> mesh axes.
 
 The mesh has three axes. `data` splits batches, `fsdp` splits parameters and batches in training,
-`model` splits heads, MLPs and the vocabulary. Its axes are of type Auto: XLA propagates what the
-table and `constrain` say. Paths are those of the parameter tree joined by "/". Every path of every
-family matches exactly one row.
+`model` splits heads, MLPs and the vocabulary. The axes are of type Auto: XLA propagates the
+placements that the table and `constrain` give. A path joins the keys of the parameter tree by "/".
+Every path of every family matches exactly one row.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ MESH_AXES: dict[str, str | tuple[str, ...] | None] = {
     "mlp": "model",
     "embed": "fsdp",
 }
-"""Logical axis -> mesh axis. An axis that the mesh's does not divide is replicated."""
+"""Logical axis -> mesh axis. A dimension that the mesh axis does not divide is replicated."""
 
 CACHE_AXES = ("batch", "kv_heads", None, None)
-"""Axes of a layer's keys or values [B, K, S, H]."""
+"""Logical axes of a layer's keys or values [B, K, S, H]."""
 
 _DECODER = r"(?:(?:language_model/)?model/(?:decoder/)?)?"
 """Prefix of a decoder's parameters; a KV head's have none."""
@@ -89,7 +89,7 @@ TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"kv_projector/(?:k|v|queries)|slot_bias|masks|markov_(?:in|out)", ()),
     (r"fc/kernel", ("embed", None)),
 )
-"""Regex of the whole path -> logical axis of each dimension; () replicates whatever its rank."""
+"""Regex of the whole path -> logical axis of each dimension; () replicates arrays of any rank."""
 
 
 def make_mesh(
@@ -110,12 +110,12 @@ def make_mesh(
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The devices and processes of a run."""
+    """Choose the devices and processes of a run."""
 
     model_parallel: int = 1
     """Devices that a target is split over; drafts are replicated."""
     data_parallel: int = 1
-    """Parts that a batch is split in, each on devices of its own."""
+    """Parts of a batch, each on its own devices."""
     cluster: str = ""
     """On several hosts `auto`, or HOST:PORT,COUNT,INDEX: each decodes its share of the prompts, on
     its own devices, and process 0 writes the combined results."""
@@ -123,7 +123,7 @@ class Placement:
     def mesh(self, batch: int) -> Mesh | None:
         """Return the mesh of this process's devices for batches of this many rows.
 
-        Raises InputError where the devices or the batch do not fit.
+        Raises InputError if the devices or the batch do not fit.
         """
         if batch % self.data_parallel:
             raise InputError(
@@ -136,20 +136,20 @@ class Placement:
 
     @property
     def device(self) -> str:
-        """What a process runs on, for people."""
+        """Return the devices of a process for people, such as `4 x TPU v5e`."""
         count, kind = self.model_parallel * self.data_parallel, jax.devices()[0].device_kind
         return kind if count == 1 else f"{count} x {kind}"
 
 
 def abstract_mesh(model: int = 1, fsdp: int = 1) -> AbstractMesh:
-    """Return the same without devices, for plans."""
+    """Return a mesh without devices, for plans."""
     return AbstractMesh((1, fsdp, model), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def logical_axes(path: str) -> tuple[str | None, ...]:
-    """Return the row of the table that a parameter's path matches.
+    """Return the logical axes of a parameter's path, from the one row that matches.
 
-    The scales of an int8 kernel are split as its columns are.
+    The scales of an int8 kernel are split like its columns.
     """
     if path.endswith("/scale"):
         return logical_axes(path.removesuffix("scale") + "kernel")[-1:]
@@ -164,7 +164,7 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
 def spec(
     config: ModelConfig, path: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Return how a parameter is split. Heads stay whole: their number must divide."""
+    """Return the split of a parameter. Heads stay whole, so their number must divide."""
     text = text_config(config)
     heads = {"heads": text.num_attention_heads, "kv_heads": text.num_key_value_heads}
     axes = logical_axes(path)
@@ -174,7 +174,10 @@ def spec(
 def partition(
     mesh: Mesh | AbstractMesh, axes: Sequence[str | None], counts: Sequence[int]
 ) -> PartitionSpec:
-    """Return the split of dimensions by their logical axes; a count that does not divide stays."""
+    """Return the split of dimensions by their logical axes.
+
+    A dimension stays whole if the mesh axis does not divide its count.
+    """
     names = []
     for axis, count in zip(axes, counts):
         name = None if axis is None else MESH_AXES[axis]
@@ -196,12 +199,12 @@ def shardings(config: ModelConfig, params: Params, mesh: Mesh | AbstractMesh) ->
 
 
 def cache_sharding(mesh: Mesh | AbstractMesh, shape: Sequence[int]) -> NamedSharding:
-    """Return the sharding of a layer's keys or values: split as the heads are that write them."""
+    """Return the sharding of a layer's keys or values, which are split by key-value heads."""
     return NamedSharding(mesh, partition(mesh, CACHE_AXES, shape))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Return whole on every device, as drafts and inputs are."""
+    """Return the sharding of arrays that every device holds whole, such as drafts and inputs."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -213,17 +216,17 @@ def mesh_of(params: Params) -> Any:
 
 
 def small_sharding(params: Params) -> Sharding | None:
-    """Return where small parameters go that are read with these: replicated, or their device."""
+    """Return the placement of small parameters next to these: replicated, or on their device."""
     mesh = mesh_of(params)
     if mesh is not None:
         return replicated(mesh)
     first = next((getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)), None)
-    # A mesh of one device lays out each array by its rank, which others do not have.
+    # A NamedSharding names dimensions, which other arrays do not have.
     return SingleDeviceSharding(*first.device_set) if isinstance(first, NamedSharding) else first
 
 
 def put(params: Params, place: Any) -> Params:
-    """Move parameters to one place, or each to its own; those already there are not copied."""
+    """Move parameters to one place, or each to its own place; none is copied without need."""
 
     def moved(x: Any, place: Sharding | None) -> Any:
         return x if getattr(x, "sharding", None) == place else jax.device_put(x, place)
@@ -237,7 +240,7 @@ def put(params: Params, place: Any) -> Params:
 
 
 def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
-    """Mark where `constrain` is to be obeyed: programs are traced within it."""
+    """Return a context for tracing programs, within which `constrain` places arrays on the mesh."""
     if mesh is None:
         return nullcontext()
     return (
@@ -248,7 +251,7 @@ def on_mesh(mesh: Mesh | AbstractMesh | None) -> AbstractContextManager[Any]:
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Split x by these axes inside `jit`; without axes it is replicated. No-op outside a mesh."""
+    """Split x by these axes inside `jit`, or replicate it without axes. No-op outside a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
@@ -256,10 +259,10 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def gather(x: Array, *axes: str | None) -> Array:
-    """Gather a product by a split matrix inside `jit`, and not the matrix; keep these axes split.
+    """Gather x, a product with a split matrix, inside `jit`; keep these axes split.
 
-    Without the barrier XLA gathers the matrix on GPUs where there are many rows: 250 MiB of
-    LLaVA-1.5-7B's head, for 6 MiB of logits. TPUs gather the product as it is, and blocks of eight
+    For many rows XLA would gather the matrix on GPUs, 250 MiB of LLaVA-1.5-7B's head for 6 MiB of
+    logits. The barrier prevents that. TPUs gather the product anyway, and there blocks of eight
     rows took 11 % more cycles with the barrier.
     """
     if jax.sharding.get_abstract_mesh().empty:
@@ -270,15 +273,15 @@ def gather(x: Array, *axes: str | None) -> Array:
 
 
 FEW = 256
-"""Rows that a pass of a decode loop multiplies at most; prefill and training have more."""
+"""Most rows that a pass of a decode loop multiplies; prefill and training have more."""
 
 
 def row_major(x: Array) -> Array:
-    """Say inside `jit` that few rows are laid out in the order of their axes, on TPUs.
+    """Lay out a few rows in the order of their axes, inside `jit` and on TPUs.
 
-    Left to itself, XLA lays products out there as their readers like it, and copies whole matrices
-    of weights into an order that suits: of LLaVA-1.5-7B those of all attention, which does not fit
-    one v5e. Elsewhere it does not, and of a mesh of CPUs it would gather what is so constrained.
+    Otherwise XLA chooses layouts for the readers of a product, and copies whole matrices of weights
+    to fit. With those of LLaVA-1.5-7B's attention the program exceeds one v5e. Other platforms do
+    not copy, and on a mesh of CPUs the constraint would gather x.
     """
     if x.size > FEW * x.shape[-1]:
         return x
@@ -289,7 +292,7 @@ def row_major(x: Array) -> Array:
 
 
 def shard_count(axis: str, size: int) -> int:
-    """Return parts that `constrain` splits an axis of this size into; 1 outside a mesh."""
+    """Return the number of parts into which `constrain` splits an axis; 1 outside a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return 1

@@ -1,4 +1,4 @@
-"""The legend of dimension letters, obeyed in jaxtyping strings, einsums and docs.
+"""Define the letters of dimensions, for jaxtyping strings, einsums and docs.
 
 | letter | dimension                 | letter | dimension                      |
 |--------|---------------------------|--------|--------------------------------|
@@ -14,7 +14,7 @@
 | V      | vocabulary                | A      | anchors                        |
 | C      | slots for new tokens      | M      | collaborating models           |
 
-What is of one place alone is a word that says it: `nodes`, `points`. Small letters of an einsum are
+A dimension of a single place is a word, such as `nodes` or `points`. Small letters in an einsum are
 local to it.
 """
 
@@ -27,6 +27,6 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt
 
 Params = Mapping[str, Any]
-"""Nested dict of arrays whose keys are Hugging Face's parameter names."""
+"""Nested dict of arrays; the keys are Hugging Face's parameter names."""
 
 __all__ = ["Array", "Bool", "Float", "Int", "Params", "UInt"]

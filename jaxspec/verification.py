@@ -1,13 +1,13 @@
-"""Accept rules: which drafted tokens are accepted, and which token follows them.
+"""Decide which drafted tokens are accepted, and which token follows them.
 
-Leviathan et al. 2023, Algorithm 1: the draft token x, drawn from q, is accepted with probability
-min(1, p(x)/q(x)); the first rejected one is replaced by a draw from the residual
+Algorithm 1 of Leviathan et al. 2023 accepts the draft token x, drawn from q, with probability
+min(1, p(x)/q(x)). It replaces the first rejected token by a draw from the residual
 norm(max(0, p - q)). The outcome is distributed exactly as p. With one-hot p and q (temperature 0)
 this is greedy matching.
 
-In a tree the siblings that followed x are tried before that draw (SpecInfer, Miao et al. 2024): the
-residual is the law p of what is still to be emitted, and the next sibling was drawn from q without
-x, renormalised. So each sibling is one more step of the same algorithm, and the outcome is still p.
+In a tree, the later siblings of x are tried before that draw (SpecInfer, Miao et al. 2024). The
+residual becomes the new p, and the next sibling was drawn from q without x, renormalised. So each
+sibling is one more step of the same algorithm, and the outcome still follows the first p.
 """
 
 from __future__ import annotations
@@ -22,53 +22,56 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class TokenTree(struct.PyTreeNode):
-    """The shape of a drafted tree. Node 0 is the newest committed token, the nodes from 1 on are
-    drafted."""
+    """Describe the shape of a drafted tree.
+
+    Node 0 is the newest committed token; the nodes from 1 on are drafted.
+    """
 
     parents: Int[Array, "B nodes"]
-    """Parents of the nodes from 1 on. Parents come before children, siblings in the order in which
-    they were drawn."""
+    """Parents of the nodes from 1 on. Parents come before children, and siblings are in the order
+    of their draws."""
     expanded: Int[Array, "B nodes+1"]
-    """Which of the draft's distributions was at this node; -1 where the draft has not read it."""
+    """Index of the draft's distribution after each node; -1 if the draft has not read the node."""
     mask: TreeMask
-    """How the target reads all nodes."""
+    """Depths and ancestors of all nodes, with which the target reads them."""
     tries: int = struct.field(pytree_node=False)
-    """The most nodes that can be tried: all children of the nodes on one path."""
+    """Most nodes that can be tried: all children of the nodes on one path."""
     depth: int = struct.field(pytree_node=False)
-    """Nodes on the longest path, J."""
+    """Number of nodes on the longest path, J."""
 
 
 class Draft(struct.PyTreeNode):
-    """A block of J proposed tokens a row; or, with `tree`, of nodes of a tree whose paths have up
-    to J.
+    """Propose J tokens per row; with `tree`, the nodes of a tree whose paths have up to J nodes.
 
-    The distributions are those at the J places, or at the E nodes that the draft has read.
+    There is a distribution for each of the J places, or for each node that the draft has read.
     """
 
     tokens: Int[Array, "B J"]
-    """-1 where nothing was drafted. There `probs` are 0, so the place is rejected, and the token
-    after the others is drawn from the target's distribution."""
+    """Drafted tokens; -1 where nothing was drafted. There `probs` are 0, so the place is rejected,
+    and the next token is drawn from the target's distribution."""
     probs: Float[Array, "B J V"] | None
-    """The very distributions that the tokens were drawn from (for an ensemble, the mixture). None:
-    they were not drawn, and a token x is accepted with probability p(x), as if drawn from the
-    distribution that is 1 at x."""
+    """Distributions that the tokens were drawn from; the mixture, for an ensemble. None if they
+    were not drawn: then a token x is accepted with probability p(x), as if q were 1 at x."""
     view_probs: Float[Array, "R B J V"]
-    """Each view's own distribution at temperature; what a weighting learns from."""
+    """Each view's own distribution at the temperature, from which a weighting learns."""
     tree: TokenTree | None = None
 
 
 class Verdict(struct.PyTreeNode):
-    """How many drafted tokens of each row stand, and the token after them (correction or bonus)."""
+    """Count the accepted tokens of each row, and hold the token after them."""
 
     count: Int[Array, " B"]
     next_token: Int[Array, " B"]
+    """Correction of the first rejected token, or a bonus if all were accepted."""
     path: Int[Array, "B J"] | None = None
-    """In a tree, the nodes that stand, in order; from `count` on they are 0."""
+    """Accepted nodes of a tree, in order; 0 from `count` on."""
 
 
 def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
-    """Verify a block of greedy rows: `rejection` against what is one-hot at `best`, the target's
-    likeliest tokens after the newest token and after each drafted one."""
+    """Verify a block of greedy rows, as `rejection` against distributions one-hot at `best` would.
+
+    best: The target's likeliest tokens after the newest token and after each drafted one.
+    """
     tree = draft.tree
     if tree is None:
         count = jnp.cumprod(
@@ -88,19 +91,20 @@ def match(best: Int[Array, "B T"], draft: Draft) -> Verdict:
 def verify(
     p: Float[Array, "B T V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
 ) -> Verdict:
-    """Verify a block against the target's distributions after the newest token and after each
-    drafted one."""
+    """Verify a block against the target's distributions.
+
+    p: Distributions after the newest token and after each drafted one.
+    """
     return (rejection if draft.tree is None else tree_rejection)(p, draft, keys, greedy)
 
 
 def rejection(
     p: Float[Array, "B J+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
 ) -> Verdict:
-    """Verify a chain against the target's distributions at the J drafted places and the one after
-    them.
+    """Verify a chain against the target's distributions at its J places and the place after them.
 
-    Without the latter, `p` being [B, J, V], there is no bonus: the next token of a row that accepts
-    all is rubbish.
+    With `p` of J places only, [B, J, V], there is no bonus, and the next token of a row that
+    accepts all J is undefined.
     """
     q, length = draft.probs, draft.tokens.shape[1]
     assert q is not None
@@ -109,7 +113,7 @@ def rejection(
     p_x = jnp.take_along_axis(p[:, :length], chosen, axis=-1)[..., 0]
     q_x = jnp.take_along_axis(q, chosen, axis=-1)[..., 0]
     u = jax.vmap(lambda key: jax.random.uniform(key, (length,)))(accept_keys)
-    # What q gives no mass, or none that is a number, was not drawn from it.
+    # A token to which q gives no mass, or NaN, was not drawn from q.
     accepted = jnp.cumprod((q_x > 0) & (u * q_x < p_x), axis=1, dtype=jnp.int32)
     count = accepted.sum(axis=1)
     at = count[:, None, None]
@@ -127,10 +131,10 @@ def rejection(
 
 
 def residual(p: Array, q: Array, bonus: Array) -> Array:
-    """Return max(0, p - q), unnormalised: of p = [.5, .3, .2] and q = [.2, .6, .2], [.3, 0, 0].
+    """Return max(0, p - q), unnormalised, or p itself.
 
-    It is p itself where no draft token stood against it, where rounding left nothing, and where q
-    holds what is not a number.
+    For p = [.5, .3, .2] and q = [.2, .6, .2] this is [.3, 0, 0]. Rows keep p if they get a bonus
+    token, if rounding leaves nothing, or if q contains NaN.
     """
     left = jnp.maximum(p - q, 0.0)
     whole = bonus | ~(left.sum(-1) > 0)
@@ -138,15 +142,15 @@ def residual(p: Array, q: Array, bonus: Array) -> Array:
 
 
 class _Walk(struct.PyTreeNode):
-    """A row's way down a tree."""
+    """Carry each row's way down a tree."""
 
     node: Int[Array, " B"]
     tried: Int[Array, " B"]
-    """The last node that was tried; all that can still be tried come after it."""
+    """Last node that was tried; only later nodes can still be tried."""
     p: Float[Array, "B V"]
-    """The law of the token after `node`, given that the children tried so far fell."""
+    """Law of the token after `node`, given that the children tried so far were rejected."""
     q: Float[Array, "B V"]
-    """What the next child was drawn from, not normalised. All zero: it was not drawn."""
+    """Distribution of the next child, not normalised; all zero if the child was not drawn."""
     count: Int[Array, " B"]
     path: Int[Array, "B J"]
 
@@ -154,17 +158,17 @@ class _Walk(struct.PyTreeNode):
 def tree_rejection(
     p: Float[Array, "B nodes+1 V"], draft: Draft, keys: Array, greedy: Bool[Array, " B"]
 ) -> Verdict:
-    """Verify a tree against the target's distributions at its nodes, walking down from the root.
+    """Verify a tree against the target's distributions at its nodes; walk down from the root.
 
-    If the root has the children 1 and 2, with the tokens a and b, node 1 is accepted with
+    Let the root have the children 1 and 2, with the tokens a and b. Node 1 is accepted with
     probability p(a)/q(a). If it is rejected, p becomes norm(max(0, p - q)), q loses a, and node 2
-    is accepted with probability p(b)/q(b) of these. If that is rejected too, the next token is
-    drawn from the new p; if it is accepted, its own children are tried, against the target's and
-    the draft's distributions after b.
+    is accepted with probability p(b)/q(b). If node 2 is rejected too, the next token is drawn from
+    the new p. If it is accepted, its own children are tried, with the distributions of target and
+    draft after b.
 
-    A child that is no draw from q, because nothing of q was left or `draft.probs` is None, counts
-    as drawn from the distribution that is 1 at it. At temperature 0 so do all except the first, and
-    the walk follows the target's argmax as far as the tree does.
+    A child may not come from q, because q has no mass left or `draft.probs` is None. Then q counts
+    as 1 at the child. At temperature 0 this holds for all children but the first, and the walk
+    follows the target's argmax as far as the tree does.
     """
     tree = draft.tree
     assert tree is not None
@@ -215,12 +219,12 @@ def tree_rejection(
 def along_path(
     draft: Draft, path: Int[Array, "B J"]
 ) -> tuple[Draft, Int[Array, "B J+1"], Int[Array, "B J+1"]]:
-    """Return a verified tree as the chain of the nodes that stand, for all that treats both alike.
+    """Return the accepted path of a tree as a chain.
 
-    With it come the root and the nodes on the path, and which of the draft's distributions was at
-    each of them (-1: none). If nodes 2 and 5 stand of three places, and the draft has read the root
-    and then node 2, these are [0, 2, 5, 0] and [0, 1, -1, 0]. What lies past the nodes that stand
-    is rubbish.
+    Also return the root with the nodes of the path, and the index of the draft's distribution after
+    each of them (-1: none). Let nodes 2 and 5 be accepted of at most three, and let the draft have
+    read the root and then node 2: the results are [0, 2, 5, 0] and [0, 1, -1, 0]. Entries past the
+    accepted nodes are undefined.
     """
     assert draft.tree is not None
     nodes = jnp.pad(path, ((0, 0), (1, 0)))

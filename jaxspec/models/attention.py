@@ -1,6 +1,6 @@
-"""Attention: of new tokens over a cache, of long prompts in blocks, and without order in tiles.
+"""Attend to a cache, in blocks for long prompts, and to all patches of an image tile.
 
-Scores and their softmax are float32. Nothing here holds the scores of all pairs of a long prompt.
+Scores and their softmax are float32. No function holds the scores of all pairs of a long prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxspec.sharding import CACHE_AXES, partition
 from jaxspec.typing import Array, Bool, Float, Int
 
 BLOCK = 512
-"""Queries and keys of a block; prompts of two blocks or more are read block by block."""
+"""Number of queries and of keys in a block; prompts of at least two blocks are read in blocks."""
 
 
 def attend(
@@ -32,10 +32,12 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """Return grouped attention in which the query at position p reads the slots 0..p.
 
-    With `seen`, the queries are the last T nodes of a token tree. They read all slots before the
-    tree, and the tree's slots that `seen` marks. `bias` is added to the scores of each slot.
+    Many queries are read in blocks. If there are as many slots as queries, each row begins at 0.
 
-    Long runs of queries are read in blocks. With as many slots as queries, rows begin at 0.
+    Args:
+      seen: Mask of a token tree, whose last T nodes are the queries. They read all slots before the
+        tree, and the tree's slots that are marked.
+      bias: Bias of the scores of each slot.
     """
     count = q.shape[1]
     if count < 2 * BLOCK or seen is not None or bias is not None:
@@ -55,6 +57,7 @@ def attend_whole(
     seen: Array | None = None,
     bias: Array | None = None,
 ) -> Array:
+    """Return what `attend` returns, through one matrix of scores."""
     batch, count, heads, width = q.shape
     kv_heads = k.shape[1]
     rows = _by_head(q, kv_heads)
@@ -77,9 +80,9 @@ def attend_whole(
 
 
 def _by_head(q: Float[Array, "B T N H"], kv_heads: int) -> Float[Array, "B K rows H"]:
-    """Return one matrix per key-value head, in the cache's order.
+    """Return one matrix of queries per key-value head.
 
-    In any other order XLA would transpose all slots.
+    The axes are in the cache's order. For any other order XLA would transpose all slots.
     """
     batch, count, _, width = q.shape
     rows = q.reshape(batch, count, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
@@ -98,7 +101,7 @@ def _visible(
 
 @jax.custom_vjp
 def _attend_blocks(q: Array, k: Array, v: Array, positions: Array) -> Array:
-    """Attend block by block: queries to key blocks, up to the last key that a query reads.
+    """Attend block by block: each block of queries to the blocks of keys that it reads.
 
     The loop carries sums and largest scores (Dao et al. 2022, "FlashAttention", algorithm 1).
     """
@@ -106,15 +109,14 @@ def _attend_blocks(q: Array, k: Array, v: Array, positions: Array) -> Array:
 
 
 def _read_blocks(k: Array, v: Array, q: Array, positions: Array) -> Array:
-    """Return what a block of queries reads of all keys."""
+    """Return the attention of a block of queries to all keys."""
     batch, count, heads, width = q.shape
     rows, slots = _by_head(q, k.shape[1]), k.shape[2]
 
     def read(block: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         most, total, out = carry
-        first = jnp.minimum(
-            block * BLOCK, slots - BLOCK
-        )  # the last block begins before its place, but counts from it
+        # The last block is read from an earlier slot, and the slots before its own are masked.
+        first = jnp.minimum(block * BLOCK, slots - BLOCK)
         keys, values = (jax.lax.dynamic_slice_in_dim(leaf, first, BLOCK, axis=2) for leaf in (k, v))
         slot = first + jnp.arange(BLOCK)
         visible = (block * BLOCK <= slot) & (slot <= positions[..., None])
@@ -142,7 +144,7 @@ def _read_blocks(k: Array, v: Array, q: Array, positions: Array) -> Array:
 
 
 def _map_blocks(attention: Callable[[Array, Array], Array], q: Array, positions: Array) -> Array:
-    """Return attention(q, positions), a block of queries after another."""
+    """Return attention(q, positions), computed for one block of queries after another."""
     count = q.shape[1]
 
     def split(x: Array) -> Array:
@@ -158,7 +160,7 @@ def _keep_inputs(q: Array, k: Array, v: Array, positions: Array) -> tuple[Array,
 
 
 def _pull_back(kept: tuple[Array, ...], gradient: Array) -> tuple[Array | None, ...]:
-    """Return the gradients through each block's whole scores.
+    """Return the gradients, recomputed through each block's whole scores.
 
     A dynamic-length loop has no reverse-mode gradient.
     """
@@ -182,8 +184,12 @@ def splash(
 ) -> Float[Array, "B T N H"]:
     """Return attention of whole rows by JAX's TPU kernel, which keeps scores in fast memory.
 
-    A token reads the tokens before it; with `owner`, all tokens of the same owner. On a mesh each
-    device runs its own rows and heads.
+    A token reads itself and the tokens before it. On a mesh each device runs its own rows and
+    heads.
+
+    Args:
+      owner: Owner of each token, such as its image; then a token reads all tokens of its owner.
+      interpret: Whether to interpret the kernel, for tests on other devices.
     """
     # The import takes a quarter of a second; only long prompts need it.
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
@@ -212,12 +218,12 @@ def splash(
         args.append(padded(owner, 1, -2))
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        # Owners are split by rows alone: each device has all slots of its heads.
+        # Owners are split by rows only, since each device has all slots of its heads.
         places = [
             partition(mesh, CACHE_AXES if x.ndim == 4 else CACHE_AXES[:1], k.shape) for x in args
         ]
         kernel = jax.shard_map(kernel, in_specs=tuple(places), out_specs=places[0], check_vma=False)
-    # The kernel takes no more bits than bfloat16 has, were all products of the process to be exact.
+    # The kernel takes no more bits than bfloat16 has, even if the global precision is "highest".
     with nullcontext() if q.dtype == jnp.float32 else jax.default_matmul_precision("default"):
         return kernel(*args)[:, :, :count].swapaxes(1, 2)
 
@@ -228,7 +234,7 @@ def attend_freely(
     v: Float[Array, "... P N H"],
     seen: Bool[Array, "... Q P"] | None = None,
 ) -> Float[Array, "... Q N H"]:
-    """Return attention without order, as in towers, to all keys or to those that `seen` marks."""
+    """Return attention to all keys, as in towers, or to those that `seen` marks."""
     scores = (
         jnp.einsum("...QNH,...PNH->...NQP", q, k, preferred_element_type=jnp.float32)
         * q.shape[-1] ** -0.5

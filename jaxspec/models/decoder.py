@@ -1,7 +1,8 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3 as pure functions of (parameters, inputs, cache).
+"""Define the decoder of Llama, Mistral, Qwen2 and Qwen3.
 
-`Lvlm` adds the images. Parameter names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel`
-is `model.layers.0.self_attn.q_proj.weight` transposed.
+Its methods are pure functions of (parameters, inputs, cache). `Lvlm` adds the images. Parameter
+names are Hugging Face's: `model/layers_0/self_attn/q_proj/kernel` is
+`model.layers.0.self_attn.q_proj.weight` transposed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from jaxspec.typing import Array, Bool, Float, Int
 
 
 class Places(NamedTuple):
-    """Slots and positions of T new tokens in each row, and the slots that they read."""
+    """Place T new tokens in each row, and select the slots that they read."""
 
     slots: Int[Array, "B T"]
     """Cache slots of the tokens; each token reads the slots up to its own."""
@@ -111,7 +112,7 @@ class Layer(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """EAGLE-3's layer: its attention reads an embedding and a hidden state side by side."""
+    """Run EAGLE-3's layer, whose attention reads an embedding and a hidden state side by side."""
 
     config: EagleConfig
     attention: type[Attention] = Attention
@@ -160,9 +161,8 @@ def run_layers(
 
     The hidden states that `cache.kept` names are written to the cache.
 
-    Args:
-      stacked: Features that are added after each of the first layers (DeepStack). As in
-        transformers, a decoder with fewer layers leaves the others out.
+    stacked: Features to add after each of the first layers (DeepStack). As in transformers, those
+      after the last layer are left out.
     """
     if not stacked and cache is None and (looped := loop_layers(layers, x, at, None)) is not None:
         return looped[0], None
@@ -192,7 +192,7 @@ def keep_hidden(cache: KVCache, states: Float[Array, "B T D"], at: Places) -> KV
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm: Hugging Face's `LlamaModel`."""
+    """Run embedding, layers and final norm, as Hugging Face's `LlamaModel`."""
 
     config: RotaryConfig
 
@@ -217,7 +217,8 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A language model with its output head: Hugging Face's `LlamaForCausalLM` and its like."""
+    """Run a decoder and its output head, as Hugging Face's `LlamaForCausalLM` and similar
+    models."""
 
     config: RotaryConfig
 
@@ -307,10 +308,10 @@ class CausalLM(nn.Module):
 
 
 class Lvlm(nn.Module):
-    """The common part of LVLMs.
+    """Share the code that all LVLMs have.
 
-    `encode` turns images into tower features, `project` turns these into the table of rows that
-    prompt slots show, and `language_model` reads the prompt.
+    `encode` turns images into tower features. `project` turns these into a table of rows, which
+    prompt slots show. `language_model` reads the prompt.
     """
 
     config: Any

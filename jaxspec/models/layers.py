@@ -1,4 +1,4 @@
-"""Products, norms, rotary embedding and the Llama MLP.
+"""Define products, norms, the rotary embedding and the Llama MLP.
 
 Activations keep the parameters' dtype; norms and rotary angles are float32.
 """
@@ -27,7 +27,7 @@ _REMAT: ContextVar[bool] = ContextVar("remat", default=False)
 
 @contextmanager
 def remat_layers(on: bool) -> Iterator[None]:
-    """Make layers traced within keep only their inputs for the gradient, and recompute the rest."""
+    """Let layers traced within keep only their inputs for the gradient, and recompute the rest."""
     token = _REMAT.set(on)
     try:
         yield
@@ -36,7 +36,8 @@ def remat_layers(on: bool) -> Iterator[None]:
 
 
 def call_layer(layer: Callable[..., Any], x: Array, *rest: Any) -> Any:
-    """Return layer(x, *rest), with x split by rows over a mesh, and as `remat_layers` says."""
+    """Return layer(x, *rest), with x split by rows over a mesh, and with rematerialisation if
+    on."""
     x = by_rows(x)
     if not _REMAT.get():
         return layer(x, *rest)
@@ -51,8 +52,8 @@ def by_rows(x: Array) -> Array:
 def loop_layers(layers: Sequence[Any], x: Array, *rest: Any) -> tuple[Array, Array] | None:
     """Return x after layers of one kind, and the output of each layer, [layers, ...].
 
-    The program holds the layer once, in a scan. Outputs that nobody reads cost nothing. Returns
-    None where `remat_layers` is off or parameters are being made: the caller then calls the layers.
+    The program holds the layer once, in a scan. Unread outputs cost nothing. Returns None if
+    `remat_layers` is off, or while parameters are initialised; then the caller calls each layer.
     """
     if not _REMAT.get() or not layers or layers[0].is_initializing():
         return None
@@ -75,8 +76,9 @@ def apply(
 ) -> Any:
     """Return module.method(*args, **inputs) with these parameters and full float32 products.
 
-    TPUs and GPUs multiply float32 matrices in fewer bits by default, and a block of tokens then
-    scores unlike its tokens one by one. The process's `jax_default_matmul_precision` has priority.
+    By default TPUs and GPUs multiply float32 matrices in fewer bits. Then the scores of a block of
+    tokens differ from those of its tokens one by one. `jax_default_matmul_precision` of the process
+    has priority.
     """
     exact = jax.config.jax_default_matmul_precision is None and any(  # type: ignore[attr-defined]
         leaf.dtype == jnp.float32 and leaf.ndim > 1 for leaf in jax.tree.leaves(params)
@@ -91,7 +93,7 @@ def wide(dtype: jnp.dtype) -> jnp.dtype:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, computed in float32."""
+    """Compute x / rms(x) * weight in float32."""
 
     eps: float
 
@@ -104,7 +106,10 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * weight + bias in float32; without weight and bias if not `affine`."""
+    """Compute (x - mean) / std * weight + bias in float32.
+
+    affine: False leaves out weight and bias.
+    """
 
     eps: float
     affine: bool = True
@@ -124,7 +129,7 @@ class LayerNorm(nn.Module):
 def times(
     x: Float[Array, "... D"], matrix: Float[Array, "D out"], dtype: Any = None
 ) -> Float[Array, "... out"]:
-    """Return x times a matrix, in a dtype where one is given."""
+    """Return x times a matrix; `dtype` is that of the sums, by default x's."""
 
     def product(rows: Array) -> Array:
         return row_major(jnp.matmul(rows, matrix, preferred_element_type=dtype))
@@ -135,9 +140,10 @@ def times(
 
 
 def never_alone(product: Callable[[Array], Array], rows: Array, axis: int) -> Array:
-    """Return a product of rows; on TPUs one row is doubled.
+    """Return a product of rows; on TPUs a single row is doubled.
 
-    XLA multiplies a single row outside the matrix unit, in four times the cycles by its estimate.
+    XLA multiplies a single row outside the matrix unit, and by its estimate in four times the
+    cycles.
     """
     if rows.shape[axis] > 1:
         return product(rows)
@@ -149,19 +155,19 @@ def never_alone(product: Callable[[Array], Array], rows: Array, axis: int) -> Ar
 
 
 FEW_ROWS = 16
-"""Number of rows up to which XLA is slow on CPUs: four rows by a table of 49,152 x 576 take 8.8 ms,
-and 6.2 ms as columns after the table."""
+"""Most rows for which CPUs are faster with the table first: four rows times a table of 49,152 x 576
+take 8.8 ms, and the table times four columns 6.2 ms."""
 
 
 class Embed(nn.Embed):
-    """An embedding. On a mesh that splits its columns, the table is gathered before the look-up."""
+    """Look up embeddings. On a mesh that splits the table's columns, it is gathered first."""
 
     def __call__(self, inputs: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         table = self.embedding
         if shard_count("embed", table.shape[1]) > 1:
             table = constrain(table, "vocab", None)
-        # For a single token XLA gathers the whole table on GPUs (250 MiB for LLaVA-1.5-7B), so it
-        # is looked up twice.
+        # For a single token XLA gathers the whole table on GPUs (250 MiB for LLaVA-1.5-7B), so a
+        # single token is looked up twice.
         alone = inputs.size == 1 and shard_count("vocab", table.shape[0]) > 1
         found = jnp.take(table, jnp.tile(inputs, 2) if alone else inputs, axis=0)
         return constrain(found[:, : inputs.shape[1]], "batch", None, None)
@@ -175,7 +181,7 @@ class Embed(nn.Embed):
 
         def turned(query: Array) -> Array:
             columns = query.reshape(-1, query.shape[-1]).T
-            # Without the barrier XLA would turn it back.
+            # Without the barrier XLA would swap the operands back.
             scores = jax.lax.optimization_barrier(
                 jnp.matmul(table, columns, preferred_element_type=dtype)
             )
@@ -187,12 +193,12 @@ class Embed(nn.Embed):
 
 
 class Dense(nn.Module):
-    """x W + b. A W of int8 comes with a scale for each column, see `jaxspec.models.int8`."""
+    """Compute x W + b. An int8 W has a scale for each column, see `jaxspec.models.int8`."""
 
     features: int
     bias: bool
     widens: bool = False
-    """Whether sums stay in `wide` precision, as for logits, and are not rounded to x's dtype."""
+    """Whether sums keep `wide` precision, as for logits; otherwise they have x's dtype."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... out"]:
@@ -211,9 +217,9 @@ class Dense(nn.Module):
 def rotary_frequencies(config: RotaryConfig) -> np.ndarray:
     """Return inverse frequencies [H/2] in radians per position, after `rope_scaling`.
 
-    `llama3` and `yarn` keep the frequencies that turn often within the original context, divide by
-    `factor` those that hardly turn, and interpolate between them: `llama3` by the turns, YaRN (Peng
-    et al. 2023, eq. 17 to 23) by the dimension's index.
+    `llama3` and `yarn` keep the frequencies that turn often within the original context, and divide
+    by `factor` those that hardly turn. In between they interpolate: `llama3` by the number of
+    turns, YaRN (Peng et al. 2023, eq. 17 to 23) by the index of the dimension.
     """
     half = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     inverse = 1.0 / config.rope_theta**half
@@ -257,10 +263,12 @@ def rotate(
     scale: float = 1.0,
     axes: np.ndarray | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Return x rotated by its positions in the half-split order of Hugging Face's Llama, scaled.
+    """Return x rotated by its positions, in the half-split order of Hugging Face's Llama.
 
-    With positions of several axes, `axes` [H/2] names the axis of each frequency (M-RoPE; Wang et
-    al. 2024, "Qwen2-VL", section 2.1).
+    Args:
+      scale: Factor of the result.
+      axes: Axis of each frequency, if positions have three axes (M-RoPE; Wang et al. 2024,
+        "Qwen2-VL", section 2.1).
     """
     places = positions[:, axes].swapaxes(1, 2) if positions.ndim == 3 else positions[..., None]
     angles = places.astype(wide(x.dtype)) * inverse
@@ -270,7 +278,7 @@ def rotate(
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """Compute down(silu(gate(x)) * up(x))."""
 
     width: int
     bias: bool
