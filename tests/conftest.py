@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-# Most of the suite's time is compilation of programs that run for milliseconds. Newer versions of XLA do not know the
-# second flag, and end the process at a flag that they do not know.
-_QUICK = ["--xla_backend_optimization_level=0"]
+# Most of the suite's time is compilation of programs that run for milliseconds. Split into parts for threads, they take
+# longer in all, and the workers of the suite use all cores anyway. Newer versions of XLA do not know the last flag, and
+# end the process at a flag that they do not know.
+_QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
 if jax.__version_info__ < (0, 11):
     _QUICK.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join((*_QUICK, os.environ.get("XLA_FLAGS", "")))
