@@ -14,7 +14,7 @@ from jaxspec.decoding.assembly import build_program
 from jaxspec.decoding.engine_config import EngineConfig
 from jaxspec.decoding.memory import MemoryReport, Sizes, at_place, bytes_held, plan_memory
 from jaxspec.decoding.speculative import Speculator
-from jaxspec.models import LanguageModel, abstract_params, split_tower
+from jaxspec.models import LanguageModel, abstract_params, split_tower, towers_alike
 from jaxspec.models.int8 import Weights
 from jaxspec.models.kv_head import abstract_head
 from jaxspec.prompts.views import parse_views, prompt_views
@@ -72,7 +72,7 @@ def abstract_program(
 ) -> tuple[Any, Params]:
     """Return the program of these models, and its parameters as shapes.
 
-    Without views the target decodes alone. A draft with a tower of its own has the target's.
+    Without views the target decodes alone. A draft whose tower has the target's shapes shares it.
 
     Args:
       weights: "int8" for a target that `LoadedModel.load` quantises.
@@ -80,17 +80,17 @@ def abstract_program(
     params: dict[str, Any] = {"target": abstract_params(target, dtype, weights)}
     shown = prompt_views(parse_views(views)) if views else ()
     config = EngineConfig(views=tuple(views), gamma=gamma, tree=tree, width=width)
-    reader, model = None, LanguageModel(target)
+    reader, shares = None, False
     if shown:
         assert draft is not None
-        params["drafter"] = split_tower(draft, abstract_params(draft, dtype))[1]
-        reader = LanguageModel(draft)
+        reader, shares = LanguageModel(draft), towers_alike(target, draft)
+        own = abstract_params(draft, dtype)
+        params["drafter"] = split_tower(draft, own)[1] if shares else own
     if head is not None:
         params["head"] = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract_head(head)
         )
-    shares = reader is not None and model.has_vision and reader.has_vision
-    return build_program(model, reader, head, config, shares), params
+    return build_program(LanguageModel(target), reader, head, config, shares), params
 
 
 def usual_head(target: ModelConfig, **options: Any) -> KVHeadConfig:

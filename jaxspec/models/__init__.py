@@ -156,6 +156,12 @@ def split_tower(config: ModelConfig, params: Params) -> tuple[Params, Params]:
     return unflatten_dict(inside, sep="/"), unflatten_dict(rest, sep="/")
 
 
+def towers_alike(target: ModelConfig, draft: ModelConfig) -> bool:
+    """Return whether both have towers, of equal shapes, so that their weights can be equal."""
+    ours, theirs = (split_tower(config, abstract_params(config))[0] for config in (target, draft))
+    return bool(ours) and ours == theirs
+
+
 def image_zeros(config: ModelConfig, batch: int, tiles: int) -> dict[str, Array]:
     """Return image inputs [B, U, ...] of blank tiles; none for a text model."""
     images = family_of(config.model_type).images

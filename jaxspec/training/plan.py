@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.memory import at_place, bytes_held
-from jaxspec.models import LanguageModel, abstract_params, split_tower
+from jaxspec.models import LanguageModel, abstract_params, split_tower, towers_alike
 from jaxspec.sharding import abstract_mesh, shardings
 from jaxspec.training.batches import rows_sharding
 from jaxspec.training.config import TrainConfig
@@ -82,12 +82,12 @@ def abstract_step(
 ) -> AbstractStep:
     """Return the step over rows of `length` tokens and one image each; nothing is allocated.
 
-    A draft with a tower shares the target's, which does not train.
+    A draft whose tower has the target's shapes shares it, and it does not train.
     """
     teacher, own = abstract_params(target), abstract_params(draft)
     models = LanguageModel(target), LanguageModel(draft)
     frozen = [TEACHER]
-    shared = all(model.has_vision for model in models)
+    shared = towers_alike(target, draft)
     if shared:
         teacher = split_tower(target, teacher)[1]
         frozen += split_tower(draft, own)[0]

@@ -64,6 +64,20 @@ def test_it_is_the_engines_own_report(
     assert (found.block > found.plain) == bool(views)
 
 
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_draft_holds_a_tower_of_its_own_if_it_is_another_one(layers: int) -> None:
+    """As Qwen3-VL-2B next to the 8B."""
+    target = tiny.CONFIG
+    tower = replace(target.vision_config, num_hidden_layers=layers)
+    program, params = abstract_program(target, replace(target, vision_config=tower), ("M",), 3, jnp.float32)
+    other = tower != target.vision_config
+    assert program.shares_tower is not other
+    assert ("vision_tower" in params["drafter"]) is other
+    sizes = sizes_of(program, 64, 1, 16)
+    assert sizes.tiles == (1, int(other))
+    assert plan(program, params, 2, 1, sizes).memory.draft_weights == bytes_held(params["drafter"])
+
+
 def test_int8_halves_what_a_pass_reads() -> None:
     """LLaVA-1.5-7B keeps embedding, head and tower in 16 bits: 1.1 of its 13.2 GiB."""
     sixteen, eight = (
