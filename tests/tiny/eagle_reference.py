@@ -91,8 +91,11 @@ def norm(x: np.ndarray, weight: np.ndarray, config: dict[str, Any]) -> np.ndarra
 def rotate(x: np.ndarray, places: np.ndarray, config: dict[str, Any]) -> np.ndarray:
     """Half-split rotary embedding of [T, N, H]; the frequencies of each section turn with one axis of `places`."""
     turns = 1 / config["rope_theta"] ** (np.arange(0, x.shape[-1], 2) / x.shape[-1])
-    sections = (config.get("rope_scaling") or {}).get("mrope_section") or [len(turns), 0, 0]
+    rope = config.get("rope_scaling") or {}
+    sections = rope.get("mrope_section") or [len(turns), 0, 0]
     axes = np.repeat(np.arange(3), sections)
+    if rope.get("mrope_interleaved"):
+        axes = np.asarray([i % 3 if i // 3 < sections[i % 3] else 0 for i in range(len(turns))])
     angles = (places[:, axes] * turns)[:, None]
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=-1)
